@@ -1,0 +1,56 @@
+"""Durations carry their unit: "200 steps", "3 epochs", "1e6 tokens"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+Unit = Literal["steps", "epochs", "tokens"]
+_PATTERN = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(steps?|epochs?|tokens?)\s*$")
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training. Steps and tokens are whole; epochs may be fractional ("0.5 epochs")."""
+
+    count: float
+    unit: Unit
+
+    @classmethod
+    def parse(cls, text: object) -> Duration:
+        if isinstance(text, Duration):
+            return text
+        match = _PATTERN.match(text) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError(f"{text!r} is not a duration; write a number and a unit, like 200 steps, 3 epochs, 1e6 tokens")
+        count = float(match[1].replace("_", ""))
+        unit: Any = match[2].rstrip("s") + "s"
+        if count <= 0:
+            raise ValueError(f"{text!r} must be longer than zero")
+        if unit != "epochs" and count != int(count):
+            raise ValueError(f"{text!r}: {unit} must be a whole number")
+        return cls(count, unit)
+
+    def __str__(self) -> str:
+        count = int(self.count) if self.count == int(self.count) else self.count
+        return f"{count} {self.unit[:-1] if count == 1 else self.unit}"
+
+    def in_steps(self, steps_per_epoch: int) -> int:
+        """Length in optimizer steps, at least 1. Token durations depend on the data and are refused here."""
+        if self.unit == "tokens":
+            raise ValueError("a duration in tokens has no fixed number of steps")
+        return max(1, round(self.count if self.unit == "steps" else self.count * steps_per_epoch))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "pattern": _PATTERN.pattern, "examples": ["200 steps", "3 epochs", "1e6 tokens"]}

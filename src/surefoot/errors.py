@@ -1,0 +1,67 @@
+"""What can go wrong, by whose hand, and the exit code that says so.
+
+Every error that a user can meet is a `SurefootError`. The command line prints its faults, one line each,
+and exits with its code; the traceback appears only with `--debug`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong.
+
+    where: "file:line:column", a dotted key, a tensor name: what a reader can go to
+    what:  what is wrong there
+    fix:   what to do about it; may be empty where `what` already says it
+    """
+
+    where: str
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{line}; {self.fix}" if self.fix else line
+
+
+class SurefootError(Exception):
+    """A failure with an exit code and one line per fault. Use a subclass."""
+
+    exit_code = 1
+
+    def __init__(self, faults: Fault | str | Sequence[Fault]):
+        if isinstance(faults, str):
+            faults = Fault("", faults)
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class InputError(SurefootError):
+    """The user's config, data, model files or flags."""
+
+    exit_code = 2
+
+
+class EnvironmentFault(SurefootError):
+    """Disk, device, memory, network, missing gated access."""
+
+    exit_code = 3
+
+
+class IntegrityError(SurefootError):
+    """No checkpoint that verifies, or one that does not belong to this run."""
+
+    exit_code = 4
+
+
+class Diverged(SurefootError):
+    """The numbers went wrong and stayed wrong."""
+
+    exit_code = 5
+
+
+STOPPED_EXIT_CODE = 75  # stopped early and resumable (EX_TEMPFAIL: "try again later")

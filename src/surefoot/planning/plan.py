@@ -1,0 +1,115 @@
+"""The plan of a run: every choice with its reason. Plain values, no torch.
+
+`resolve` (in `surefoot.planning.resolve`) makes a RunPlan; `models` and `training` carry it out; the run verifies it.
+Type names are "fp32", "bf16", "fp16"; SDPA kernels are "flash", "mem_efficient", "math", "cudnn"; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+T = TypeVar("T")
+Source = Literal["user", "family", "hardware", "measured", "default"]
+DType = Literal["fp32", "bf16", "fp16"]
+SdpaKernel = Literal["flash", "mem_efficient", "cudnn", "math"]
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A value, why it was chosen, and who decided: user / family / hardware / measured / default."""
+
+    value: T
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    compute: Choice[DType]  # matrix products, by autocast where it differs from the weights
+    base: Choice[DType]  # how frozen weights are held; fp32 when they train
+    trainable: Choice[DType]  # always fp32
+    scaler: Choice[bool]  # gradient scaler: only with fp16 compute
+    tf32: Choice[bool]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    implementation: Choice[str]  # eager | sdpa | flash_attention_2
+    kernels: Choice[tuple[SdpaKernel, ...]]  # what torch may dispatch to; empty for other implementations
+    expected: Choice[str]  # the kernel that the run must be seen to use; the implementation itself outside SDPA
+
+
+@dataclass(frozen=True)
+class TokenizerPlan:
+    pad_token: Choice[str]
+    pad_id: int
+    added_rows: int  # embedding rows appended (only with tokenizer.pad: add)
+    bos: Choice[bool]  # prepend BOS exactly once
+    bos_id: int | None
+    stop: Choice[tuple[int, ...]]  # tokens that end an answer, EOS first
+    template: Choice[str]  # tokenizer | llama3 | alpaca | plain
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    kind: Choice[str]  # lora | dora
+    rank: int
+    alpha: float
+    dropout: float
+    rslora: bool
+    targets: Choice[tuple[str, ...]]  # full module names within the model
+    modules_to_save: tuple[str, ...]
+    trainable: int  # parameters
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Forecast of the peak in bytes, by kind."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    available: int
+    gradient_checkpointing: Choice[bool]
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    size: Choice[int]  # examples per optimizer step
+    micro: Choice[int]  # examples per forward pass
+    accumulation: int
+
+
+@dataclass(frozen=True)
+class EnvironmentFinding:
+    """An environment variable that matters, or that people believe to matter."""
+
+    name: str
+    value: str
+    effect: str  # what it does to this run, or "nothing reads this name"
+    verdict: Literal["used", "overridden", "ignored"]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    device: Choice[str]  # cpu | cuda | mps
+    precision: PrecisionPlan
+    attention: AttentionPlan
+    tokenizer: TokenizerPlan
+    adapter: AdapterPlan | None  # None: full fine-tuning
+    memory: MemoryPlan
+    batch: BatchPlan
+    compile: Choice[str]
+    threads: Choice[int]
+    trainable: int  # parameters that the optimizer moves
+    parameters: int  # all parameters, tied ones once
+    environment: tuple[EnvironmentFinding, ...]
+    cautions: tuple[str, ...]  # sentences the user should read
+    measurements: dict[str, object]  # what the probes saw; kept so that a resumed run never measures again

@@ -1,0 +1,38 @@
+"""What one optimizer step did: a read-only record for logs, progress and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Decision = Literal["stepped", "non_finite", "scaler"]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """step counts from 1. loss: mean over the step's weight, None when non-finite. grad_norm: before clipping.
+    decision: "stepped", or why the optimizer did not move. seconds: the step alone, without evaluation or saving."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    lr: float
+    weight: int
+    tokens: int
+    examples: tuple[int, ...]
+    decision: Decision
+    non_finite: str | None  # "loss" | "grad_norm"
+    seconds: float
+    scale: float | None = None  # gradient scale, fp16 only
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """Token-weighted evaluation after `step` optimizer steps. perplexity is exp(loss); accuracy is of supervised tokens."""
+
+    step: int
+    loss: float
+    perplexity: float
+    accuracy: float
+    weight: int
+    seconds: float

@@ -1,0 +1,94 @@
+"""Tiny models and tokenizers with the real layout, built in milliseconds.
+
+`llama3_tokenizer` has Llama 3's order of things: byte-level BPE whose id 0 is "!", the special tokens after the
+ordinary ones under their real names, a BOS that the post-processor adds, EOS = <|end_of_text|>, no PAD.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+LLAMA3_SPECIALS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|reserved_special_token_0|>",
+    "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>",
+    "<|reserved_special_token_2|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+)
+LLAMA3_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+_TEXT = [
+    "Give three tips for staying healthy. Below is an instruction that describes a task.",
+    "### Instruction: ### Input: ### Response: The answer to the question is written here.",
+    "A heron is a bird and a trout is a fish; what is the colour of the sky?",
+]
+
+
+def llama3_tokenizer(folder: Path, *, chat_template: bool = True, pad: bool = False, vocab_size: int = 320) -> Path:
+    """Write tokenizer files into `folder`. pad=False leaves out the reserved pad as well, as in Llama 3.0."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # "!" sorts first, as in the real file
+    bpe.train_from_iterator(
+        _TEXT, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    )
+    specials = [token for token in LLAMA3_SPECIALS if pad or token != "<|finetune_right_pad_id|>"]
+    bpe.add_special_tokens(specials)
+    bos = "<|begin_of_text|>"
+    bpe.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bpe.token_to_id(bos))]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=bos, eos_token="<|end_of_text|>")
+    if chat_template:
+        tokenizer.chat_template = LLAMA3_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_llama(
+    folder: Path,
+    *,
+    layers: int = 2,
+    hidden: int = 32,
+    heads: int = 4,
+    kv_heads: int = 2,
+    tied: bool = False,
+    spare_rows: int = 0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    chat_template: bool = True,
+    pad: bool = False,
+) -> Path:
+    """A random Llama with its tokenizer, saved as `from_pretrained` expects it. spare_rows: embeddings beyond the vocabulary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    llama3_tokenizer(folder, chat_template=chat_template, pad=pad)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) + spare_rows,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype=dtype,
+    )
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
+    return folder
