@@ -1,0 +1,44 @@
+# Everything a fresh machine needs is Python >= 3.11 and make. `make quickstart` and `make test` do their own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.installed
+
+.PHONY: help setup quickstart test lint types contracts test-slow bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+setup: $(SETUP)  ## create .venv and install surefoot into it
+
+# torch first and pinned: unpinned, it brings gigabytes of CUDA packages.
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+quickstart: $(SETUP)  ## fine-tune the embedded model, offline, and look at what came out
+	$(BIN)/surefoot quickstart --overwrite
+
+test: $(SETUP) lint contracts types  ## lint, import contracts, types, tests
+	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(SETUP)
+	$(BIN)/pyright
+
+contracts: $(SETUP)
+	$(BIN)/lint-imports
+
+test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded model
+	$(BIN)/pytest -n 2 -m slow
+
+bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numbers first
+	$(BIN)/python benchmarks/throughput.py
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .hypothesis

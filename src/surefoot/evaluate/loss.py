@@ -1,0 +1,56 @@
+"""Loss, perplexity and token accuracy of a model on tokenised data, weighted by supervised tokens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from surefoot.data.batch import Batch
+from surefoot.objectives.base import Objective
+from surefoot.training.report import EvalReport
+from surefoot.training.step import StepSettings
+
+
+def evaluate_loss(
+    model: nn.Module,
+    objective: Objective,
+    batches: Iterable[Batch],
+    *,
+    step: int,
+    settings: StepSettings,
+    device: torch.device,
+) -> EvalReport:
+    """Run `objective` without gradients and with dropout off over all batches; the model's mode is restored.
+
+    Sums are added in float64, so the result depends on the batch split only through the forward pass itself.
+    A non-finite loss is reported as it is.
+    """
+    started = time.perf_counter()
+    was_training = model.training
+    model.eval()
+    loss_sum = correct = 0.0
+    weight = 0
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                with settings.kernels(), settings.forward():
+                    out = objective(model, batch.to(device))
+                loss_sum += float(out.loss)
+                correct += float(out.sums["correct"])
+                weight += batch.weight
+    finally:
+        model.train(was_training)
+    loss = loss_sum / weight
+    return EvalReport(step, loss, perplexity(loss), correct / weight, weight, time.perf_counter() - started)
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that is more than a float holds."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

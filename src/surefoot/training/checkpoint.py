@@ -1,0 +1,164 @@
+"""Checkpoints: staged, hashed, published by one rename; found again only if they verify.
+
+A folder `checkpoint-N` holds the model as the ecosystem reads it (weights, config, tokenizer), `optimizer.safetensors`,
+`state.json`, `trainer_state.json` and, written last, `MANIFEST.json` with the size and SHA-256 of every other file.
+safetensors loads flipped bits without complaint, so the hashes are what makes a checkpoint trustworthy. Nothing is
+pickled. Cost: one read of what was just written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from surefoot import durable
+from surefoot.errors import Diverged, Fault, IntegrityError
+from surefoot.training.engine import Engine
+from surefoot.training.state import RunState
+
+SCHEMA = 1
+MANIFEST = "MANIFEST.json"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that verified when it was looked at."""
+
+    folder: Path
+    step: int
+
+
+def save_checkpoint(
+    run: Path,
+    engine: Engine,
+    state: RunState,
+    *,
+    write_model: Callable[[Path], None],
+    trainer_state: Mapping[str, Any],
+    identity: Mapping[str, Any],
+) -> Path:
+    """Write checkpoint-<step> under `run` and return its folder.
+
+    write_model: writes weights, config and tokenizer into a folder. identity: hashes and versions that tell which run,
+    data and environment this belongs to; kept in the manifest. Raises Diverged before anything is written when a
+    parameter or moment is not finite.
+    """
+    tensors = engine.gather_state()
+    _require_finite({**dict(engine.parameters), **tensors}, state.step)
+    final = run / f"checkpoint-{state.step}"
+    with durable.staged_folder(final) as staging:
+        write_model(staging)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
+        _write_json(staging / STATE, state.to_json())
+        _write_json(staging / "trainer_state.json", trainer_state)
+        files = {
+            path.relative_to(staging).as_posix(): {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
+            for path in sorted(staging.rglob("*"))
+            if path.is_file()
+        }
+        _write_json(staging / MANIFEST, {"schema": SCHEMA, "step": state.step, **identity, "files": files})
+    return final
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; IntegrityError when it is missing, torn or of another schema."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        schema = manifest["schema"]
+    except FileNotFoundError:
+        raise IntegrityError(Fault(str(path), "is missing: this checkpoint was never finished")) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(Fault(str(path), f"cannot be read ({error})")) from None
+    if schema != SCHEMA:
+        raise IntegrityError(Fault(str(path), f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
+    return manifest
+
+
+def verify_checkpoint(folder: Path) -> list[Fault]:
+    """Everything that is wrong with a checkpoint's files; empty when every byte is as it was written."""
+    try:
+        files = read_manifest(folder)["files"]
+    except IntegrityError as error:
+        return list(error.faults)
+    faults = []
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            faults.append(Fault(str(path), "is missing"))
+        elif path.stat().st_size != expected["size"]:
+            faults.append(Fault(str(path), f"has {path.stat().st_size} bytes, not {expected['size']}"))
+        elif durable.sha256_file(path) != expected["sha256"]:
+            faults.append(Fault(str(path), "has another content than was written (SHA-256 differs)"))
+    return faults
+
+
+def list_checkpoints(run: Path) -> list[Checkpoint]:
+    """All finished checkpoint folders under `run`, newest first, unverified. Staging folders do not match."""
+    found = [
+        Checkpoint(path, int(match[1]))
+        for path in (run.iterdir() if run.is_dir() else ())
+        if (match := _NAME.fullmatch(path.name)) and path.is_dir()
+    ]
+    return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def newest_verified(run: Path) -> tuple[Checkpoint | None, list[Fault]]:
+    """The newest checkpoint that verifies, and what was wrong with the newer ones.
+
+    None when there is no checkpoint at all; IntegrityError when there are some and none verifies.
+    """
+    rejected: list[Fault] = []
+    for checkpoint in list_checkpoints(run):
+        faults = verify_checkpoint(checkpoint.folder)
+        if not faults:
+            return checkpoint, rejected
+        rejected += faults
+    if rejected:
+        raise IntegrityError([*rejected, Fault(str(run), "no checkpoint verifies", "start anew with --overwrite")])
+    return None, rejected
+
+
+def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:
+    """Run state and optimizer tensors (on the CPU)."""
+    state = RunState.from_json(json.loads((checkpoint.folder / STATE).read_text(encoding="utf-8")))
+    return state, load_file(checkpoint.folder / OPTIMIZER)
+
+
+def retain(run: Path, keep: int, best_step: int | None) -> None:
+    """Delete all but the newest `keep` checkpoints and the best one. Called only after a newer one is safe."""
+    for checkpoint in list_checkpoints(run)[keep:]:
+        if checkpoint.step != best_step:
+            trash = run / f".trash-{checkpoint.folder.name}"
+            checkpoint.folder.rename(trash)  # at once no longer a checkpoint, even if the deletion is interrupted
+            shutil.rmtree(trash)
+
+
+def clear_leftovers(run: Path) -> None:
+    """Remove staging and trash folders of a process that was killed."""
+    for path in run.glob(".*checkpoint-*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+def _require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:
+    bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        raise Diverged(
+            Fault(f"step {step}", f"{len(bad)} tensors are not finite, first {bad[0]}", "the last checkpoint is untouched")
+        )
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Are two checkpoints the same run? Bit for bit: weights, optimizer state, run state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from surefoot.training.checkpoint import STATE
+
+TIMING = frozenset({"seconds"})  # of state.json: what two equal runs do not share
+
+
+@dataclass(frozen=True)
+class Difference:
+    """where: file and tensor or entry. what: how far apart, in words."""
+
+    where: str
+    what: str
+
+
+def compare_checkpoints(a: Path, b: Path) -> list[Difference]:
+    """All differences between two checkpoint folders; empty when they are bit-identical. Reads one tensor at a time."""
+    differences = []
+    names = {path.relative_to(folder).as_posix() for folder in (a, b) for path in folder.rglob("*.safetensors")}
+    for name in sorted(names):
+        if not ((a / name).is_file() and (b / name).is_file()):
+            differences.append(Difference(name, f"only in {a if (a / name).is_file() else b}"))
+        else:
+            differences += _compare_tensors(name, a / name, b / name)
+    return differences + _compare_state(a / STATE, b / STATE)
+
+
+def _compare_tensors(name: str, a: Path, b: Path) -> list[Difference]:
+    differences = []
+    with safe_open(a, "pt") as first, safe_open(b, "pt") as second:
+        for key in sorted({*first.keys(), *second.keys()}):
+            where = f"{name}: {key}"
+            if (key in first.keys()) != (key in second.keys()):  # noqa: SIM118 (safe_open is no mapping)
+                differences.append(Difference(where, f"only in {a if key in first.keys() else b}"))  # noqa: SIM118
+            elif what := _tensor_difference(first.get_tensor(key), second.get_tensor(key)):
+                differences.append(Difference(where, what))
+    return differences
+
+
+def _tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return f"{a.dtype} {list(a.shape)} against {b.dtype} {list(b.shape)}"
+    # As bytes: equal NaNs are equal, and 0.0 is not -0.0.
+    same = a.contiguous().reshape(-1).view(torch.uint8) == b.contiguous().reshape(-1).view(torch.uint8)
+    if bool(same.all()):
+        return None
+    distance = (a.double() - b.double()).abs().max().item()
+    return f"differs, at most by {distance:.3g}"
+
+
+def _compare_state(a: Path, b: Path) -> list[Difference]:
+    first, second = (json.loads(path.read_text(encoding="utf-8")) for path in (a, b))
+    return [
+        Difference(f"{STATE}: {key}", f"{_show(first, key)} against {_show(second, key)}")
+        for key in sorted({*first, *second} - TIMING)
+        if first.get(key) != second.get(key)
+    ]
+
+
+def _show(data: Mapping[str, Any], key: str) -> str:
+    return json.dumps(data.get(key))

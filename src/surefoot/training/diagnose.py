@@ -1,0 +1,106 @@
+"""Where did the first non-finite value come from? Replay the step and watch every module.
+
+Used only after a run has given up, so it may be slow: one hook per module, one finiteness check per output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from surefoot.data.batch import Batch
+from surefoot.objectives.base import Objective
+from surefoot.training.engine import Engine
+from surefoot.training.scaling import LossScale
+from surefoot.training.step import StepSettings, accumulate_gradients
+
+
+@dataclass(frozen=True)
+class Origin:
+    """module: full name. phase: where its value was first seen non-finite. examples: of the micro-batch that was replayed."""
+
+    module: str
+    phase: Literal["forward", "gradient"]
+    examples: tuple[int, ...]
+
+    def __str__(self) -> str:
+        what = "output" if self.phase == "forward" else "output gradient"
+        numbers = ", ".join(str(number) for number in self.examples)
+        return f"the {what} of {self.module} was the first non-finite value (examples {numbers})"
+
+
+def find_origin(
+    engine: Engine,
+    objective: Objective,
+    micro_batches: Sequence[Batch],
+    *,
+    step: int,
+    scale: LossScale | None,
+    settings: StepSettings,
+) -> Origin | None:
+    """Replay each micro-batch of a step that was not finite; None when everything is finite this time."""
+    try:
+        for batch in micro_batches:
+            with _watch(engine.model) as seen:
+                accumulate_gradients(engine, objective, [batch], step=step, scale=scale, settings=settings)
+            if seen:
+                return Origin(*seen[0], batch.examples)
+            gradient = _non_finite_gradient(engine)
+            if gradient is not None:
+                return Origin(gradient, "gradient", batch.examples)
+        return None
+    finally:
+        engine.discard()
+
+
+@contextmanager
+def _watch(model: nn.Module) -> Iterator[list[tuple[str, Literal["forward", "gradient"]]]]:
+    """Collect (module, phase) in the order in which non-finite values appear. Children come before their parents."""
+    seen: list[tuple[str, Literal["forward", "gradient"]]] = []
+
+    def watch_output(name: str):
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            for tensor in _tensors(output):
+                if not torch.isfinite(tensor).all():
+                    seen.append((name, "forward"))
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: _note_gradient(name, gradient))
+
+        return hook
+
+    def _note_gradient(name: str, gradient: torch.Tensor) -> None:
+        if not torch.isfinite(gradient).all():
+            seen.append((name, "gradient"))
+
+    handles = [module.register_forward_hook(watch_output(name)) for name, module in model.named_modules() if name]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Floating-point tensors of a module's output, whatever it is wrapped in."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)
+
+
+def _non_finite_gradient(engine: Engine) -> str | None:
+    """A parameter whose own gradient overflowed although every activation gradient was finite."""
+    for name, parameter in engine.parameters.items():
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return name
+    return None

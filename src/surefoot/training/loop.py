@@ -1,0 +1,131 @@
+"""The training loop: step, evaluate, save, stop, in this order, for every stage.
+
+It knows no stage, no family and no YAML. What it needs is handed in as functions; what it does is told to an observer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from surefoot.data.batch import Batch
+from surefoot.errors import Diverged, Fault
+from surefoot.objectives.base import Objective
+from surefoot.training.diagnose import find_origin
+from surefoot.training.engine import Engine
+from surefoot.training.interrupt import StopRequest
+from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.schedule import Schedule
+from surefoot.training.state import RunState
+from surefoot.training.step import StepSettings, train_step
+
+
+class Observer(Protocol):
+    """Is told what happened, in order. It may write logs; it changes nothing."""
+
+    def step(self, report: StepReport, state: RunState) -> None: ...
+    def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None: ...
+    def saved(self, folder: Path, state: RunState) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run. Steps count from 1; a step is due for evaluation or saving when it is in the set.
+
+    batches: step -> its micro-batches. evaluate: step -> report. save: writes a checkpoint of engine and state.
+    patience: evaluations without improvement before the run ends; None trains to the end.
+    """
+
+    engine: Engine
+    objective: Objective
+    batches: Callable[[int], Sequence[Batch]]
+    schedule: Schedule
+    settings: StepSettings
+    total_steps: int
+    evaluate: Callable[[int], EvalReport] | None
+    eval_steps: frozenset[int]
+    save: Callable[[RunState], Path]
+    save_steps: frozenset[int]
+    keep_best: bool
+    max_consecutive: int
+    patience: int | None
+    min_delta: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    state: RunState
+    reason: Literal["finished", "early_stopped", "interrupted"]
+
+
+def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
+    """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop.
+
+    Raises Diverged after `max_consecutive` non-finite steps in a row; the last checkpoint stays as it is.
+    """
+    if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
+        state = _evaluate_and_save(job, state, observer)
+    while not is_over(job, state):
+        step = state.step + 1
+        micro_batches = job.batches(step)
+        report = train_step(
+            job.engine,
+            job.objective,
+            micro_batches,
+            step=step,
+            lr=job.schedule.rate(step - 1),
+            scale=state.scale,
+            settings=job.settings,
+        )
+        scale, state = state.scale, state.after_step(report)
+        observer.step(report, state)
+        if state.guard.consecutive >= job.max_consecutive:
+            origin = find_origin(
+                job.engine, job.objective, micro_batches, step=step, scale=scale, settings=job.settings
+            )
+            raise _diverged(report, state, str(origin) if origin else None)
+        if stop.requested:
+            observer.saved(job.save(state), state)
+            return Outcome(state, "interrupted")
+        state = _evaluate_and_save(job, state, observer)
+    return Outcome(state, "finished" if state.step >= job.total_steps else "early_stopped")
+
+
+def is_over(job: Job, state: RunState) -> bool:
+    """All steps done, or patience at its end."""
+    if _evaluation_due(job, state):
+        return False
+    return state.step >= job.total_steps or (job.patience is not None and state.stale >= job.patience)
+
+
+def _evaluation_due(job: Job, state: RunState) -> bool:
+    return job.evaluate is not None and state.step in job.eval_steps and state.evaluated != state.step
+
+
+def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> RunState:
+    improved = False
+    if _evaluation_due(job, state):
+        assert job.evaluate is not None
+        report = job.evaluate(state.step)
+        previous, state = state.best, state.after_evaluation(report, job.min_delta)
+        improved = state.best != previous
+        observer.evaluation(report, state, improved)
+    if state.step in job.save_steps or is_over(job, state) or (improved and job.keep_best):
+        observer.saved(job.save(state), state)
+    return state
+
+
+def _diverged(report: StepReport, state: RunState, origin: str | None) -> Diverged:
+    numbers = ", ".join(str(number) for number in report.examples[:16])
+    more = f" and {len(report.examples) - 16} more" if len(report.examples) > 16 else ""
+    what = "the loss" if report.non_finite == "loss" else "the gradient norm"
+    return Diverged(
+        Fault(
+            f"step {report.step}",
+            f"{what} was not finite, {state.guard.consecutive} times in a row; examples {numbers}{more}; "
+            + (origin or "a replay of the step was finite: suspect the hardware or a non-deterministic kernel"),
+            "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr",
+        )
+    )

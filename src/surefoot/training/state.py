@@ -1,0 +1,80 @@
+"""Everything of a run that changes besides weights and moments: a few numbers, written to `state.json`.
+
+Learning rate, data order and random draws are functions of the step and are therefore not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.training.guard import GuardCounts
+from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.scaling import LossScale
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation with the lowest loss so far."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class RunState:
+    """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
+    evaluated: the last step after which an evaluation ran. stale: evaluations since the best one.
+    seconds: time spent in steps, over all sessions; the only entry that two equal runs do not share."""
+
+    step: int = 0
+    tokens: int = 0
+    supervised: int = 0
+    guard: GuardCounts = field(default_factory=GuardCounts)
+    scale: LossScale | None = None
+    best: Best | None = None
+    evaluated: int = 0
+    stale: int = 0
+    seconds: float = 0.0
+
+    def after_step(self, report: StepReport) -> RunState:
+        scale = self.scale
+        if scale is not None and report.decision == "stepped":
+            scale = scale.after_step()
+        elif scale is not None and report.decision == "scaler":
+            scale = scale.after_overflow()
+        return dataclasses.replace(
+            self,
+            step=report.step,
+            tokens=self.tokens + report.tokens,
+            supervised=self.supervised + report.weight,
+            guard=self.guard.after(report.decision),
+            scale=scale,
+            seconds=self.seconds + report.seconds,
+        )
+
+    def after_evaluation(self, report: EvalReport, min_delta: float) -> RunState:
+        """A new best must be lower at all; to reset `stale` it must be lower by more than min_delta."""
+        bar = math.inf if self.best is None else self.best.loss
+        improved = report.loss < bar  # false for NaN
+        clearly = improved and (self.best is None or report.loss < bar - min_delta)
+        best = Best(report.step, report.loss) if improved else self.best
+        return dataclasses.replace(
+            self, best=best, evaluated=report.step, stale=0 if clearly else self.stale + 1
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunState:
+        return cls(
+            **{
+                **data,
+                "guard": GuardCounts(**data["guard"]),
+                "scale": LossScale(**data["scale"]) if data["scale"] else None,
+                "best": Best(**data["best"]) if data["best"] else None,
+            }
+        )
