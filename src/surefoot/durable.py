@@ -1,0 +1,140 @@
+"""Every persistent write of the package: whole or absent after a kill, on the disk when the call returns.
+
+A file is written under a hidden temporary name beside its place, flushed to the disk, moved there by one rename, and
+the folder is flushed as well, so that a reader sees the old content or the new and a power failure loses neither.
+`staged_folder` does the same for a folder. The trade-off: a flush costs milliseconds, so nothing here belongs in an
+inner loop. Failures of the disk are EnvironmentFaults that name the path and leave no temporary file behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import EnvironmentFault, Fault
+
+_CHUNK = 1 << 20  # bytes per read when hashing
+_ADVICE = {
+    errno.ENOSPC: "free some space or write to another disk",
+    errno.EDQUOT: "your disk quota is used up: free some space or write to another disk",
+    errno.EACCES: "choose a folder that you may write to",
+    errno.EPERM: "choose a folder that you may write to",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.EEXIST: "it exists already: choose another name or remove it",
+    errno.ENOTEMPTY: "it exists already: choose another name or remove it",
+}
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace the content of `path`. The mode obeys umask. Raises EnvironmentFault; the old content then stands."""
+    path = Path(path)
+    staging = _hidden_beside(path)
+    with _faults_named(path):
+        try:
+            with open(staging, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(staging, path)
+        except BaseException:
+            with suppress(OSError):
+                staging.unlink()
+            raise
+        _sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` in UTF-8, line ends as they are."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Readable JSON, UTF-8, keys in the order given. NaN and infinity raise ValueError: they are not JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def append_line(path: Path, text: str) -> None:
+    """Add one line to a log: all of it or nothing.
+
+    It survives the end of this process at once, but a power failure only when the system has flushed it.
+    """
+    if "\n" in text:
+        raise ValueError("a line holds no line end")
+    rest = memoryview(f"{text}\n".encode())
+    with _faults_named(Path(path)), open(path, "ab", buffering=0) as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(start)  # else the next line would be glued to half of this one
+            raise
+
+
+@contextmanager
+def staged_folder(final: Path) -> Iterator[Path]:
+    """A hidden folder to fill, which becomes `final` when the block ends and disappears when it raises.
+
+    Before the rename every file is flushed to the disk and takes the folder's umask-given mode (some writers create
+    private files). A `final` that holds anything is never replaced: EnvironmentFault.
+    """
+    final = Path(final)
+    staging = _hidden_beside(final)
+    with _faults_named(final):
+        try:
+            staging.mkdir(parents=True)
+            yield staging
+            mode = staging.stat().st_mode & 0o666
+            for path in sorted(staging.rglob("*"), reverse=True):  # children before their folders
+                if path.is_file():
+                    path.chmod(mode)
+                _sync(path)
+            _sync(staging)
+            os.rename(staging, final)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        _sync(final.parent)
+
+
+def sha256_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _hidden_beside(path: Path) -> Path:
+    """In the same folder, so that the rename stays within one file system; hidden, so that no reader picks it up."""
+    return path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or folder to the disk. Windows cannot open folders; it flushes renames by itself."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = _ADVICE.get(error.errno or 0, "")
+        raise EnvironmentFault(Fault(str(path), f"cannot be written: {reason}", advice)) from error
