@@ -21,6 +21,7 @@ from typing import Any
 
 from surefoot.errors import EnvironmentFault, Fault
 
+_REPLACED = ".replaced-"
 _CHUNK = 1 << 20  # bytes per read when hashing
 _ADVICE = {
     errno.ENOSPC: "free some space or write to another disk",
@@ -64,7 +65,7 @@ def write_json(path: Path, value: Any) -> None:
 def append_line(path: Path, text: str) -> None:
     """Add one line to a log: all of it or nothing.
 
-    It survives the end of this process at once, but a power failure only when the system has flushed it.
+    It survives the end of this process at once, but a power failure only after `flush`.
     """
     if "\n" in text:
         raise ValueError("a line holds no line end")
@@ -79,12 +80,19 @@ def append_line(path: Path, text: str) -> None:
             raise
 
 
+def flush(path: Path) -> None:
+    """Return when everything appended to `path` so far is on the disk."""
+    with _faults_named(path):
+        _sync(path)
+
+
 @contextmanager
-def staged_folder(final: Path) -> Iterator[Path]:
+def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
     """A hidden folder to fill, which becomes `final` when the block ends and disappears when it raises.
 
     Before the rename every file is flushed to the disk and takes the folder's umask-given mode (some writers create
-    private files). A `final` that holds anything is never replaced: EnvironmentFault.
+    private files). A `final` that holds anything is an EnvironmentFault, unless `replace`: then it is moved aside for
+    the moment between two renames; `restore_replaced` undoes a kill in that moment.
     """
     final = Path(final)
     staging = _hidden_beside(final)
@@ -98,11 +106,26 @@ def staged_folder(final: Path) -> Iterator[Path]:
                     path.chmod(mode)
                 _sync(path)
             _sync(staging)
+            aside = final.parent / f"{_REPLACED}{final.name}"
+            if replace and final.exists():
+                os.rename(final, aside)
             os.rename(staging, final)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
         _sync(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def restore_replaced(parent: Path) -> None:
+    """After a kill: a folder that was moved aside and not yet replaced goes back to its place."""
+    for aside in parent.glob(f"{_REPLACED}*"):
+        final = parent / aside.name.removeprefix(_REPLACED)
+        with _faults_named(final):
+            if final.exists():
+                shutil.rmtree(aside)
+            else:
+                os.rename(aside, final)
 
 
 def sha256_file(path: Path) -> str:

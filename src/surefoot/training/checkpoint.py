@@ -57,7 +57,7 @@ def save_checkpoint(
     tensors = engine.gather_state()
     _require_finite({**dict(engine.parameters), **tensors}, state.step)
     final = run / f"checkpoint-{state.step}"
-    with durable.staged_folder(final) as staging:
+    with durable.staged_folder(final, replace=True) as staging:
         write_model(staging)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         _write_json(staging / STATE, state.to_json())
@@ -67,7 +67,7 @@ def save_checkpoint(
             for path in sorted(staging.rglob("*"))
             if path.is_file()
         }
-        _write_json(staging / MANIFEST, {"schema": SCHEMA, "step": state.step, **identity, "files": files})
+        _write_json(staging / MANIFEST, {"schema": SCHEMA, "step": state.step, "identity": identity, "files": files})
     return final
 
 
@@ -119,6 +119,7 @@ def newest_verified(run: Path) -> tuple[Checkpoint | None, list[Fault]]:
 
     None when there is no checkpoint at all; IntegrityError when there are some and none verifies.
     """
+    durable.restore_replaced(run)
     rejected: list[Fault] = []
     for checkpoint in list_checkpoints(run):
         faults = verify_checkpoint(checkpoint.folder)
@@ -146,7 +147,7 @@ def retain(run: Path, keep: int, best_step: int | None) -> None:
 
 
 def clear_leftovers(run: Path) -> None:
-    """Remove staging and trash folders of a process that was killed."""
+    """Remove the staging and trash folders of a process that was killed."""
     for path in run.glob(".*checkpoint-*"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -22,16 +22,21 @@ from surefoot.training.step import StepSettings, accumulate_gradients
 
 @dataclass(frozen=True)
 class Origin:
-    """module: full name. phase: where its value was first seen non-finite. examples: of the micro-batch that was replayed."""
+    """module: full name; of the loss function: "loss". phase: where its value was first seen non-finite.
+    examples: of the micro-batch that was replayed."""
 
     module: str
-    phase: Literal["forward", "gradient"]
+    phase: Literal["forward", "loss", "gradient"]
     examples: tuple[int, ...]
 
     def __str__(self) -> str:
-        what = "output" if self.phase == "forward" else "output gradient"
+        what = {
+            "forward": f"the output of {self.module}",
+            "loss": "the loss itself, from finite outputs,",
+            "gradient": f"the output gradient of {self.module}",
+        }[self.phase]
         numbers = ", ".join(str(number) for number in self.examples)
-        return f"the {what} of {self.module} was the first non-finite value (examples {numbers})"
+        return f"{what} was the first non-finite value (examples {numbers})"
 
 
 def find_origin(
@@ -47,7 +52,9 @@ def find_origin(
     try:
         for batch in micro_batches:
             with _watch(engine.model) as seen:
-                accumulate_gradients(engine, objective, [batch], step=step, scale=scale, settings=settings)
+                loss = accumulate_gradients(engine, objective, [batch], step=step, scale=scale, settings=settings)
+            if not torch.isfinite(loss) and not any(phase == "forward" for _, phase in seen):
+                return Origin("loss", "loss", batch.examples)
             if seen:
                 return Origin(*seen[0], batch.examples)
             gradient = _non_finite_gradient(engine)

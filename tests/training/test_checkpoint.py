@@ -1,0 +1,185 @@
+"""A checkpoint that is found again is the one that was written, or it is not found."""
+
+import json
+import random
+
+import pytest
+import torch
+from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+
+from surefoot.errors import Diverged, IntegrityError
+from surefoot.training import checkpoint as module
+from surefoot.training.checkpoint import (
+    Checkpoint,
+    clear_leftovers,
+    list_checkpoints,
+    load_state,
+    newest_verified,
+    retain,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from surefoot.training.optimizer import load_optimizer_tensors
+from surefoot.training.scaling import LossScale
+from surefoot.training.state import Best, RunState
+from surefoot.training.step import train_step
+
+
+def write_toy_model(engine):
+    def write(folder):
+        from safetensors.torch import save_file
+
+        save_file(dict(engine.model.state_dict()), folder / "model.safetensors")
+
+    return write
+
+
+def save(run, engine, state):
+    return save_checkpoint(
+        run, engine, state, write_model=write_toy_model(engine), trainer_state={"global_step": state.step}, identity={"a": 1}
+    )
+
+
+@pytest.fixture
+def engine():
+    engine = toy_engine()
+    train_step(engine, toy_loss, toy_batches(toy_examples(6), 3), step=1, lr=0.1, scale=None, settings=settings())
+    return engine
+
+
+def test_state_comes_back_exactly(tmp_path, engine):
+    state = RunState(step=7, tokens=123, scale=LossScale(512.0, 3), best=Best(4, 0.1 + 0.2), evaluated=4, stale=1, seconds=1.5)
+    folder = save(tmp_path, engine, state)
+    assert verify_checkpoint(folder) == []
+    found, rejected = newest_verified(tmp_path)
+    assert (found, rejected) == (Checkpoint(folder, 7), [])
+    loaded, tensors = load_state(found)
+    assert loaded == state
+    fresh = toy_engine()
+    fresh.model.load_state_dict(engine.model.state_dict())
+    load_optimizer_tensors(fresh.optimizer, fresh.parameters, tensors)
+    assert same_bits(bits(engine), bits(fresh))
+
+
+def test_only_finished_checkpoints_match(tmp_path, engine):
+    save(tmp_path, engine, RunState(step=1))
+    (tmp_path / ".checkpoint-9.tmp-1").mkdir()
+    (tmp_path / "checkpoint-x").mkdir()
+    assert [c.step for c in list_checkpoints(tmp_path)] == [1]
+    clear_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-x"]
+
+
+def test_steps_are_ordered_as_numbers(tmp_path, engine):
+    for step in (2, 10, 9):
+        save(tmp_path, engine, RunState(step=step))
+    assert [c.step for c in list_checkpoints(tmp_path)] == [10, 9, 2]
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path, engine):
+    save(tmp_path, engine, RunState(step=3))
+    folder = save(tmp_path, engine, RunState(step=3, evaluated=3))
+    assert verify_checkpoint(folder) == []
+    assert load_state(Checkpoint(folder, 3))[0].evaluated == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path, engine, monkeypatch):
+    save(tmp_path, engine, RunState(step=3))
+    rename, calls = module.durable.os.rename, []
+
+    def killed_at_the_second(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(module.durable.os, "rename", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, engine, RunState(step=3, evaluated=3))
+    monkeypatch.undo()
+    assert list_checkpoints(tmp_path) == []
+    assert newest_verified(tmp_path)[0].step == 3
+
+
+def damage(path, draw):
+    """One random mutation of a file: flip a bit, cut it, zero a part, append, delete."""
+    data = bytearray(path.read_bytes())
+    kind = draw.choice(["flip", "cut", "zero", "append", "delete"])
+    if kind == "delete":
+        path.unlink()
+        return
+    if kind == "flip":
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    elif kind == "cut":
+        del data[draw.randrange(len(data)) :]
+    elif kind == "append":
+        data += b"\0"
+    else:
+        half = len(data) // 2
+        data[half:] = bytes(b ^ 0xFF for b in data[half:])
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("trial", range(30))
+def test_any_damage_is_found_and_the_older_checkpoint_taken(tmp_path, engine, trial):
+    draw = random.Random(trial)
+    older = save(tmp_path, engine, RunState(step=1))
+    newer = save(tmp_path, engine, RunState(step=2))
+    damage(draw.choice(sorted(p for p in newer.rglob("*") if p.is_file())), draw)
+    found, rejected = newest_verified(tmp_path)
+    assert found == Checkpoint(older, 1)
+    assert rejected
+
+
+def test_twin_without_hashes_a_flipped_bit_is_loaded(tmp_path, engine, monkeypatch):
+    folder = save(tmp_path, engine, RunState(step=1))
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    assert verify_checkpoint(folder)
+    expected = json.loads((folder / module.MANIFEST).read_text())["files"]
+    monkeypatch.setattr(module.durable, "sha256_file", lambda p: expected[p.name]["sha256"])
+    assert verify_checkpoint(folder) == []
+
+
+def test_checkpoints_but_none_valid(tmp_path, engine):
+    folder = save(tmp_path, engine, RunState(step=1))
+    (folder / module.MANIFEST).unlink()
+    with pytest.raises(IntegrityError, match="no checkpoint verifies"):
+        newest_verified(tmp_path)
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    assert newest_verified(tmp_path / "nothing") == (None, [])
+
+
+@pytest.mark.parametrize("where", ["weight", "moment"])
+def test_nothing_non_finite_is_ever_published(tmp_path, engine, where):
+    tensor = engine.model.head.weight if where == "weight" else engine.gather_state()["head.weight/exp_avg"]
+    with torch.no_grad():
+        tensor[0, 0] = float("nan")
+    with pytest.raises(Diverged, match=r"head\.weight"):
+        save(tmp_path, engine, RunState(step=2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_save_leaves_the_older_one_and_no_traces(tmp_path, engine):
+    save(tmp_path, engine, RunState(step=1))
+
+    def failing(folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError):
+        save_checkpoint(tmp_path, engine, RunState(step=2), write_model=failing, trainer_state={}, identity={})
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert newest_verified(tmp_path)[0].step == 1
+
+
+def test_retention_keeps_the_newest_and_the_best(tmp_path, engine):
+    for step in range(1, 7):
+        save(tmp_path, engine, RunState(step=step))
+    retain(tmp_path, keep=2, best_step=3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-5", "checkpoint-6"]

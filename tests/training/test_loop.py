@@ -1,0 +1,203 @@
+"""The loop: what is due happens, in order; what was interrupted continues bit for bit."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+
+from surefoot.errors import Diverged
+from surefoot.evaluate.loss import evaluate_loss
+from surefoot.objectives.base import LossSum
+from surefoot.training.checkpoint import load_state, newest_verified, save_checkpoint
+from surefoot.training.interrupt import StopRequest
+from surefoot.training.loop import Job, train
+from surefoot.training.optimizer import load_optimizer_tensors
+from surefoot.training.schedule import Schedule
+from surefoot.training.state import RunState
+
+EXAMPLES = toy_examples(20)
+
+
+class Diary:
+    """An observer that keeps everything, and can ask to stop after a step."""
+
+    def __init__(self, stop_after=None):
+        self.lines = []
+        self.losses = {}
+        self.stop = StopRequest()
+        self.stop_after = stop_after
+
+    def step(self, report, state):
+        self.lines.append(f"step {report.step}")
+        self.losses[report.step] = report.loss
+        if report.step == self.stop_after:
+            self.stop.requested = "SIGTERM"
+
+    def evaluation(self, report, state, improved):
+        self.lines.append(f"eval {report.step}{' best' if improved else ''}")
+
+    def saved(self, folder, state):
+        self.lines.append(f"save {state.step}")
+
+
+def make_job(folder, engine, **changes):
+    def batches(step):
+        rows = [EXAMPLES[(step * 4 + k) % len(EXAMPLES)] for k in range(4)]
+        return toy_batches(rows, 2)
+
+    def write_model(target):
+        save_file(dict(engine.model.state_dict()), target / "model.safetensors")
+
+    def save(state):
+        return save_checkpoint(folder, engine, state, write_model=write_model, trainer_state={}, identity={})
+
+    def evaluate(step):
+        return evaluate_loss(
+            engine.model, toy_loss, toy_batches(EXAMPLES, 5), step=step, settings=settings(), device=engine.device
+        )
+
+    job = Job(
+        engine=engine,
+        objective=toy_loss,
+        batches=batches,
+        schedule=Schedule("cosine", 0.05, total=12, warmup=2),
+        settings=settings(),
+        total_steps=12,
+        evaluate=evaluate,
+        eval_steps=frozenset({5, 12}),
+        save=save,
+        save_steps=frozenset({4, 8, 12}),
+        keep_best=True,
+        max_consecutive=3,
+        patience=None,
+        min_delta=0.0,
+    )
+    return dataclasses.replace(job, **changes)
+
+
+def resume(folder, **changes):
+    checkpoint, _ = newest_verified(folder)
+    state, tensors = load_state(checkpoint)
+    engine = toy_engine(dropout=0.3)
+    engine.model.load_state_dict(load_file(checkpoint.folder / "model.safetensors"))
+    load_optimizer_tensors(engine.optimizer, engine.parameters, tensors)
+    return make_job(folder, engine, **changes), state
+
+
+def test_order_of_events(tmp_path):
+    diary = Diary()
+    outcome = train(make_job(tmp_path, toy_engine()), RunState(), diary, diary.stop)
+    assert outcome.reason == "finished"
+    expected = [f"step {n}" for n in range(1, 13)]
+    expected.insert(4, "save 4")
+    expected[6:6] = ["eval 5 best", "save 5"]  # a new best is saved although no save is due
+    expected.insert(expected.index("step 9"), "save 8")
+    assert diary.lines == [*expected, "eval 12 best", "save 12"]
+
+
+@pytest.mark.parametrize("stops", [[1], [5], [3, 4, 9], [12], [5, 6, 11]])
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path, stops):
+    straight, broken = tmp_path / "a", tmp_path / "b"
+    whole, diary = toy_engine(dropout=0.3), Diary()
+    final = train(make_job(straight, whole), RunState(), diary, diary.stop).state
+    losses, lines = {}, []
+    job, state = make_job(broken, toy_engine(dropout=0.3)), RunState()
+    for stop_after in [*stops, None]:
+        part = Diary(stop_after)
+        outcome = train(job, state, part, part.stop)
+        assert outcome.reason == ("interrupted" if stop_after else "finished")
+        losses |= part.losses
+        lines += [line for line in part.lines if line.startswith("eval")]
+        job, state = resume(broken)
+    assert losses == diary.losses
+    assert lines == [line for line in diary.lines if line.startswith("eval")]
+    assert same_bits(bits(whole), bits(job.engine))
+    assert dataclasses.replace(state, seconds=0) == dataclasses.replace(final, seconds=0)
+
+
+def test_twin_resume_without_moments_differs(tmp_path):
+    whole, diary = toy_engine(dropout=0.3), Diary()
+    train(make_job(tmp_path / "a", whole), RunState(), diary, diary.stop)
+    part = Diary(6)
+    train(make_job(tmp_path / "b", toy_engine(dropout=0.3)), RunState(), part, part.stop)
+    job, state = resume(tmp_path / "b")
+    job.engine.optimizer.state.clear()
+    rest = Diary()
+    train(job, state, rest, rest.stop)
+    assert not same_bits(bits(whole), bits(job.engine))
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+    diary = Diary()
+    train(make_job(tmp_path, toy_engine(dropout=0.3)), RunState(), diary, diary.stop)
+    job, state = resume(tmp_path)
+    again = Diary()
+    assert train(job, state, again, again.stop).reason == "finished"
+    assert again.lines == []
+
+
+def test_patience_ends_the_run_and_saves(tmp_path):
+    engine, diary = toy_engine(), Diary()
+    job = make_job(
+        tmp_path, engine, schedule=Schedule("constant", 1e-12, 12, 0), eval_steps=frozenset(range(1, 13)), patience=2, min_delta=0.1
+    )
+    outcome = train(job, RunState(), diary, diary.stop)
+    assert outcome.reason == "early_stopped"
+    assert outcome.state.step == 3  # the first evaluation sets the mark, two more do not beat it
+    assert diary.lines[-1] == "save 3"
+
+
+def poisoned_from(step):
+    """The loss is NaN from `step` on, counted by calls (two micro-batches a step)."""
+    calls = iter(range(2, 10**6))
+
+    def objective(model, batch):
+        out = toy_loss(model, batch)
+        return LossSum(out.loss * float("nan")) if next(calls) // 2 >= step else out
+
+    return objective
+
+
+def test_three_non_finite_steps_end_the_run_with_names_and_nothing_is_lost(tmp_path):
+    engine, diary = toy_engine(), Diary()
+    job = make_job(tmp_path, engine, objective=poisoned_from(6))
+    words = r"step 8: the loss was not finite, 3 times in a row; examples \d+, .*the loss itself, from finite outputs"
+    with pytest.raises(Diverged, match=words) as error:
+        train(job, RunState(), diary, diary.stop)
+    assert error.value.exit_code == 5
+    assert [diary.losses[n] for n in (6, 7, 8)] == [None, None, None]
+    checkpoint, _ = newest_verified(tmp_path)
+    assert checkpoint.step == 5
+    saved = load_file(checkpoint.folder / "model.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in engine.model.state_dict().items())
+
+
+def test_names_the_module_when_the_weights_are_the_cause(tmp_path):
+    engine, diary = toy_engine(), Diary()
+    with torch.no_grad():
+        engine.model.head.weight.fill_(3e38)
+    with pytest.raises(Diverged, match="output of head was the first non-finite value"):
+        train(make_job(tmp_path, engine), RunState(), diary, diary.stop)
+
+
+def test_says_so_when_a_replay_is_finite(tmp_path):
+    calls = iter(range(10**6))
+
+    def flaky(model, batch):
+        """Non-finite in the first three steps, finite when they are looked at again: a hardware fault."""
+        out = toy_loss(model, batch)
+        return LossSum(out.loss * float("nan")) if next(calls) < 6 else out
+
+    diary = Diary()
+    with pytest.raises(Diverged, match="a replay of the step was finite"):
+        train(make_job(tmp_path, toy_engine(), objective=flaky), RunState(), diary, diary.stop)
+
+
+def test_two_fresh_runs_are_identical(tmp_path):
+    first, second = (toy_engine(dropout=0.3) for _ in range(2))
+    for name, engine in (("a", first), ("b", second)):
+        diary = Diary()
+        train(make_job(tmp_path / name, engine), RunState(), diary, diary.stop)
+    assert same_bits(bits(first), bits(second))
