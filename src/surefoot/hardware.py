@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,3 +20,21 @@ class Hardware:
     tf32: bool
     cores: int  # CPU threads of this process
     preset: bool  # True: described, not present; nothing can be measured
+
+
+@dataclass(frozen=True)
+class TerminalWishes:
+    """What the environment asks of programs that print. dumb: the terminal understands no escape codes."""
+
+    no_color: bool
+    force_color: bool
+    dumb: bool
+
+
+def terminal_wishes() -> TerminalWishes:
+    """NO_COLOR and FORCE_COLOR count when they are set and not empty (no-color.org, force-color.org)."""
+    return TerminalWishes(
+        no_color=bool(os.environ.get("NO_COLOR")),
+        force_color=bool(os.environ.get("FORCE_COLOR")),
+        dumb=os.environ.get("TERM", "").lower() in {"dumb", "unknown"},
+    )
