@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 from surefoot.errors import Diverged, IntegrityError
 from surefoot.training import checkpoint as module
@@ -23,6 +22,7 @@ from surefoot.training.optimizer import load_optimizer_tensors
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import Best, RunState
 from surefoot.training.step import train_step
+from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
 def write_toy_model(engine):
@@ -36,7 +36,12 @@ def write_toy_model(engine):
 
 def save(run, engine, state):
     return save_checkpoint(
-        run, engine, state, write_model=write_toy_model(engine), trainer_state={"global_step": state.step}, identity={"a": 1}
+        run,
+        engine,
+        state,
+        write_model=write_toy_model(engine),
+        trainer_state={"global_step": state.step},
+        identity={"a": 1},
     )
 
 
@@ -48,7 +53,9 @@ def engine():
 
 
 def test_state_comes_back_exactly(tmp_path, engine):
-    state = RunState(step=7, tokens=123, scale=LossScale(512.0, 3), best=Best(4, 0.1 + 0.2), evaluated=4, stale=1, seconds=1.5)
+    state = RunState(
+        step=7, tokens=123, scale=LossScale(512.0, 3), best=Best(4, 0.1 + 0.2), evaluated=4, stale=1, seconds=1.5
+    )
     folder = save(tmp_path, engine, state)
     assert verify_checkpoint(folder) == []
     found, rejected = newest_verified(tmp_path)

@@ -3,11 +3,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy import toy_engine
 
 from surefoot.training.checkpoint import save_checkpoint
 from surefoot.training.compare import compare_checkpoints
 from surefoot.training.state import RunState
+from toy import toy_engine
 
 
 @pytest.fixture

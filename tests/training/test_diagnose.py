@@ -1,8 +1,8 @@
 import pytest
 import torch
-from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 from surefoot.training.diagnose import find_origin
+from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
 def origin_of(engine, batches, objective=toy_loss):

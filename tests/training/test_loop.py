@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 from surefoot.errors import Diverged
 from surefoot.evaluate.loss import evaluate_loss
@@ -16,6 +15,7 @@ from surefoot.training.loop import Job, train
 from surefoot.training.optimizer import load_optimizer_tensors
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
+from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 EXAMPLES = toy_examples(20)
 
@@ -141,7 +141,12 @@ def test_a_finished_run_does_nothing_more(tmp_path):
 def test_patience_ends_the_run_and_saves(tmp_path):
     engine, diary = toy_engine(), Diary()
     job = make_job(
-        tmp_path, engine, schedule=Schedule("constant", 1e-12, 12, 0), eval_steps=frozenset(range(1, 13)), patience=2, min_delta=0.1
+        tmp_path,
+        engine,
+        schedule=Schedule("constant", 1e-12, 12, 0),
+        eval_steps=frozenset(range(1, 13)),
+        patience=2,
+        min_delta=0.1,
     )
     outcome = train(job, RunState(), diary, diary.stop)
     assert outcome.reason == "early_stopped"

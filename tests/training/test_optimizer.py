@@ -1,10 +1,10 @@
 import pytest
 import torch
-from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 from surefoot.errors import IntegrityError
 from surefoot.training.optimizer import adamw, load_optimizer_tensors
 from surefoot.training.step import train_step
+from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 # One fp32 update of numbers near 1 against float64: a few units in the last place.
 FP32_ROUNDING = 5e-7

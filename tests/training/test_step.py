@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 from surefoot.objectives.base import LossSum
 from surefoot.training import step as step_module
 from surefoot.training.guard import Verdict
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import train_step
+from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 # Sums of some dozens of fp32 terms in another order.
 REORDERED_SUM = 2e-6
@@ -51,9 +51,7 @@ def test_twin_mean_of_micro_batch_means_is_noticed():
 def test_clips_as_torch_does():
     engine, reference = toy_engine(), toy_engine()
     batches = toy_batches(toy_examples(8), 8)
-    report = train_step(
-        engine, toy_loss, batches, step=1, lr=0.1, scale=None, settings=settings(max_grad_norm=0.01)
-    )
+    report = train_step(engine, toy_loss, batches, step=1, lr=0.1, scale=None, settings=settings(max_grad_norm=0.01))
     (toy_loss(reference.model, batches[0]).loss / batches[0].weight).backward()
     norm = nn.utils.clip_grad_norm_(reference.model.parameters(), 0.01)
     for group in reference.optimizer.param_groups:
@@ -145,9 +143,7 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch():
 
 def test_report_counts_what_was_seen():
     engine, examples = toy_engine(), toy_examples(5)
-    report = train_step(
-        engine, toy_loss, toy_batches(examples, 2), step=1, lr=0.1, scale=None, settings=settings()
-    )
+    report = train_step(engine, toy_loss, toy_batches(examples, 2), step=1, lr=0.1, scale=None, settings=settings())
     assert report.tokens == sum(len(e.ids) for e in examples)
     assert report.weight == sum(int(e.supervised[1:].sum()) for e in examples)
     assert report.examples == (0, 1, 2, 3, 4)

@@ -48,7 +48,7 @@ def claim(config: RunConfig, mode: Mode) -> Claim:
     occupied = folder.is_dir() and any(folder.iterdir())
     if mode == "new" and occupied:
         raise InputError(
-            Fault("output", f"{folder} is not empty", "continue it with --resume, replace it with --overwrite, or name another")
+            Fault("output", f"{folder} is not empty", "continue it with --resume, replace it with --overwrite")
         )
     if mode == "overwrite" and occupied and not _is_run_folder(folder):
         raise InputError(
@@ -70,7 +70,8 @@ def occupy(claim: Claim) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         clear_leftovers(folder)
     except OSError as error:
-        raise EnvironmentFault(Fault(str(folder), f"cannot be prepared ({error.strerror})", "check its permissions")) from error
+        fault = Fault(str(folder), f"cannot be prepared ({error.strerror})", "check its permissions")
+        raise EnvironmentFault(fault) from error
 
 
 def _is_run_folder(folder: Path) -> bool:
@@ -79,30 +80,32 @@ def _is_run_folder(folder: Path) -> bool:
 
 def _resume(config: RunConfig, folder: Path) -> Claim:
     if not _is_run_folder(folder):
-        raise InputError(Fault("output", f"{folder} holds files but no surefoot run", "check the path, or leave out --resume"))
+        what = f"{folder} holds files but no surefoot run"
+        raise InputError(Fault("output", what, "check the path, or leave out --resume"))
     checkpoint, rejected = newest_verified(folder)
     if checkpoint is None:
         return Claim(folder, "resume")
     changes = diff_configs(_saved_config(folder), yaml.safe_load(dump_config(config)))
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
-        raise InputError(
-            [
-                Fault(change.key, f"was {change.old!r} in {folder}, is {change.new!r} now: {change.why}", "change it back, or start another run")
-                for change in refused
-            ]
-        )
+        raise InputError([_refusal(change, folder) for change in refused])
     plan = None
     if (folder / PLAN).is_file():
         plan = plan_from_json(json.loads((folder / PLAN).read_text(encoding="utf-8"))["plan"])
     return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan)
 
 
+def _refusal(change: Change, folder: Path) -> Fault:
+    what = f"was {change.old!r} in {folder}, is {change.new!r} now: {change.why}"
+    return Fault(change.key, what, "change it back, or start another run")
+
+
 def _saved_config(folder: Path) -> dict[str, Any]:
     try:
         return yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise InputError(Fault(str(folder / CONFIG), f"cannot be read ({error})", "restore it to resume this run")) from None
+        fault = Fault(str(folder / CONFIG), f"cannot be read ({error})", "restore it to resume this run")
+        raise InputError(fault) from None
 
 
 def saved_identity(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,46 +62,69 @@ def save_checkpoint(
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         _write_json(staging / STATE, state.to_json())
         _write_json(staging / "trainer_state.json", trainer_state)
-        files = {
-            path.relative_to(staging).as_posix(): {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
-            for path in sorted(staging.rglob("*"))
-            if path.is_file()
-        }
-        _write_json(staging / MANIFEST, {"schema": SCHEMA, "step": state.step, "identity": identity, "files": files})
+        _write_json(staging / MANIFEST, manifest(staging, sorted(staging.rglob("*")), state.step, identity))
     return final
+
+
+def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes and hashes of the files among `paths`, which lie in `folder`."""
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
+        for path in paths
+        if path.is_file()
+    }
+    return {"schema": SCHEMA, "step": step, "identity": identity, "files": files}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; IntegrityError when it is missing, torn or of another schema."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        schema = manifest["schema"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        schema = content["schema"]
     except FileNotFoundError:
         raise IntegrityError(Fault(str(path), "is missing: this checkpoint was never finished")) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(Fault(str(path), f"cannot be read ({error})")) from None
     if schema != SCHEMA:
         raise IntegrityError(Fault(str(path), f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
-    return manifest
+    return content
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file of a manifest. fault: what is wrong with it, None when every byte is as it was written."""
+
+    name: str
+    size: int
+    sha256: str
+    fault: Fault | None
+
+
+def check_files(folder: Path) -> list[FileCheck]:
+    """Hash every file that the folder's manifest names. IntegrityError when the manifest itself cannot be used."""
+    return [
+        FileCheck(name, expected["size"], expected["sha256"], _file_fault(folder / name, expected))
+        for name, expected in read_manifest(folder)["files"].items()
+    ]
+
+
+def _file_fault(path: Path, expected: Mapping[str, Any]) -> Fault | None:
+    if not path.is_file():
+        return Fault(str(path), "is missing")
+    if path.stat().st_size != expected["size"]:
+        return Fault(str(path), f"has {path.stat().st_size} bytes, not {expected['size']}")
+    if durable.sha256_file(path) != expected["sha256"]:
+        return Fault(str(path), "has another content than was written (SHA-256 differs)")
+    return None
 
 
 def verify_checkpoint(folder: Path) -> list[Fault]:
-    """Everything that is wrong with a checkpoint's files; empty when every byte is as it was written."""
+    """Everything that is wrong with a checkpoint's files; empty when it can be trusted."""
     try:
-        files = read_manifest(folder)["files"]
+        return [check.fault for check in check_files(folder) if check.fault]
     except IntegrityError as error:
         return list(error.faults)
-    faults = []
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            faults.append(Fault(str(path), "is missing"))
-        elif path.stat().st_size != expected["size"]:
-            faults.append(Fault(str(path), f"has {path.stat().st_size} bytes, not {expected['size']}"))
-        elif durable.sha256_file(path) != expected["sha256"]:
-            faults.append(Fault(str(path), "has another content than was written (SHA-256 differs)"))
-    return faults
 
 
 def list_checkpoints(run: Path) -> list[Checkpoint]:
@@ -156,9 +179,8 @@ def clear_leftovers(run: Path) -> None:
 def _require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:
     bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if bad:
-        raise Diverged(
-            Fault(f"step {step}", f"{len(bad)} tensors are not finite, first {bad[0]}", "the last checkpoint is untouched")
-        )
+        what = f"{len(bad)} tensors are not finite, first {bad[0]}"
+        raise Diverged(Fault(f"step {step}", what, "the last checkpoint is untouched"))
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ class SingleEngine:
     def grad_norm(self, scale: LossScale | None) -> torch.Tensor:
         gradients = self._gradients()
         if scale is not None:
-            torch._foreach_mul_(gradients, 1.0 / scale.scale)
+            torch._foreach_mul_(gradients, 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
         return nn.utils.get_total_norm(gradients)
 
     def apply(self, lr: float, grad_norm: torch.Tensor, max_grad_norm: float | None) -> None:

@@ -28,7 +28,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Token-weighted evaluation after `step` optimizer steps. perplexity is exp(loss); accuracy is of supervised tokens."""
+    """Token-weighted evaluation after `step` optimizer steps. perplexity: exp(loss). accuracy: share of supervised tokens."""
 
     step: int
     loss: float

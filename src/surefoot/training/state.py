@@ -61,9 +61,7 @@ class RunState:
         improved = report.loss < bar  # false for NaN
         clearly = improved and (self.best is None or report.loss < bar - min_delta)
         best = Best(report.step, report.loss) if improved else self.best
-        return dataclasses.replace(
-            self, best=best, evaluated=report.step, stale=0 if clearly else self.stale + 1
-        )
+        return dataclasses.replace(self, best=best, evaluated=report.step, stale=0 if clearly else self.stale + 1)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -1,0 +1,51 @@
+"""`surefoot verify`: is every byte as it was written, and are two runs the same?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--same-as",
+    "other",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Compare with another run or checkpoint, bit for bit.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def verify(folder: Path, other: Path | None, as_json: bool) -> None:
+    """Check FOLDER, a run or a checkpoint, against its manifests.
+
+    Exit 0: every file is as it was written (and the two are identical). Exit 4: something is not.
+    """
+    import json
+    import sys
+
+    from surefoot import hardware
+    from surefoot.errors import IntegrityError
+    from surefoot.report.console import open_console
+    from surefoot.report.verification import compare_folders, verify_folder
+    from surefoot.report.verify_table import differences_table, files_table, verdict
+
+    checks = verify_folder(folder)
+    faults = [fault for check in checks for fault in check.faults]
+    differences = compare_folders(folder, other) if other and not faults else None
+    if as_json:
+        print(json.dumps(verdict(checks, differences), indent=2))
+    else:
+        console = open_console(sys.stdout, **hardware.terminal_wishes())
+        console.show(files_table(checks))
+        if differences is not None:
+            console.show(differences_table(differences))
+        files = sum(len(check.files) for check in checks)
+        if not faults:
+            console.say(f"{files} files in {len(checks)} folders are as they were written")
+        if differences == []:
+            console.say(f"{folder} and {other} are identical: weights, optimizer, state and logged values")
+    if faults:
+        raise IntegrityError(faults)
+    if differences:
+        raise IntegrityError(f"{folder} and {other} differ in {len(differences)} places")

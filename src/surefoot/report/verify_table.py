@@ -1,0 +1,65 @@
+"""The findings of `surefoot verify` as tables, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from surefoot.report.verification import FolderCheck
+from surefoot.training.compare import Difference
+
+
+def files_table(checks: Sequence[FolderCheck]) -> Table:
+    """One row per file: folder, name, bytes, the head of its SHA-256, verdict."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("folder", "file"):
+        table.add_column(heading)
+    table.add_column("bytes", justify="right")
+    table.add_column("sha256")
+    table.add_column("verdict")
+    for check in checks:
+        if check.fault:
+            table.add_row(check.name, "", "", "", check.fault.what, style="bold red")
+        for file in check.files:
+            style = "bold red" if file.fault else ""
+            found = file.fault.what if file.fault else "ok"
+            table.add_row(check.name, file.name, f"{file.size:,}", file.sha256[:12], found, style=style)
+    return table
+
+
+def differences_table(differences: Sequence[Difference]) -> Table:
+    """One row per difference; no rows when there is none."""
+    table = Table(box=None, pad_edge=False, show_header=bool(differences))
+    table.add_column("where")
+    table.add_column("difference")
+    for difference in differences:
+        table.add_row(difference.where, difference.what)
+    return table
+
+
+def verdict(checks: Sequence[FolderCheck], differences: Sequence[Difference] | None) -> dict[str, Any]:
+    """JSON-able; `differences` is null when nothing was compared."""
+    return {
+        "ok": not any(check.faults for check in checks) and not differences,
+        "folders": [
+            {
+                "folder": check.name,
+                "fault": str(check.fault) if check.fault else None,
+                "files": [
+                    {
+                        "file": file.name,
+                        "bytes": file.size,
+                        "sha256": file.sha256,
+                        "fault": file.fault.what if file.fault else None,
+                    }
+                    for file in check.files
+                ],
+            }
+            for check in checks
+        ],
+        "differences": None
+        if differences is None
+        else [{"where": difference.where, "what": difference.what} for difference in differences],
+    }
