@@ -72,7 +72,7 @@ def tiny_llama(
     chat_template: bool = True,
     pad: bool = False,
 ) -> Path:
-    """A random Llama with its tokenizer, saved as `from_pretrained` expects it. spare_rows: embeddings beyond the vocabulary."""
+    """A random Llama with its tokenizer, saved for `from_pretrained`. spare_rows: embeddings beyond the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     llama3_tokenizer(folder, chat_template=chat_template, pad=pad)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)

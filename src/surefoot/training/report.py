@@ -28,7 +28,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Token-weighted evaluation after `step` optimizer steps. perplexity: exp(loss). accuracy: share of supervised tokens."""
+    """Token-weighted, after `step` optimizer steps. perplexity: exp(loss). accuracy: share of supervised tokens."""
 
     step: int
     loss: float
