@@ -1,0 +1,149 @@
+"""What a run says, and where it goes: to the screen at once, and to run.log with a time stamp.
+
+A console is live (a terminal: colours, and one display that is redrawn in place) or plain (a pipe, a file, a notebook,
+TERM=dumb, NO_COLOR): then it writes one line per event, flushed, without escape codes or carriage returns. `train`
+talks on stdout; commands whose stdout is data (`--json`) open their console on stderr.
+
+The trade-off: NO_COLOR asks only for no colours, but redrawing needs the same escape codes, so it gets plain lines.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import re
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import rich.console
+from rich.text import Text
+
+from surefoot import durable
+from surefoot.hardware import TerminalWishes
+
+_LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
+_ASCII = {"·": "|", "…": "...", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "✓": "ok"}
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|.)?|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class Console:
+    """One voice for a run.
+
+    live: redraw in place. colour: send colour codes (a pipe gets them only on request). width: columns, None to ask
+    the terminal. now: the wall clock of run.log.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        live: bool = False,
+        colour: bool = False,
+        width: int | None = _LOG_WIDTH,
+        now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
+    ):
+        self.live = live
+        self.screen = _Screen(stream, live=live, colour=colour, width=width)
+        self._now = now
+        self._log: Path | None = None
+        self._unlogged: list[str] = []
+
+    def say(self, text: str = "", *, style: str = "") -> None:
+        """Print text (one line, or several) and log it. Long lines are not wrapped."""
+        text = clean(text)
+        self.screen.print(Text(text, style), soft_wrap=True)
+        self.note(text)
+
+    def show(self, renderable: Any) -> None:
+        """Print a table or another rich renderable; run.log gets its plain form."""
+        self.screen.print(renderable)
+        self.note(as_plain_text(renderable))
+
+    def note(self, text: str) -> None:
+        """Write to run.log only. Before there is one, the lines are kept for it."""
+        stamp = self._now().isoformat(timespec="milliseconds")
+        lines = [f"{stamp} {line}".rstrip() for line in clean(text).splitlines() or [""]]
+        if self._log is None:
+            self._unlogged += lines
+        else:
+            self._write(lines)
+
+    def log_to(self, path: Path) -> None:
+        """Append to run.log from now on; what was said before goes in first. A line cut short by a kill is ended."""
+        self._log = path
+        if path.exists() and _ends_within_a_line(path):
+            durable.append_line(path, "")
+        self._write(self._unlogged)
+        self._unlogged = []
+
+    def _write(self, lines: list[str]) -> None:
+        assert self._log is not None
+        for line in lines:
+            durable.append_line(self._log, line)
+
+
+def open_console(stream: TextIO, wishes: TerminalWishes) -> Console:
+    """The console that fits the stream and what the user asked for.
+
+    A stream that cannot encode a character gets its ASCII form: "|" for "·".
+    """
+    unicode = (stream.encoding or "utf-8").lower().replace("-", "") in {"utf8", "utf16", "utf32"}
+    if not unicode and isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="surefoot.ascii")
+    live = stream.isatty() and unicode and not wishes.dumb and not wishes.no_color
+    colour = live or (wishes.force_color and not wishes.no_color)
+    return Console(stream, live=live, colour=colour, width=None if stream.isatty() else _LOG_WIDTH)
+
+
+def as_plain_text(renderable: Any, width: int = _LOG_WIDTH) -> str:
+    """A rich renderable as text without escape codes or trailing blanks."""
+    out = io.StringIO()
+    _Screen(out, live=False, colour=False, width=width).print(renderable)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def clean(text: str) -> str:
+    """Without escape sequences and control characters: what others print may hold both."""
+    return _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+class _Screen(rich.console.Console):
+    """rich without its own markup. When the reader leaves (`| head`) the run goes on and talks to run.log alone."""
+
+    def __init__(self, stream: TextIO, *, live: bool, colour: bool, width: int | None):
+        super().__init__(
+            file=stream,
+            force_terminal=live or colour,
+            force_interactive=live,
+            color_system="auto" if colour else None,
+            width=width,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in {b"", b"\n"}
+
+
+def _ascii_form(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    wanted = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character, "?") for character in wanted), error.end
+
+
+codecs.register_error("surefoot.ascii", _ascii_form)

@@ -1,0 +1,134 @@
+"""The curves of a run as PNG files: `training_loss.png`, `training_eval_loss.png`, `training_eval_accuracy.png`.
+
+File names and smoothing are those that users of LLaMA-Factory know. matplotlib is used without pyplot, so that nothing
+global changes, and is imported only when something is drawn. A picture that cannot be drawn is a caution, never the end of a run.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefoot import durable
+from surefoot.report.rows import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart by every kind of colour vision, and by lightness in print.
+_BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
+_SMOOTH_FROM = 10  # points; fewer are seen best as they are
+_MARKED_UP_TO = 60  # points; more would run together
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A column of trainer_log.jsonl worth a picture. factor: what the values are multiplied by for the unit shown."""
+
+    key: str
+    label: str
+    factor: float = 1.0
+
+
+EVAL_LOSS = Quantity("eval_loss", "evaluation loss (nats per token)")
+QUANTITIES = (
+    Quantity("loss", "training loss (nats per token)"),
+    EVAL_LOSS,
+    Quantity("eval_accuracy", "evaluation accuracy (% of tokens)", 100.0),
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Finite values by step; gaps: steps that were skipped or whose value was not finite."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    gaps: tuple[int, ...]
+
+
+def write_plots(run: Path, rows: Sequence[Row], name: str) -> tuple[list[Path], list[str]]:
+    """Draw what the rows hold. name: of the run, for the titles. Returns the files written and cautions."""
+    written: list[Path] = []
+    cautions: list[str] = []
+    evaluation = curve_of(rows, EVAL_LOSS)
+    for quantity in QUANTITIES:
+        curve = curve_of(rows, quantity)
+        if len(curve.values) < 2:
+            continue
+        path = run / f"training_{quantity.key}.png"
+        try:
+            durable.write_bytes(path, png(draw(curve, quantity, name, evaluation if quantity.key == "loss" else None)))
+            written.append(path)
+        except Exception as error:  # fonts, back ends, disk: whatever it is, the model is worth more than its picture
+            cautions.append(f"{path.name} was not drawn: {type(error).__name__}: {error}")
+    return written, cautions
+
+
+def curve_of(rows: Sequence[Row], quantity: Quantity) -> Curve:
+    points = [row for row in rows if quantity.key in row]
+    good = [row for row in points if row[quantity.key] is not None]
+    gaps = [row["current_steps"] for row in points if row[quantity.key] is None or "skipped" in row]
+    return Curve(
+        tuple(row["current_steps"] for row in good),
+        tuple(row[quantity.key] * quantity.factor for row in good),
+        tuple(gaps),
+    )
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Exponential moving average whose memory grows with the curve: weight 1.8 (sigmoid(n / 20) - 1/2)."""
+    weight = 1.8 * (1 / (1 + math.exp(-0.05 * len(values))) - 0.5)
+    smoothed: list[float] = []
+    for value in values:
+        last = smoothed[-1] if smoothed else value
+        smoothed.append(weight * last + (1 - weight) * value)
+    return smoothed
+
+
+def draw(curve: Curve, quantity: Quantity, name: str, evaluation: Curve | None = None) -> Figure:
+    """evaluation: a second curve in the same unit, drawn as points."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    _plot_values(axes, curve)
+    if evaluation is not None and evaluation.values:
+        axes.plot(
+            evaluation.steps, evaluation.values, "D", color=_ORANGE, mec="black", mew=0.6, ms=6, label="evaluation"
+        )
+    if curve.gaps:
+        on_floor = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(curve.gaps, [0.0] * len(curve.gaps), "X", color=_RED, ms=7, label="skipped or not finite", **on_floor)
+    axes.set_title(f"{name}: {quantity.label.partition(' (')[0]}", loc="left", fontsize=12)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(quantity.label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(axes.lines) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    out = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})  # equal runs, equal bytes
+    return out.getvalue()
+
+
+def _plot_values(axes: Axes, curve: Curve) -> None:
+    marker = "o" if len(curve.values) <= _MARKED_UP_TO else None
+    if len(curve.values) < _SMOOTH_FROM:
+        axes.plot(curve.steps, curve.values, color=_BLUE, linewidth=1.8, marker=marker, ms=4, label="measured")
+        return
+    axes.plot(curve.steps, curve.values, color=_SKY, alpha=0.7, linewidth=1.0, label="measured")
+    axes.plot(curve.steps, smooth(curve.values), color=_BLUE, linewidth=2.0, label="smoothed")

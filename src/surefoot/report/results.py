@@ -1,0 +1,78 @@
+"""train_results.json, eval_results.json and all_results.json, under the names that Hugging Face's Trainer gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from surefoot import durable
+from surefoot.report.rows import Row, finite, is_train_row
+from surefoot.training.report import EvalReport
+
+TRAIN, EVAL, ALL = "train_results.json", "eval_results.json", "all_results.json"
+
+
+def train_results(
+    rows: Sequence[Row],
+    *,
+    steps: int,
+    epoch: float,
+    examples: int,
+    tokens: int,
+    supervised: int,
+    skipped: int,
+    scaler_skips: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """steps, examples, tokens, supervised, seconds: of all sessions. Rates count everything between start and end."""
+    return {
+        "epoch": round(epoch, 6),
+        "train_loss": mean_loss(rows),
+        "train_steps": steps,
+        "train_examples": examples,
+        "train_tokens": tokens,
+        "train_supervised_tokens": supervised,
+        "skipped_steps": skipped,
+        "scaler_skipped_steps": scaler_skips,
+        "train_runtime": round(seconds, 3),
+        "train_steps_per_second": _rate(steps, seconds),
+        "train_samples_per_second": _rate(examples, seconds),
+        "train_tokens_per_second": _rate(tokens, seconds),
+    }
+
+
+def eval_results(report: EvalReport, epoch: float) -> dict[str, Any]:
+    """One evaluation; loss and accuracy are means over supervised tokens, accuracy between 0 and 1."""
+    return {
+        "epoch": round(epoch, 6),
+        "eval_step": report.step,
+        "eval_loss": finite(report.loss),
+        "eval_accuracy": finite(report.accuracy),
+        "perplexity": finite(report.perplexity),
+        "eval_tokens": report.weight,
+        "eval_runtime": round(report.seconds, 3),
+    }
+
+
+def write_results(
+    run: Path, train: Mapping[str, Any], evaluation: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Write the files and return what all_results.json holds. more: further figures, in all_results.json only."""
+    durable.write_json(run / TRAIN, train)
+    if evaluation is not None:
+        durable.write_json(run / EVAL, evaluation)
+    together = {**(evaluation or {}), **train, **(more or {})}
+    durable.write_json(run / ALL, together)
+    return together
+
+
+def mean_loss(rows: Sequence[Row]) -> float | None:
+    """Mean over the supervised tokens of the logged steps that had a finite loss."""
+    good = [row for row in rows if is_train_row(row) and row["loss"] is not None]
+    weight = sum(row["supervised_tokens"] for row in good)
+    return sum(row["loss"] * row["supervised_tokens"] for row in good) / weight if weight else None
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return round(count / seconds, 3) if seconds > 0 else None

@@ -1,0 +1,155 @@
+"""Reports as rows of trainer_log.jsonl and as Hugging Face's trainer_state.json. Pure functions on plain values.
+
+The first names are those that readers of LLaMA-Factory logs know; the rest is ours. A train row has `loss`, an
+evaluation row `eval_loss`, never both. Floats keep every digit, so that two runs can be compared bit for bit once
+TIMING_FIELDS are left out. A number that is not finite is null and named in `non_finite`: JSON has no NaN, and a 0.0 in
+its place would look like success.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.report.pace import Timing, clock_text
+from surefoot.training.report import EvalReport, StepReport
+
+Row = dict[str, Any]
+
+TIMING_FIELDS = frozenset(
+    {"elapsed_time", "remaining_time", "throughput", "supervised_throughput", "peak_memory", "eval_runtime"}
+)
+"""What depends on the clock and the machine. Every other field of two equal runs is equal, also across a resume."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the run a row stands. epoch: passes over the data so far. total_tokens, total_supervised_tokens: real
+    input tokens and loss tokens since step 1."""
+
+    total_steps: int
+    epoch: float
+    total_tokens: int
+    total_supervised_tokens: int
+
+
+def train_row(report: StepReport, position: Position, timing: Timing) -> Row:
+    """One optimizer step. `loss` is that step's own mean, not an average since the last row: an average would depend on
+    where a session began."""
+    row: Row = {
+        **_place(report.step, position),
+        "loss": finite(report.loss),
+        "lr": report.lr,
+        "grad_norm": finite(report.grad_norm),
+        "step_tokens": report.tokens,
+        "supervised_tokens": report.weight,
+    }
+    if report.non_finite:
+        row["non_finite"] = report.non_finite
+    if report.decision != "stepped":
+        row["skipped"] = report.decision
+    if report.scale is not None:
+        row["scale"] = report.scale
+    return {**row, **_times(timing)}
+
+
+def eval_row(report: EvalReport, position: Position, timing: Timing) -> Row:
+    """One evaluation, after `report.step` optimizer steps."""
+    row: Row = {
+        **_place(report.step, position),
+        "eval_loss": finite(report.loss),
+        "eval_perplexity": finite(report.perplexity),
+        "eval_accuracy": finite(report.accuracy),
+        "eval_tokens": report.weight,
+    }
+    if not math.isfinite(report.loss):
+        row["non_finite"] = "eval_loss"
+    return {**row, "eval_runtime": round(report.seconds, 3), **_times(timing)}
+
+
+def without_timing(row: Row) -> Row:
+    """What must be equal in two equal runs."""
+    return {key: value for key, value in row.items() if key not in TIMING_FIELDS}
+
+
+def is_train_row(row: Row) -> bool:
+    return "loss" in row
+
+
+def is_eval_row(row: Row) -> bool:
+    return "eval_loss" in row
+
+
+def trainer_state(
+    rows: Sequence[Row],
+    *,
+    step: int,
+    total_steps: int,
+    epoch: float,
+    epochs: float,
+    total_tokens: int,
+    batch_size: int,
+    log_every: int,
+    best_step: int | None = None,
+    best_loss: float | None = None,
+) -> Row:
+    """trainer_state.json as transformers' TrainerState reads it. epochs: length of the whole run. The best checkpoint
+    is named relative to the run folder, so the folder can be moved."""
+    return {
+        "best_global_step": best_step,
+        "best_metric": best_loss,
+        "best_model_checkpoint": None if best_step is None else f"checkpoint-{best_step}",
+        "epoch": round(epoch, 6),
+        "global_step": step,
+        "max_steps": total_steps,
+        "num_train_epochs": math.ceil(epochs),
+        "num_input_tokens_seen": total_tokens,
+        "train_batch_size": batch_size,
+        "logging_steps": log_every,
+        "is_local_process_zero": True,
+        "is_world_process_zero": True,
+        "log_history": [_history_entry(row) for row in rows],
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where JSON has no word for it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _place(step: int, position: Position) -> Row:
+    return {
+        "current_steps": step,
+        "total_steps": position.total_steps,
+        "epoch": round(position.epoch, 6),
+        "percentage": round(100 * step / position.total_steps, 2),
+        "total_tokens": position.total_tokens,
+        "total_supervised_tokens": position.total_supervised_tokens,
+    }
+
+
+def _times(timing: Timing) -> Row:
+    times = {
+        "elapsed_time": clock_text(timing.elapsed),
+        "remaining_time": None if timing.remaining is None else clock_text(timing.remaining),
+        "throughput": None if timing.throughput is None else round(timing.throughput, 2),
+        "supervised_throughput": (
+            None if timing.supervised_throughput is None else round(timing.supervised_throughput, 2)
+        ),
+        "peak_memory": timing.peak_memory,
+    }
+    return {key: value for key, value in times.items() if value is not None}
+
+
+# Ours -> theirs. No times: equal runs write equal files.
+_TRAIN_NAMES = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate", "skipped": "skipped"}
+_EVAL_NAMES = {name: name for name in ("eval_loss", "eval_perplexity", "eval_accuracy")}
+
+
+def _history_entry(row: Row) -> Row:
+    names = _TRAIN_NAMES if is_train_row(row) else _EVAL_NAMES
+    values = {theirs: row[ours] for ours, theirs in names.items() if ours in row}
+    extra = {"non_finite": row["non_finite"]} if "non_finite" in row else {}
+    return {"step": row["current_steps"], "epoch": row["epoch"], **values, **extra}

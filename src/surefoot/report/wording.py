@@ -1,0 +1,98 @@
+"""Numbers with units, and what happened as sentences. The same words on screen, in run.log and at the end."""
+
+from __future__ import annotations
+
+from surefoot.report.pace import Timing, clock_text
+from surefoot.training.report import EvalReport, StepReport
+
+
+def step_line(report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None) -> str:
+    """One step in one line; `state` is the guard's word."""
+    fields = [f"step {report.step}/{total_steps}", *step_numbers(report, timing, last_eval)]
+    if timing.remaining is not None:
+        fields.append(f"eta {eta_text(timing.remaining)}")
+    return " · ".join([*fields, state])
+
+
+def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | None) -> list[str]:
+    """The measurements of a step, most wanted first."""
+    evaluation = "" if last_eval is None else f" (eval {last_eval.loss:.4g} @ {last_eval.step})"
+    fields = [
+        f"loss {number(report.loss)}{evaluation}",
+        f"lr {report.lr:.3g}",
+        f"grad {number(report.grad_norm, 3)}",
+    ]
+    if timing.throughput is not None and timing.supervised_throughput is not None:
+        fields.append(f"{timing.throughput:,.0f} tok/s ({timing.supervised_throughput:,.0f} supervised)")
+    if timing.peak_memory is not None:
+        fields.append(f"mem {size_text(timing.peak_memory)}")
+    return fields
+
+
+def guard_state(report: StepReport, consecutive: int, skipped: int) -> str:
+    """consecutive, skipped: non-finite steps in a row now, and in the whole run."""
+    if report.decision == "non_finite":
+        return f"skipped {consecutive}"
+    if report.decision == "scaler":
+        return "skipped: scaler"
+    return f"ok ({skipped} skipped)" if skipped else "ok"
+
+
+def skip_sentence(report: StepReport, consecutive: int) -> str:
+    what = "loss" if report.non_finite == "loss" else "gradient"
+    return (
+        f"step {report.step}: {what} not finite; weights and moments unchanged; {consecutive} in a row; "
+        f"examples {example_list(report.examples)}"
+    )
+
+
+def eval_sentence(report: EvalReport, improved: bool) -> str:
+    return (
+        f"evaluation after step {report.step}: loss {report.loss:.4g} · perplexity {report.perplexity:.4g} · "
+        f"accuracy {report.accuracy:.1%} of {report.weight:,} tokens · {report.seconds:.1f} s"
+        + (" · best so far" if improved else "")
+    )
+
+
+def example_list(examples: tuple[int, ...], most: int = 8) -> str:
+    """`3, 17, 20 and 5 more`."""
+    shown = ", ".join(str(example) for example in examples[:most])
+    return f"{shown} and {len(examples) - most} more" if len(examples) > most else shown
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Significant digits, zeros kept: 1.200, not 1.2."""
+    return "not finite" if value is None else f"{value:#.{digits}g}".removesuffix(".")
+
+
+def eta_text(seconds: float) -> str:
+    """MM:SS below an hour, H:MM:SS above."""
+    return clock_text(seconds) if seconds >= 3600 else f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+def size_text(size: int) -> str:
+    """Bytes in decimal units: 1.2 GB is 1.2e9 bytes."""
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"
+
+
+def duration_text(seconds: float) -> str:
+    """`41 s`, `12 min 05 s`, `3 h 07 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def sample_text(step: int, prompt: str, answer: str, most: int = 400) -> str:
+    """A generated answer under its prompt, indented; a long text is cut, and says so."""
+    return f"sample at step {step}\n  prompt: {_indented(prompt, most)}\n  answer: {_indented(answer, most)}"
+
+
+def _indented(text: str, most: int) -> str:
+    shown = text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+    return shown.replace("\n", "\n          ")
