@@ -1,7 +1,8 @@
 """The curves of a run as PNG files: `training_loss.png`, `training_eval_loss.png`, `training_eval_accuracy.png`.
 
-File names and smoothing are those that users of LLaMA-Factory know. matplotlib is used without pyplot, so that nothing
-global changes, and is imported only when something is drawn. A picture that cannot be drawn is a caution, never the end of a run.
+File names and smoothing are those that users of LLaMA-Factory know. matplotlib is used without pyplot, so that
+nothing global changes, and is imported only when something is drawn. A picture that cannot be drawn is a caution, never
+the end of a run.
 """
 
 from __future__ import annotations

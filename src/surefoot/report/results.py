@@ -25,7 +25,7 @@ def train_results(
     scaler_skips: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """steps, examples, tokens, supervised, seconds: of all sessions. Rates count everything between start and end."""
+    """Counts and seconds are of all sessions. seconds: spent in steps, without evaluation and saving."""
     return {
         "epoch": round(epoch, 6),
         "train_loss": mean_loss(rows),

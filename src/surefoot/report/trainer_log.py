@@ -1,8 +1,8 @@
 """trainer_log.jsonl: one row per logged step and per evaluation, appended as it happens.
 
 Half a line at the end, as a power failure can leave it, is dropped when reading and cut off on resume. Rows are handed
-to the system at once, so a killed process loses none. `durable.flush` makes them survive a power failure too; it belongs
-before a checkpoint is published, because no row up to a checkpoint's step is ever written again.
+to the system at once, so a killed process loses none. `durable.flush` makes them survive a power failure too; it
+belongs before a checkpoint is published, because no row up to a checkpoint's step is ever written again.
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""The last lines of a run: what came out, where it lies, and what to type next. Every command works when pasted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from surefoot.report.wording import duration_text, size_text
+
+_FILES = (
+    ("adapter_model.safetensors", "the trained adapter"),
+    ("model.safetensors", "the trained model"),
+    ("model.safetensors.index.json", "the trained model, in several files"),
+    ("README.md", "model card with code to load it"),
+    ("all_results.json", "all figures"),
+    ("training_loss.png", "loss curve"),
+    ("trainer_log.jsonl", "every logged step"),
+    ("plan.json", "every choice with its reason"),
+    ("run.log", "everything said here"),
+)
+
+
+def finished(
+    run: Path,
+    results: Mapping[str, object],
+    *,
+    step: int,
+    total_steps: int,
+    early: bool,
+    seconds: float,
+    best_step: int | None,
+    skipped: int,
+) -> list[str]:
+    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps."""
+    return [
+        _ending(step, total_steps, early, seconds),
+        *_figures(results, best_step),
+        "all weights are finite" + (f"; {skipped} non-finite steps were skipped" if skipped else ""),
+        "",
+        f"left in {run}:",
+        *files_left(run),
+        "",
+        "next:",
+        *(f"  {command}" for command in next_commands(run)),
+    ]
+
+
+def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -> list[str]:
+    """command: what the user typed, with --resume, as separate words."""
+    return [
+        f"stopped after step {step}/{total_steps}; saved checkpoint-{step}; continue with:",
+        f"  {shlex.join(command)}",
+    ]
+
+
+def next_commands(run: Path) -> list[str]:
+    folder = shlex.quote(str(run))
+    return [
+        f"surefoot chat {folder}",
+        f'surefoot generate {folder} --prompt "Give three tips for staying healthy."',
+        f"surefoot verify {folder}",
+    ]
+
+
+def resume_command(typed: Sequence[str]) -> list[str]:
+    """The words that continue a run: what was typed, with --resume in place of --overwrite."""
+    kept = [word for word in typed if word not in {"--overwrite", "--resume"}]
+    return [*kept, "--resume"]
+
+
+def files_left(run: Path) -> list[str]:
+    """The files worth opening, those that exist, with size and purpose."""
+    found = [(name, purpose) for name, purpose in _FILES if (run / name).is_file()]
+    width = max((len(name) for name, _ in found), default=0)
+    return [f"  {name:<{width}}  {size_text((run / name).stat().st_size):>9}  {purpose}" for name, purpose in found]
+
+
+def _ending(step: int, total_steps: int, early: bool, seconds: float) -> str:
+    if early:
+        return f"stopped at step {step} of {total_steps}: evaluation no longer improves ({duration_text(seconds)})"
+    return f"done: {step} steps in {duration_text(seconds)}"
+
+
+def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:
+    known = {
+        "train_loss": "training loss {:.4g}",
+        "eval_loss": "evaluation loss {:.4g}",
+        "eval_accuracy": "accuracy {:.1%}",
+    }
+    figures = [form.format(results[key]) for key, form in known.items() if results.get(key) is not None]
+    best = [f"best checkpoint-{best_step}"] if best_step is not None else []
+    return [" · ".join(figures + best)] if figures or best else []
