@@ -1,0 +1,130 @@
+"""Keys that are fine alone and cannot hold together. Only what the config itself shows; the plan checks the rest.
+
+A key at its default never contradicts: a saved config spells out all defaults and must load again.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Iterator
+
+from surefoot.config.problems import Problem
+from surefoot.config.schema import OptimConfig, RunConfig
+
+
+def contradictions(config: RunConfig) -> list[Problem]:
+    """Every pair of keys that excludes each other, named both."""
+    return [problem for rule in _RULES for problem in rule(config)]
+
+
+def _problem(key: str, what: str, fix: str, *others: str) -> Problem:
+    return Problem(key, what, fix, "value", (key, *others))
+
+
+def _evaluation(config: RunConfig) -> Iterator[Problem]:
+    if config.data.eval != "none":
+        if config.early_stopping is not None and config.eval_every is None:
+            yield _problem(
+                "early_stopping",
+                "eval_every: null evaluates only at the end, too late to stop early",
+                "give eval_every a length, such as 200 steps",
+                "eval_every",
+            )
+        return
+    fix = "set data.eval to a file, a share or a count, or leave this key out"
+    wants = {
+        "early_stopping": config.early_stopping is not None,
+        "samples.count": config.samples.count > 0,
+        "eval_every": config.eval_every not in (None, RunConfig.model_fields["eval_every"].default),
+    }
+    for key, wanted in wants.items():
+        if wanted:
+            yield _problem(key, "needs evaluation data, and data.eval is none", fix, "data.eval")
+
+
+def _schedule(config: RunConfig) -> Iterator[Problem]:
+    optim = config.optim
+    if optim.schedule != "wsd":
+        if optim.decay != OptimConfig.model_fields["decay"].default:
+            yield _problem(
+                "optim.decay",
+                f"only the wsd schedule has a final decay, and optim.schedule is {optim.schedule}",
+                "set optim.schedule to wsd, or leave optim.decay out",
+                "optim.schedule",
+            )
+    elif isinstance(optim.warmup, float) and optim.warmup + optim.decay > 1:
+        yield _problem(
+            "optim.decay",
+            f"optim.warmup {optim.warmup:g} and optim.decay {optim.decay:g} together exceed the run",
+            "make their sum at most 1",
+            "optim.warmup",
+        )
+
+
+def _batch(config: RunConfig) -> Iterator[Problem]:
+    micro, size = config.batch.micro, config.batch.size
+    if micro != "auto" and micro > size:
+        yield _problem(
+            "batch.micro",
+            f"a forward pass of {micro} examples is more than a step of {size} (batch.size)",
+            f"use at most {size}, or raise batch.size",
+            "batch.size",
+        )
+
+
+def _attention(config: RunConfig) -> Iterator[Problem]:
+    chosen = config.attention
+    kernels = {
+        "flash": chosen.flash,
+        "mem_efficient": chosen.mem_efficient,
+        "cudnn": chosen.cudnn,
+        "math": chosen.math,
+    }
+    if chosen.implementation in ("eager", "flash_attention_2"):
+        for name in (name for name, switch in kernels.items() if switch == "on"):
+            yield _problem(
+                f"attention.{name}",
+                f"is a kernel of SDPA, and attention.implementation is {chosen.implementation}",
+                "set attention.implementation to sdpa, or leave this key out",
+                "attention.implementation",
+            )
+    if chosen.implementation == "sdpa" and set(kernels.values()) == {"off"}:
+        yield _problem(
+            "attention.implementation",
+            "sdpa has no kernel left: flash, mem_efficient, cudnn and math are all off",
+            "leave one on, or use eager",
+            *(f"attention.{name}" for name in kernels),
+        )
+
+
+def _precision(config: RunConfig) -> Iterator[Problem]:
+    base = config.precision.base
+    if config.adapter is None and base in ("fp16", "bf16"):
+        yield _problem(
+            "precision.base",
+            f"full fine-tuning trains the base itself, and what trains is held in fp32, not {base}",
+            f"leave precision.base out (precision.compute: {base} computes in {base}), or add an adapter",
+            "adapter",
+        )
+
+
+def _places(config: RunConfig) -> Iterator[Problem]:
+    model, output = config.model.path, config.output
+    if config.model.revision is not None and os.path.isdir(model):
+        yield _problem(
+            "model.revision", f"{model} is a folder on disk, which has no revisions", "leave it out", "model.path"
+        )
+    if os.path.isdir(model) and os.path.isdir(output) and os.path.samefile(model, output):
+        yield _problem("output", "is the model's own folder", "name another folder", "model.path")
+    if os.path.isfile(output):
+        yield _problem("output", f"{output} is a file", "name a folder")
+
+
+_RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
+    _evaluation,
+    _schedule,
+    _batch,
+    _attention,
+    _precision,
+    _places,
+)

@@ -1,0 +1,39 @@
+"""A config as YAML that reads back to the equal config, here and in tools that still follow YAML 1.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_scalars import plain_scalar
+
+_WIDTH = 1 << 30  # characters: no value is folded over lines
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML quotes what YAML 1.1 would read as no text (`no`, `12:30`); this adds what 1.2 would (`1e4`, `0o7`)."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    style = None if isinstance(plain_scalar(value), str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def plain_config(config: RunConfig) -> dict[str, Any]:
+    """The config as plain dicts, lists and scalars, defaults included; what `read_yaml` gives for the saved file."""
+    return config.model_dump(mode="json")
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML of the whole config, defaults included, in the order of the schema."""
+    return yaml.dump(
+        plain_config(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=_WIDTH
+    )

@@ -1,0 +1,109 @@
+"""What is wrong with the shape of a config, in our words and by dotted key. The place in the file is added later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from surefoot.config.keys import Key, all_keys
+from surefoot.config.nearest import nearest_key, nearest_word
+from surefoot.config.schema import RunConfig
+from surefoot.config.words import as_yaml, shown
+from surefoot.config.yaml_scalars import plain_scalar
+
+MOST_LISTED = 9  # keys of a group that one message lists
+
+
+@dataclass(frozen=True)
+class Problem:
+    """key: dotted path as the user gave it (an unknown key, or "adapter.targets.0").
+    at: which part of `key: value` to point at; "group" where the key itself is absent.
+    involves: keys of the schema whose values no further check may trust."""
+
+    key: str
+    what: str
+    fix: str
+    at: Literal["key", "value", "group"]
+    involves: tuple[str, ...]
+
+
+def shape_problems(data: dict[str, Any]) -> list[Problem]:
+    """Unknown and missing keys, wrong types, values out of range: all of them, one for each key."""
+    try:
+        RunConfig.model_validate(data)
+    except ValidationError as error:
+        problems: dict[tuple[str, str], Problem] = {}
+        for item in error.errors(include_url=False):
+            problem = _translate(item["type"], item["loc"], data)
+            subject = (problem.at, problem.involves[0] if problem.at == "value" else problem.key)
+            known = problems.get(subject)
+            if known is None or len(problem.key) > len(
+                known.key
+            ):  # each branch of a union reports: keep the most exact
+                problems[subject] = problem
+        return list(problems.values())
+    return []
+
+
+def without_consequences(problems: list[Problem]) -> list[Problem]:
+    """A misspelt key is one mistake: the required key that it was meant to be is not reported as missing too."""
+    meant = {key for problem in problems if problem.at == "key" for key in problem.involves}
+    return [
+        problem
+        for problem in problems
+        if problem.at != "group" or not any(f"{key}.".startswith(f"{problem.key}.") for key in meant)
+    ]
+
+
+def _translate(kind: str, location: tuple[int | str, ...], data: Any) -> Problem:
+    """`location` is a path into `data`, mixed with pydantic's names for branches of unions, which are skipped."""
+    path, node = "", data
+    for part in location:
+        step = f"{path}.{part}" if path else str(part)
+        inside_list = isinstance(node, list) and isinstance(part, int) and part < len(node)
+        if inside_list or (isinstance(node, dict) and part in node):
+            path, node = step, node[part]
+        elif kind == "missing" and step in all_keys():
+            return _missing(all_keys()[step])
+    return _unknown(path) if kind == "extra_forbidden" else _wrong(path, node)
+
+
+def _missing(key: Key) -> Problem:
+    under = f" under {key.group}" if key.group else ""
+    return Problem(key.path, "is required", f"add `{key.name}: {as_yaml(key.example)}`{under}", "group", (key.path,))
+
+
+def _unknown(path: str) -> Problem:
+    near = nearest_key(path)
+    group = path.rpartition(".")[0]
+    if near is not None and near.group == group:
+        return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,))
+    if near is not None:
+        nested = f" (key {near.name} under {near.group})" if near.group else ""
+        return Problem(path, "unknown key", f"did you mean {near.path}?{nested}", "key", (near.path,))
+    beside = [key.name for key in all_keys().values() if key.group == group]
+    listed = (
+        f"{group} has {', '.join(beside)}" if 0 < len(beside) <= MOST_LISTED else "`surefoot explain` lists all keys"
+    )
+    return Problem(path, "unknown key", listed, "key", ())
+
+
+def _wrong(path: str, value: Any) -> Problem:
+    name = path
+    while name not in all_keys():
+        name = name.rpartition(".")[0]
+    key = all_keys()[name]
+    return Problem(path, f"expected {key.expected}, got {shown(value)}", _remedy(key, value), "value", (name,))
+
+
+def _remedy(key: Key, value: Any) -> str:
+    if isinstance(value, str):
+        if (word := nearest_word(value, key.choices)) is not None:
+            return f"did you mean {word}?"
+        if not isinstance(plain_scalar(value), str) and not key.children:
+            return "remove the quotes"
+    elif key.expected.startswith("text") and isinstance(value, bool | int | float):
+        return "put it in quotes"
+    return f"for example `{key.name}: {as_yaml(key.example)}`"

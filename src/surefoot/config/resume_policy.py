@@ -1,0 +1,96 @@
+"""Which keys of the config may change when a run is resumed, and why.
+
+free: nothing about the training changes. warned: allowed, but the run is no longer the one that would have been.
+refused: the checkpoint's state belongs to the old value. A key without a row takes the row of its group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Policy = Literal["free", "warned", "refused"]
+
+
+class Rule(NamedTuple):
+    policy: Policy
+    why: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs. old, new: plain values as in the saved config."""
+
+    key: str
+    old: Any
+    new: Any
+    policy: Policy
+    why: str
+
+
+_ORDER = "the saved position in the data belongs to the old examples and their order"
+
+POLICIES: dict[str, Rule] = {
+    "stage": Rule("refused", "another stage is another training method"),
+    "model": Rule("refused", "the trained weights belong to the old base model"),
+    "tokenizer": Rule("refused", "token ids would mean something else"),
+    "adapter": Rule("refused", "the trained weights have the shape and scale of the old adapter"),
+    "data": Rule("refused", _ORDER),
+    "data.eval": Rule(
+        "warned", "evaluation losses before and after cannot be compared, so neither can the best checkpoint"
+    ),
+    "precision": Rule("refused", "the numbers would come from other arithmetic"),
+    "attention": Rule("refused", "the numbers would come from other kernels"),
+    "compile": Rule("refused", "the numbers would come from other kernels"),
+    "gradient_checkpointing": Rule("warned", "recomputed activations may differ in the last bit"),
+    "batch.size": Rule("refused", "steps, schedule and data position count batches of the old size"),
+    "batch.micro": Rule("warned", "sums are rounded in another order, so results differ in the last bits"),
+    "optim": Rule("refused", "the saved moments and the learning-rate curve belong to the old optimizer"),
+    "duration": Rule("warned", "the learning-rate curve is stretched to the new length from here on"),
+    "log_every": Rule("free", "only what is written down changes"),
+    "eval_every": Rule("free", "evaluation does not touch the training"),
+    "checkpoint.every": Rule("free", "saving does not touch the training"),
+    "checkpoint.keep": Rule("free", "saving does not touch the training"),
+    "checkpoint.best": Rule("refused", "the best checkpoint so far was chosen by the old rule"),
+    "early_stopping": Rule("warned", "the run may end at another step"),
+    "guard": Rule("warned", "the run may stop at another step"),
+    "bos": Rule("refused", "every example would start with other tokens"),
+    "samples": Rule("free", "sample answers do not touch the training"),
+    "output": Rule("free", "the run folder may have been moved"),
+    "seed": Rule("refused", "data order and every random draw follow from it"),
+}
+
+
+def rule_for(key: str) -> Rule:
+    """The rule of a key, or of the nearest group above it. Raises KeyError for a key that no rule covers."""
+    name = key
+    while name not in POLICIES:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            raise KeyError(key)
+    return POLICIES[name]
+
+
+def diff_configs(old: dict[str, Any], new: dict[str, Any]) -> list[Change]:
+    """What differs between two configs in plain form (`plain_config`), in the order of the keys."""
+    return _diff(old, new, "")
+
+
+def _diff(old: dict[str, Any], new: dict[str, Any], group: str) -> list[Change]:
+    changes: list[Change] = []
+    for name in {**old, **new}:
+        key = f"{group}.{name}" if group else name
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changes += _diff(before, after, key)
+        elif before != after:
+            rule = _split_rule(before, after) if key == "data.eval" else rule_for(key)
+            changes.append(Change(key, before, after, *rule))
+    return changes
+
+
+def _split_rule(before: Any, after: Any) -> Rule:
+    """An evaluation file stands beside the training examples; a share or a count is taken out of them."""
+    if isinstance(before, str) and isinstance(after, str):
+        return POLICIES["data.eval"]
+    return Rule("refused", f"a share or a count is split off the training examples; {_ORDER}")

@@ -1,0 +1,229 @@
+"""Reads YAML as version 1.2 means it, strictly, and remembers where everything stood.
+
+    document = read_yaml(Path("run.yaml"))
+    document.data["optim"]["lr"]          # 0.0001, written as 1e-4
+    document.values["optim.lr"]           # Position(line=4, column=7)
+
+PyYAML alone follows YAML 1.1: `1e-4` is text, `no` is false, `010` is 8, `12:30:45` is 45045, the second of two equal keys
+wins. Only its scanner and parser are used here; values are built from their events, so an alias is refused where
+it stands and never expanded. The price: tags, anchors, merge keys and keys with a dot, which a config has no use for,
+are errors. Input comes from strangers too, so size and depth are limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from yaml import events
+from yaml.error import Mark, YAMLError
+from yaml.parser import Parser
+from yaml.reader import Reader
+from yaml.scanner import Scanner
+
+from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.config.yaml_syntax import explain_syntax
+from surefoot.errors import Fault, InputError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+
+
+class Position(NamedTuple):
+    """Where something starts in its file, counted from 1 as editors do."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """data: plain dicts, lists and scalars. keys, values: position of each key and value by dotted path
+    ("adapter.targets.0" is the first item of a list). path: the file, as the user named it."""
+
+    data: dict[str, Any]
+    keys: dict[str, Position]
+    values: dict[str, Position]
+    path: str
+
+
+def read_yaml(path: Path) -> Document:
+    """The mapping in a YAML file. Raises InputError with every fault."""
+    document, faults = parse_yaml(read_text(path), str(path))
+    if faults:
+        raise InputError(faults)
+    return document
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file of at most MAX_BYTES. Raises InputError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(Fault(str(path), f"cannot be read ({error.strerror})")) from None
+    if len(content) > MAX_BYTES:
+        raise InputError(Fault(str(path), f"is larger than {MAX_BYTES // 1024} KiB", "give a config file"))
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(Fault(f"{path}:{line}", "is not UTF-8 text", "save the file as UTF-8")) from None
+
+
+def parse_yaml(text: str, path: str) -> tuple[Document, list[Fault]]:
+    """The mapping in `text`, and the faults that leave the rest readable (duplicate keys, tags, anchors).
+
+    Raises InputError where reading cannot go on: broken syntax, no mapping, several documents.
+    """
+    builder = _Builder(text, path)
+    data = builder.document()
+    if not isinstance(data, dict):
+        what = "is empty" if data is None else "does not start with a key"
+        raise InputError(Fault(path, what, "write `key: value` lines"))
+    return Document(data, builder.keys, builder.values, path), builder.faults
+
+
+def parse_value(text: str, where: str) -> Any:
+    """One value as a command line gives it: `1e-4`, `[q_proj, v_proj]`, `{kind: lora}`. Raises InputError."""
+    builder = _Builder(text, where, positions=False)
+    value = builder.document()
+    if builder.faults:
+        raise InputError(builder.faults)
+    return value
+
+
+class _Events(Reader, Scanner, Parser):
+    """PyYAML's pipeline up to the events: no values, no resolver."""
+
+    def __init__(self, text: str):
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.check_event():
+            yield self.get_event()
+
+
+class _Builder:
+    """Turns events into values, keys into dotted paths and marks into positions."""
+
+    def __init__(self, text: str, path: str, *, positions: bool = True):
+        self.text = text
+        self.path = path
+        self.positions = positions
+        self.keys: dict[str, Position] = {}
+        self.values: dict[str, Position] = {}
+        self.faults: list[Fault] = []
+
+    def document(self) -> Any:
+        try:
+            stream = iter(_Events(self.text))
+            next(stream)  # start of the stream
+            event = next(stream)
+            if isinstance(event, events.StreamEndEvent):
+                return None
+            if event.version and event.version < (1, 2):
+                self._fault(event.start_mark, "%YAML 1.1 gives words like no another meaning", "remove this line")
+            value = self._value(next(stream), stream, "", 0)
+            next(stream)  # end of the document
+            event = next(stream)
+        except (YAMLError, ValueError, OverflowError) as error:  # a bad \U escape is a ValueError in PyYAML
+            line, column, what, fix = explain_syntax(error, self.text)
+            where = place(self.path, Position(line, column)) if self.positions else self.path
+            raise InputError(Fault(where, what, fix)) from None
+        if isinstance(event, events.DocumentStartEvent):
+            raise InputError(Fault(self._where(event.start_mark), "a second document starts here", "keep one per file"))
+        return value
+
+    def _value(self, event: Any, stream: Iterator[Any], path: str, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            fault = Fault(self._where(event.start_mark), f"is nested more than {MAX_DEPTH} levels deep")
+            raise InputError(fault)
+        self.values[path] = _position(event.start_mark)
+        if isinstance(event, events.AliasEvent):
+            self._fault(event.start_mark, f"alias *{event.anchor} is not supported", "write the value out")
+            return None
+        if event.anchor is not None:
+            self._fault(event.start_mark, f"anchor &{event.anchor} is not supported", "remove it")
+        if event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._fault(event.start_mark, f"tag {tag} is not supported", "write a plain value")
+        if isinstance(event, events.ScalarEvent):
+            return self._scalar(event)
+        if isinstance(event, events.SequenceStartEvent):
+            return self._sequence(stream, path, depth)
+        return self._mapping(stream, path, depth)
+
+    def _scalar(self, event: events.ScalarEvent) -> Any:
+        if any("\ud800" <= letter <= "\udfff" for letter in event.value):
+            self._fault(event.start_mark, "half of a surrogate pair is no character", "write the character itself")
+            return ""
+        if not event.implicit[0]:  # quoted, or a block of text
+            return event.value
+        try:
+            return plain_scalar(event.value)
+        except ValueError:
+            self._fault(event.start_mark, f"a number of {len(event.value)} digits", "put it in quotes if it is text")
+            return None
+
+    def _sequence(self, stream: Iterator[Any], path: str, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(stream), events.SequenceEndEvent):
+            items.append(self._value(event, stream, _join(path, str(len(items))), depth + 1))
+        return items
+
+    def _mapping(self, stream: Iterator[Any], path: str, depth: int) -> dict[str, Any]:
+        items: dict[str, Any] = {}
+        while not isinstance(event := next(stream), events.MappingEndEvent):
+            name = self._key(event, path)
+            key_path = _join(path, name or "")
+            if name in items:
+                first = self.keys[key_path].line
+                self._fault(event.start_mark, f"{key_path}: duplicate key, first given in line {first}", "keep one")
+            if name is not None:
+                self.keys[key_path] = _position(event.start_mark)
+            value = next(stream)
+            built = self._value(value, stream, key_path, depth + 1)
+            if name is None:
+                continue  # reported; whatever it held cannot be addressed
+            items[name] = built
+            if isinstance(value, events.ScalarEvent) and value.start_mark.index == value.end_mark.index:
+                self.values[key_path] = self.keys[key_path]  # nothing after the colon: point at the key
+        return items
+
+    def _key(self, event: Any, path: str) -> str | None:
+        """The name, or None where it is none and has been reported."""
+        if not isinstance(event, events.ScalarEvent):
+            raise InputError(Fault(self._where(event.start_mark), "a key must be a plain name"))
+        if event.value == "<<" and event.implicit[0]:
+            self._fault(event.start_mark, "merge keys (<<) are not supported", "write the keys out")
+        elif "." in event.value:
+            nested = event.value.replace(".", ": {") + ": …" + "}" * event.value.count(".")
+            self._fault(event.start_mark, f"{_join(path, event.value)}: a key cannot hold a dot", f"write {nested}")
+        elif event.anchor is not None or event.tag is not None or not isinstance(self._scalar(event), str):
+            self._fault(event.start_mark, f"{_join(path, event.value)}: a key must be a plain name")
+        else:
+            return event.value
+        return None
+
+    def _where(self, mark: Mark) -> str:
+        return place(self.path, _position(mark)) if self.positions else self.path
+
+    def _fault(self, mark: Mark, what: str, fix: str = "") -> None:
+        self.faults.append(Fault(self._where(mark), what, fix))
+
+
+def place(path: str, position: Position) -> str:
+    return f"{path}:{position.line}:{position.column}"
+
+
+def _position(mark: Mark) -> Position:
+    return Position(mark.line + 1, mark.column + 1)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
