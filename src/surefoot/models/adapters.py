@@ -1,0 +1,142 @@
+"""LoRA and DoRA by PEFT, made repeatable and exact where PEFT leaves it open.
+
+LoRA (Hu et al. 2021):  y = W x + s B A x.  DoRA (Liu et al. 2024):  y = m / |W + s B A| * (W + s B A) x, by rows.
+The base is frozen; A, B and m are fp32 whatever the base is held in. What differs from plain PEFT: the draw of A
+depends on the seed alone, and m starts as the fp32 norm of W (PEFT rounds it to the base's dtype, so that a bf16 base
+would change before its first step).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import PreTrainedModel
+
+from surefoot.errors import Fault, InputError
+from surefoot.models.quiet import quiet_libraries
+from surefoot.models.vocabulary import is_tied
+from surefoot.planning.plan import AdapterPlan
+
+ADAPTER = "default"  # PEFT's name for the only adapter
+
+
+@dataclass(frozen=True)
+class ZeroRows:
+    """Rows of a module's weight whose norm is zero in fp32."""
+
+    module: str
+    rows: tuple[int, ...]
+
+
+def add_adapter(
+    model: PreTrainedModel, plan: AdapterPlan, *, seed: int, base: str, revision: str | None = None
+) -> PeftModel:
+    """Freeze `model` and put the planned adapter into it, in place.
+
+    base, revision: written into adapter_config.json, so that others find the base again; as the user gave them.
+    Raises InputError for a target that the model does not have, and for DoRA over rows of norm zero.
+    """
+    _check_targets(model, plan.targets.value)
+    if plan.kind.value == "dora":
+        _check_norms(model, plan.targets.value)
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
+        torch.manual_seed(seed)
+        adapted = get_peft_model(model, _lora_config(model, plan))
+    config = adapted.peft_config[ADAPTER]
+    config.base_model_name_or_path, config.revision = base, revision
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    if plan.kind.value == "dora":
+        _start_at_exact_norms(adapted)
+    return adapted
+
+
+def adapted_modules(model: PeftModel) -> list[str]:
+    """Names, within the base model, of the modules that carry the adapter."""
+    return [name for name, module in model.get_base_model().named_modules() if isinstance(module, LoraLayer)]
+
+
+def zero_norm_rows(model: nn.Module, targets: Collection[str]) -> list[ZeroRows]:
+    """Rows by whose norm DoRA would divide and get NaN, for the modules named in `targets`."""
+    found = []
+    for name in targets:
+        rows = (_row_norms(model.get_submodule(name)) == 0).nonzero().flatten().tolist()
+        if rows:
+            found.append(ZeroRows(name, tuple(rows)))
+    return found
+
+
+def compact_targets(names: Collection[str], targets: Collection[str]) -> list[str]:
+    """The shortest common way to name `targets` among all module `names`: last components if they match nothing else.
+
+    `q_proj` reads better than 32 full names, and works for tools that rename the prefix.
+    """
+    endings = {target.rpartition(".")[2] for target in targets}
+    matched = {name for name in names if name.rpartition(".")[2] in endings}
+    return sorted(endings if matched == set(targets) else targets)
+
+
+def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
+    names = [name for name, _ in model.named_modules()]
+    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    saved = set(plan.modules_to_save)
+    saves_embedding = any(
+        module in embeddings and name.rpartition(".")[2] in saved for name, module in model.named_modules()
+    )
+    return LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=plan.rank,
+        lora_alpha=int(plan.alpha) if plan.alpha.is_integer() else plan.alpha,  # type: ignore[arg-type]
+        lora_dropout=plan.dropout,
+        use_rslora=plan.rslora,
+        use_dora=plan.kind.value == "dora",
+        target_modules=compact_targets(names, plan.targets.value),
+        modules_to_save=sorted(saved) or None,
+        ensure_weight_tying=saves_embedding and is_tied(model),
+    )
+
+
+def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
+    modules = dict(model.named_modules())
+    faults = []
+    for target in targets:
+        if target not in modules:
+            near = difflib.get_close_matches(target, modules, n=1)
+            fix = f"did you mean {near[0]}?" if near else "see `surefoot plan` for the model's linear layers"
+            faults.append(Fault("adapter.targets", f"the model has no module {target}", fix))
+        elif not isinstance(modules[target], nn.Linear):
+            what = f"{target} is no linear layer but {type(modules[target]).__name__}"
+            faults.append(Fault("adapter.targets", what, "name linear layers"))
+    if faults or not targets:
+        raise InputError(faults or Fault("adapter.targets", "matches no module", "name linear layers"))
+
+
+def _check_norms(model: nn.Module, targets: Sequence[str]) -> None:
+    faults = []
+    for zero in zero_norm_rows(model, targets):
+        shown = ", ".join(map(str, zero.rows[:5])) + (", …" if len(zero.rows) > 5 else "")
+        what = f"{len(zero.rows)} rows of its weight are zero ({shown}), and DoRA divides by their norm"
+        faults.append(Fault(zero.module, what, "use adapter.kind: lora, or leave it out of adapter.targets"))
+    if faults:
+        raise InputError(faults)
+
+
+@torch.no_grad()
+def _start_at_exact_norms(model: PeftModel) -> None:
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            magnitude = module.lora_magnitude_vector[ADAPTER].get_parameter("weight")
+            magnitude.copy_(_row_norms(module.get_base_layer()))
+
+
+@torch.no_grad()
+def _row_norms(layer: nn.Module) -> torch.Tensor:
+    """|W| by rows, [out_features] in fp32, as DoRA's forward computes it."""
+    return torch.linalg.norm(layer.get_parameter("weight").float(), dim=1)

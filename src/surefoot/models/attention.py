@@ -1,0 +1,96 @@
+"""Carry out an attention plan, and see with the profiler which kernel really ran.
+
+What was asked for and what ran can differ: SDPA falls back silently when a mask, a dtype or dropout does not suit a
+kernel. `attention_context` lets torch dispatch to the planned kernels only, `observe_kernels` reports what happened.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.planning.plan import AttentionPlan, SdpaKernel
+
+_BACKEND: dict[SdpaKernel, SDPBackend] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+# How the profiler names an attention kernel. Backward operators begin with the same words.
+_OPERATOR = {
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "mem_efficient",
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_scaled_dot_product_attention_math": "math",
+    "flash_attn": "flash_attention_2",
+}
+
+
+def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
+    """A fresh context in which SDPA may use exactly the planned kernels. Nothing for other implementations.
+
+    Enter it around forward *and* backward: gradient checkpointing runs attention again in the backward pass.
+    """
+    if plan.implementation.value != "sdpa":
+        return nullcontext()
+    return sdpa_kernel([_BACKEND[kernel] for kernel in plan.kernels.value])
+
+
+def decoding_context() -> AbstractContextManager[object]:
+    """Kernels for generation, whatever training uses: left padding needs a mask, and one query row has no causality."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def observe_kernels(run: Callable[[], object]) -> set[str]:
+    """Run under the profiler; which attention ran: flash | mem_efficient | cudnn | math | flash_attention_2 | eager."""
+    profiler = profile(activities=[ProfilerActivity.CPU])  # operators are dispatched, and seen, on the host
+    with _muted_stderr():
+        profiler.start()
+    try:
+        run()
+    finally:
+        with _muted_stderr():
+            profiler.stop()
+    return kernels_among(event.key for event in profiler.key_averages())
+
+
+def kernels_among(operators: Iterable[str]) -> set[str]:
+    """Attention kernels by the operators that a profile shows. eager: a softmax of its own and no kernel."""
+    seen, softmax = set[str](), False
+    for operator in operators:
+        seen.update(kernel for prefix, kernel in _OPERATOR.items() if operator.startswith(prefix))
+        softmax = softmax or operator == "aten::softmax"
+    return seen or ({"eager"} if softmax else set())
+
+
+def verify_attention(run: Callable[[], object], plan: AttentionPlan) -> list[str]:
+    """Run one forward pass and raise EnvironmentFault unless the planned kernel, and no other, was seen.
+
+    run: a forward pass at the run's own shapes, dtype and contexts. Returns what was seen, for the plan's record.
+    """
+    seen = observe_kernels(run)
+    if seen != {plan.expected.value}:
+        what = f"planned {plan.expected.value}, but the profiler saw {', '.join(sorted(seen)) or 'no attention'}"
+        raise EnvironmentFault(Fault("attention", what, "name the kernel you want, such as attention.math: on"))
+    return sorted(seen)
+
+
+@contextmanager
+def _muted_stderr() -> Iterator[None]:
+    """The profiler writes to file descriptor 2 when it starts and stops, from C++; no setting in Python stops it."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,155 @@
+"""What a model folder holds, checked before any library opens it.
+
+Reads `config.json` and the headers of the safetensors files in plain Python: a few kilobytes, no torch. That finds a
+missing shard, a truncated file, pickled weights and a config that would fetch code, each with one clear line. What it
+cannot find is a flipped bit: safetensors keeps no checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import Fault, InputError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_DISTRIBUTED = "shard-*-model-*-of-*.safetensors"  # transformers would prefer these to model.safetensors
+_HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
+
+# Keys that name code or kernels to fetch, or a file to load in place of the usual one. They are never passed on.
+_CODE_PREFIXES = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+_DROPPED = ("auto_map", "custom_pipelines", "fusion_config", "transformers_weights", "name_or_path", "_name_or_path")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor on disk. dtype: the safetensors name, such as "BF16"."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries."""
+    path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(Fault(str(folder), "holds an adapter, not a model", "name its base model instead"))
+    if not path.is_file():
+        raise InputError(Fault(str(folder), "has no config.json", "give a folder with config.json and *.safetensors"))
+    config = read_json(path)
+    faults = list(_hostile_fields(config, str(path)))
+    if "quantization_config" in config:
+        faults.append(Fault(str(path), "the weights are quantised", "use the unquantised model"))
+    if faults:
+        raise InputError(faults)
+    return _without_code(config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises InputError with line and column."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}")) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise InputError(Fault(str(path), f"not JSON: {error}")) from error
+    if not isinstance(data, dict):
+        raise InputError(Fault(str(path), "not a JSON object"))
+    return data
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Name -> where and what, for all weights. Raises InputError: no safetensors, missing or damaged files."""
+    tensors: dict[str, StoredTensor] = {}
+    faults: list[Fault] = []
+    for file in _weight_files(folder):
+        try:
+            tensors.update(_read_header(file))
+        except InputError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise InputError(faults)
+    return tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if any(folder.glob(_DISTRIBUTED)):
+        what = "a distributed checkpoint, whose metadata is pickled and can run code when opened"
+        raise InputError(Fault(str(folder), what, "use a plain safetensors version of this model"))
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise InputError(Fault(str(folder / INDEX), "has no weight_map"))
+        names = sorted(set(weight_map.values()))
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise InputError(Fault(str(folder / INDEX), f"points outside its folder: {outside[0]}"))
+        return [folder / name for name in names]
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    if pickled:
+        what = f"only pickled weights ({pickled[0]}), which can run code when opened"
+        raise InputError(Fault(str(folder), what, "use a safetensors version of this model"))
+    raise InputError(Fault(str(folder), f"no weights: neither {SINGLE} nor {INDEX}"))
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    """The header of one safetensors file: 8 bytes of length, then JSON with data offsets."""
+    if not file.is_file():
+        raise InputError(Fault(str(file), f"missing, but {INDEX} names it", "copy or download the model again"))
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 + length or length > _HEADER_LIMIT:
+            raise _cut(file, size, "a complete header")
+        try:
+            header = json.loads(stream.read(length))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            tensors = {
+                name: StoredTensor(file, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()
+            }
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise InputError(Fault(str(file), "not a safetensors file", "copy or download the model again")) from error
+    if size != 8 + length + end:
+        raise _cut(file, size, f"{8 + length + end:,} bytes")
+    return tensors
+
+
+def _cut(file: Path, size: int, expected: str) -> InputError:
+    return InputError(Fault(str(file), f"damaged: {size:,} bytes, expected {expected}", "copy or download it again"))
+
+
+def _hostile_fields(value: Any, where: str) -> list[Fault]:
+    """Fields, at any depth, that name a repository from which transformers would load a kernel (CVE-2026-4372)."""
+    faults: list[Fault] = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, str) and key.startswith(_CODE_PREFIXES) and _names_repository(item):
+                faults.append(Fault(where, f"{key} names code to download: {item!r}", f"delete {key} from the file"))
+            faults.extend(_hostile_fields(item, where))
+    elif isinstance(value, list):
+        for item in value:
+            faults.extend(_hostile_fields(item, where))
+    return faults
+
+
+def _names_repository(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_names_repository(item) for item in value.values())
+    return isinstance(value, str) and "/" in value
+
+
+def _without_code(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_code(item)
+            for key, item in value.items()
+            if key not in _DROPPED and not key.startswith(_CODE_PREFIXES)
+        }
+    return [_without_code(item) for item in value] if isinstance(value, list) else value

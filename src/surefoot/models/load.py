@@ -1,0 +1,167 @@
+"""From a model folder to a model whose every weight is known: where it came from, its dtype, and that it is finite.
+
+`load_model` opens safetensors only, runs no code from the folder, and refuses what transformers would paper over
+(missing weights drawn at random, mismatched shapes, NaN). It costs one extra pass over the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import safe_open
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.models.folder import StoredTensor, read_config, stored_tensors
+from surefoot.models.quiet import quiet_libraries
+from surefoot.models.vocabulary import check_tied, resize_vocabulary
+
+_SHOWN = 3  # names per kind of fault: enough to see the pattern
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in the folder, without remote code. Raises InputError where there is none."""
+    try:
+        with quiet_libraries():
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        what = f"no tokenizer can be read: {_one_line(error)}"
+        raise InputError(Fault(str(folder), what, "tokenizer.json must stand beside the weights")) from error
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    attention_implementation: str,
+    device: torch.device,
+    vocab_rows: int | None = None,
+) -> PreTrainedModel:
+    """The causal language model in `folder`, in eval mode, all floating-point parameters in `dtype`.
+
+    attention_implementation: eager | sdpa | flash_attention_2. vocab_rows: embedding rows wanted, more than there are
+    (see `resize_vocabulary`). Raises InputError for anything that is not an intact model: each fault names file or
+    tensor.
+    """
+    config = _config(folder)
+    stored = stored_tensors(folder)
+    model, info = _open(folder, config, dtype, attention_implementation)
+    faults = [*_key_faults(info, stored, folder), *_non_finite(model, stored, folder, dtype)]
+    if faults:
+        raise InputError(faults)
+    check_tied(model, str(folder))
+    if vocab_rows is not None:
+        resize_vocabulary(model, vocab_rows)
+    return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    fields = read_config(folder)
+    where = str(folder / "config.json")
+    family = fields.pop("model_type", None)
+    if family not in CONFIG_MAPPING:
+        what = f"unknown model_type {family!r}; code that comes with a model is never run"
+        raise InputError(Fault(where, what, "use a model that transformers knows"))
+    try:
+        with quiet_libraries():
+            return CONFIG_MAPPING[family].from_dict(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+        raise InputError(Fault(where, _one_line(error))) from error
+
+
+def _open(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, attention_implementation: str
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    try:
+        with quiet_libraries():
+            return AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportReturnType]
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention_implementation,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are listed in the info, and refused by us, all at once
+                output_loading_info=True,
+            )
+    except ImportError as error:
+        raise EnvironmentFault(Fault("attention", _one_line(error), "choose sdpa or eager")) from error
+    except (ValueError, OSError, TypeError, AssertionError, KeyError) as error:
+        raise InputError(Fault(str(folder), _one_line(error))) from error
+
+
+def _key_faults(info: Mapping[str, Any], stored: Mapping[str, StoredTensor], folder: Path) -> list[Fault]:
+    """A model that is not fully and exactly described by its files is refused, never completed at random."""
+    faults = []
+    for key, what in (
+        ("missing_keys", "weights that the config needs are missing"),
+        ("unexpected_keys", "weights that the config does not know"),
+    ):
+        if names := sorted(info[key]):
+            faults.append(Fault(_place(names, stored, folder), f"{len(names)} {what}: {_some(names)}"))
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, on_disk, expected = mismatched[0]
+        what = f"{len(mismatched)} weights do not fit config.json, first {name}: {list(on_disk)} in the file"
+        faults.append(Fault(_place([name], stored, folder), f"{what}, {list(expected)} by the config"))
+    return faults
+
+
+def _non_finite(
+    model: PreTrainedModel, stored: Mapping[str, StoredTensor], folder: Path, dtype: torch.dtype
+) -> list[Fault]:
+    faults = []
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not tensor.is_floating_point() or is_finite(tensor):
+            continue
+        place = _place([name], stored, folder)
+        if name in stored and _finite_on_disk(stored[name], name):
+            largest = torch.finfo(dtype).max
+            what = f"{name} does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest:g}"
+            faults.append(Fault(place, what, "hold the base in bf16 or fp32 (precision.base)"))
+        else:
+            count = int((~torch.isfinite(tensor)).sum())
+            what = f"{name} has {count:,} of {tensor.numel():,} values that are NaN or infinite"
+            faults.append(Fault(place, what, "the file is damaged or its training diverged; get another copy"))
+    return faults
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """True where all values are; one pass without a temporary of the tensor's size. NaN survives min and max."""
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor.detach())
+    return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def _finite_on_disk(entry: StoredTensor, name: str) -> bool:
+    with safe_open(entry.file, framework="pt") as file:
+        return is_finite(file.get_tensor(name))
+
+
+def _place(names: Collection[str], stored: Mapping[str, StoredTensor], folder: Path) -> str:
+    """The file that holds the first of these tensors, else the folder."""
+    return next((str(stored[name].file) for name in names if name in stored), str(folder))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _one_line(error: BaseException) -> str:
+    """A library's message without its line breaks; the type too where the message is only a key."""
+    text = textwrap.shorten(str(error), 240, placeholder=" …")
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()

@@ -1,0 +1,28 @@
+"""Carry out a precision plan: autocast for the matrix products, TF32 for the rest."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from surefoot.planning.plan import DType, PrecisionPlan
+
+TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[object]:
+    """A fresh context for one forward pass, in which matrix products run in the compute dtype. Nothing for fp32.
+
+    The cache of cast weights ends with the context, so a weight that an optimizer step changed is cast anew.
+    """
+    if plan.compute.value == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=TORCH_DTYPE[plan.compute.value])
+
+
+def set_tf32(plan: PrecisionPlan) -> None:
+    """Allow or forbid TF32 in fp32 matrix products on NVIDIA GPUs, for this process; elsewhere it has no effect."""
+    precision = "tf32" if plan.tf32.value else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.fp32_precision = precision

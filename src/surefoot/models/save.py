@@ -1,0 +1,82 @@
+"""Write and read trained weights in the formats that everyone reads: PEFT adapters and transformers models.
+
+Files are written plainly; staging, hashing and fsync are the caller's (`surefoot.durable`). Equal weights give equal
+bytes: names are sorted, no time stamp, no absolute path.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from surefoot.errors import Fault, InputError
+from surefoot.models.adapters import ADAPTER
+from surefoot.models.forward import causal_model
+from surefoot.models.quiet import quiet_libraries
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool) -> None:
+    """adapter_model.safetensors and adapter_config.json, as `PeftModel.from_pretrained(base, folder)` reads them.
+
+    save_embedding: also the embedding and head, where rows were added to them (the base must then be resized first).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model, save_embedding).items()}
+    save_file(_without_sharing(tensors), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    fields = {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in model.peft_config[ADAPTER].to_dict().items()
+    }
+    fields["inference_mode"] = True  # what PEFT writes: others load it frozen
+    text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
+    (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def load_adapter_weights(model: PeftModel, folder: Path, *, save_embedding: bool) -> None:
+    """Put saved weights into a model with the same adapter, bit for bit. Raises InputError where it is another one."""
+    path = folder / ADAPTER_WEIGHTS
+    saved, expected = load_file(path), adapter_tensors(model, save_embedding)
+    if different := sorted(saved.keys() ^ expected.keys()):
+        what = f"{len(different)} weights are in only one of file and model, first {different[0]}"
+        raise InputError(Fault(str(path), what, "it belongs to another model or adapter"))
+    for name, tensor in saved.items():
+        if tensor.shape != expected[name].shape:
+            what = f"{name} is {list(tensor.shape)}, the model's is {list(expected[name].shape)}"
+            raise InputError(Fault(str(path), what, "it belongs to another model or adapter"))
+    with quiet_libraries():
+        set_peft_model_state_dict(model, saved, ADAPTER)
+
+
+def adapter_tensors(model: PeftModel, save_embedding: bool) -> dict[str, torch.Tensor]:
+    """Name in the file -> tensor, sorted. The flag is never left to PEFT, which would ask the hub about the base."""
+    with quiet_libraries():
+        tensors = get_peft_model_state_dict(model, save_embedding_layers=save_embedding)
+    return dict(sorted(tensors.items()))
+
+
+def save_full(model: nn.Module, folder: Path) -> None:
+    """config.json, generation_config.json and model*.safetensors, as `AutoModelForCausalLM.from_pretrained` reads them.
+
+    Parameters keep their dtype and bits; a tied head is written once and tied again on loading.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet_libraries():
+        causal_model(model).save_pretrained(folder)
+
+
+def _without_sharing(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """safetensors refuses two names for one memory (a tied embedding and head): give each its own."""
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        own[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return own

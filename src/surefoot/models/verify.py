@@ -1,0 +1,108 @@
+"""Reality against the plan, after set-up and before step 1.
+
+Libraries change dtypes, unfreeze, fall back. A plan that was printed but not carried out is worse than none, so every
+parameter is looked at. The result goes into plan.json under "verified".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.models.adapters import adapted_modules
+from surefoot.models.checkpointing import has_gradient_checkpointing
+from surefoot.models.forward import causal_model, output_head
+from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.vocabulary import is_tied
+from surefoot.planning.plan import RunPlan
+
+# Head-only logits and the model's own differ by nothing but the order of rounding; a scale or a cap in between is
+# orders of magnitude more.
+_HEAD_TOLERANCE = 1e-2
+
+
+def verify_model(model: nn.Module, plan: RunPlan) -> dict[str, Any]:
+    """Compare dtypes, trainable parameters, adapter targets, tying, attention, device and checkpointing with the plan.
+
+    Returns what was found, JSON-able. Raises EnvironmentFault with one line per difference.
+    """
+    base = causal_model(model)
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    found: dict[str, Any] = {
+        "trainable_dtypes": _dtypes(trainable.values()),
+        "frozen_dtypes": _dtypes(frozen.values()),
+        "trainable": sum(p.numel() for p in trainable.values()),
+        "trainable_tensors": len(trainable),
+        "targets": adapted_modules(model) if isinstance(model, PeftModel) else [],
+        "tied": is_tied(base),
+        "attention": base.config._attn_implementation,
+        "devices": sorted({p.device.type for p in model.parameters()}),
+        "gradient_checkpointing": has_gradient_checkpointing(model),
+    }
+    expected: dict[str, Any] = {
+        "trainable_dtypes": [_dtype_name(TORCH_DTYPE[plan.precision.trainable.value])],
+        "frozen_dtypes": [_dtype_name(TORCH_DTYPE[plan.precision.base.value])] if frozen else [],
+        "trainable": plan.trainable,
+        "targets": list(plan.adapter.targets.value) if plan.adapter else [],
+        "tied": bool(base.config.get_text_config().tie_word_embeddings),
+        "attention": plan.attention.implementation.value,
+        "devices": [plan.device.value],
+        "gradient_checkpointing": plan.memory.gradient_checkpointing.value,
+    }
+    faults = [
+        Fault(f"plan: {key}", f"planned {_shown(wanted)}, found {_shown(found[key])}")
+        for key, wanted in expected.items()
+        if _unordered(found[key]) != _unordered(wanted)
+    ]
+    if faults:
+        raise EnvironmentFault(faults)
+    return found
+
+
+@torch.no_grad()
+def verify_head(model: nn.Module, device: torch.device) -> float:
+    """The largest difference between head(hidden states) and the model's own logits, relative to the largest logit.
+
+    Raises EnvironmentFault where the model does more than apply its head (scales or caps logits): then the loss on
+    supervised positions would not be the model's loss.
+    """
+    base = causal_model(model)
+    was_training = model.training
+    model.eval()
+    try:
+        ids = torch.arange(8, device=device).unsqueeze(0)
+        own = base(input_ids=ids, use_cache=False).logits.float()
+        hidden = base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        ours = output_head(model)(hidden).float()
+    finally:
+        model.train(was_training)
+    difference = float((own - ours).abs().max() / own.abs().max())
+    if not difference <= _HEAD_TOLERANCE:
+        what = f"its logits are not head(hidden states): they differ by {difference:.2g} of the largest"
+        raise EnvironmentFault(Fault(type(base).__name__, what, "this family is not supported yet"))
+    return difference
+
+
+def _dtypes(parameters: Iterable[torch.Tensor]) -> list[str]:
+    return sorted({_dtype_name(parameter.dtype) for parameter in parameters})
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unordered(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> str:
+    """A short form: long lists as their length and first element."""
+    if isinstance(value, list):
+        return f"{len(value)} ({value[0]}, …)" if len(value) > 4 else ", ".join(value) or "none"
+    return str(value)

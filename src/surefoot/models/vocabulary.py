@@ -1,0 +1,60 @@
+"""Rows of the embedding and the output head: tied or not, and how rows are added.
+
+New rows are the mean of the existing ones (Hewitt 2021, "Initializing new word embeddings for pretrained language
+models"): with a random or zero row the new token could take probability from all the others at step 0, with the mean
+its logit is the mean logit. It is computed in float64, so that it does not depend on the device or the thread count
+beyond the last bit of fp32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from surefoot.errors import Fault, InputError
+from surefoot.models.quiet import quiet_libraries
+
+
+def embedding_and_head(model: PreTrainedModel) -> tuple[nn.Parameter, nn.Parameter]:
+    """The two weights, each [vocabulary, hidden]; one and the same where they are tied."""
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal language model has an output head"
+    return model.get_input_embeddings().get_parameter("weight"), head.get_parameter("weight")
+
+
+def is_tied(model: PreTrainedModel) -> bool:
+    """True where embedding and output head are one parameter."""
+    embedding, head = embedding_and_head(model)
+    return embedding is head
+
+
+def check_tied(model: PreTrainedModel, where: str) -> None:
+    """Raises InputError where the config ties the head to the embedding but the files hold two different matrices."""
+    if model.config.get_text_config().tie_word_embeddings and not is_tied(model):
+        what = "config.json ties the output head to the embedding, but the files hold two different ones"
+        raise InputError(Fault(where, what, "set tie_word_embeddings to false in config.json"))
+
+
+def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:
+    """Append embedding and head rows until there are `rows`; tied stays tied. Raises ValueError when there are more."""
+    before = embedding_and_head(model)[0].shape[0]
+    if rows < before:
+        raise ValueError(f"the embedding has {before} rows; {rows} would drop some")
+    if rows == before:
+        return
+    tied = is_tied(model)
+    with (
+        quiet_libraries(),
+        torch.random.fork_rng(devices=[]),
+    ):  # transformers draws the rows at random before we set them
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    for weight in embedding_and_head(model):
+        _fill_with_mean(weight, before)
+    if is_tied(model) != tied:
+        raise RuntimeError("resizing the vocabulary changed whether the head is tied to the embedding")
+
+
+@torch.no_grad()
+def _fill_with_mean(weight: torch.Tensor, old_rows: int) -> None:
+    weight[old_rows:] = weight[:old_rows].mean(dim=0, dtype=torch.float64).to(weight.dtype)

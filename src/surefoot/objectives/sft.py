@@ -1,0 +1,34 @@
+"""Supervised fine-tuning: the cross entropy of the tokens that the data marks as to be learned.
+
+    loss = - sum over supervised t of log softmax(head(h_t))[target_t]
+
+The head runs on supervised positions only; softmax and sum are fp32 whatever the autocast dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from surefoot.data.batch import IGNORE, Batch
+from surefoot.models.forward import hidden_states, output_head
+from surefoot.objectives.base import LossSum
+
+
+def sft_loss(model: nn.Module, batch: Batch) -> LossSum:
+    """Summed cross entropy over `batch.targets` other than IGNORE; a batch with none gives 0, with gradients of 0.
+
+    sums: "correct", the number of supervised tokens that are the model's first choice. It costs a pass over the
+    logits, so it is counted only where no gradient is wanted, in evaluation.
+    """
+    # Found first: the index needs a host sync on a GPU, and the queue is shortest before the decoder has run.
+    places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)  # [N]
+    targets = batch.targets.flatten().index_select(0, places)  # [N]
+    hidden = hidden_states(model, batch).flatten(0, 1)  # [B * T, H]
+    logits = output_head(model)(hidden.index_select(0, places))  # [N, V]
+    with torch.autocast(logits.device.type, enabled=False):
+        loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+    if torch.is_grad_enabled():
+        return LossSum(loss)
+    return LossSum(loss, {"correct": (logits.argmax(dim=-1) == targets).sum()})

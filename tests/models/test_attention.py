@@ -1,0 +1,108 @@
+"""The profiler sees the kernel that the plan names, and notices another one."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from plans import attention_plan
+from surefoot.errors import EnvironmentFault
+from surefoot.models.attention import (
+    attention_context,
+    decoding_context,
+    kernels_among,
+    observe_kernels,
+    verify_attention,
+)
+from tiny import tiny_llama
+
+IDS = torch.arange(40).reshape(2, 20)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tiny_llama(tmp_path_factory.mktemp("attention") / "model")
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
+
+
+def forward(model, plan):
+    def run():
+        with attention_context(plan):
+            model(input_ids=IDS).logits.sum().backward()
+
+    return run
+
+
+@pytest.mark.parametrize(("planned", "other"), [("flash", "math"), ("math", "flash")])
+def test_the_planned_kernel_runs_and_another_is_noticed(model, planned, other):
+    plan = attention_plan("sdpa", (planned,), expected=planned)
+    assert observe_kernels(forward(model, plan)) == {planned}
+    assert verify_attention(forward(model, plan), plan) == [planned]
+    with pytest.raises(EnvironmentFault, match=f"planned {planned}, but the profiler saw {other}"):
+        verify_attention(forward(model, attention_plan("sdpa", (other,))), plan)
+
+
+def test_a_planned_kernel_that_the_device_lacks_does_not_fall_back(model):
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        forward(model, attention_plan("sdpa", ("cudnn",)))()
+
+
+def test_eager_attention_is_told_apart_from_sdpas_plain_kernel(model):
+    plan = attention_plan("eager", (), expected="eager")
+    model.set_attn_implementation("eager")
+    try:
+        assert verify_attention(forward(model, plan), plan) == ["eager"]
+    finally:
+        model.set_attn_implementation("sdpa")
+    with pytest.raises(EnvironmentFault):
+        verify_attention(forward(model, attention_plan("sdpa", ("math",))), plan)
+
+
+def test_two_kernels_in_one_pass_are_both_seen():
+    q = torch.randn(1, 2, 8, 8)
+
+    def both():
+        for kernel in ("flash", "math"):
+            with attention_context(attention_plan("sdpa", (kernel,))):
+                F.scaled_dot_product_attention(q, q, q)
+
+    assert observe_kernels(both) == {"flash", "math"}
+    with pytest.raises(EnvironmentFault, match="flash, math"):
+        verify_attention(both, attention_plan("sdpa", ("flash",)))
+    with pytest.raises(EnvironmentFault, match="no attention"):
+        verify_attention(lambda: q.sum(), attention_plan())
+
+
+def test_operators_of_other_devices_are_known():
+    """Names as torch registers them (native_functions.yaml); backward ones begin alike."""
+    for operator, kernel in (
+        ("aten::_scaled_dot_product_flash_attention", "flash"),
+        ("aten::_scaled_dot_product_flash_attention_backward", "flash"),
+        ("aten::_scaled_dot_product_efficient_attention", "mem_efficient"),
+        ("aten::_scaled_dot_product_cudnn_attention", "cudnn"),
+        ("aten::_scaled_dot_product_attention_math_for_mps", "math"),
+        ("flash_attn::_flash_attn_varlen_forward", "flash_attention_2"),
+    ):
+        assert kernels_among([operator, "aten::softmax"]) == {kernel}
+        if operator.startswith("aten::"):
+            base = operator.removeprefix("aten::")
+            assert hasattr(torch.ops.aten, base), base
+
+
+def test_decoding_accepts_a_mask_whatever_training_planned():
+    q = torch.randn(1, 2, 1, 8)
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    with attention_context(attention_plan("sdpa", ("flash",))), decoding_context():
+        F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+def test_observing_is_silent_but_the_observed_code_is_not(capfd):
+    observe_kernels(lambda: print("from inside", file=sys.stderr))
+    assert capfd.readouterr().err == "from inside\n"
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        pass
+    assert "profiler_start" in capfd.readouterr().err  # twin: unmuted, Kineto writes

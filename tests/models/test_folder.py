@@ -1,0 +1,159 @@
+"""A model folder is judged by its config and headers alone, before torch opens anything."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from surefoot.errors import InputError
+from surefoot.models import folder as folder_module
+from surefoot.models.folder import read_config, stored_tensors
+from tiny import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("folder") / "model")
+
+
+@pytest.fixture
+def model(intact, tmp_path) -> Path:
+    return shutil.copytree(intact, tmp_path / "model")
+
+
+def set_config(folder: Path, **fields) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def shard(folder: Path) -> list[str]:
+    """Split the weights into two files with an index, as large models come."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    parts = [dict(list(tensors.items())[:5]), dict(list(tensors.items())[5:])]
+    for name, part in zip(names, parts, strict=True):
+        save_file(part, folder / name, metadata={"format": "pt"})
+    weight_map = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors").unlink()
+    return names
+
+
+def test_headers_name_every_tensor_with_file_dtype_and_shape(model):
+    single = stored_tensors(model)
+    assert single["lm_head.weight"].shape == (329, 32)
+    assert single["lm_head.weight"].dtype == "F32"
+    shard(model)
+    assert {name: entry.shape for name, entry in stored_tensors(model).items()} == {
+        name: entry.shape for name, entry in single.items()
+    }
+
+
+@pytest.mark.parametrize("eighths", range(8))
+def test_a_truncated_file_is_named_with_both_sizes(model, eighths):
+    path = model / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * eighths // 8])
+    with pytest.raises(InputError, match=r"model\.safetensors: damaged: [\d,]+ bytes, expected") as error:
+        stored_tensors(model)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+
+
+def test_one_extra_byte_is_damage_too(model):
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(InputError, match="damaged"):
+        stored_tensors(model)
+
+
+def test_a_header_of_nonsense_is_no_safetensors_file(model):
+    (model / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"[[[[")
+    with pytest.raises(InputError, match="not a safetensors file"):
+        stored_tensors(model)
+
+
+def test_every_missing_shard_is_named(model):
+    names = shard(model)
+    for name in names:
+        (model / name).unlink()
+    with pytest.raises(InputError) as error:
+        stored_tensors(model)
+    assert [fault.where for fault in error.value.faults] == [str(model / name) for name in names]
+
+
+def test_an_index_cannot_point_outside_its_folder(model):
+    shard(model)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+    with pytest.raises(InputError, match="outside its folder"):
+        stored_tensors(model)
+
+
+class Payload:
+    """Unpickling this writes a marker file."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.write_text, (self.marker, "ran")
+
+
+def test_pickled_weights_are_refused_and_never_opened(model, tmp_path):
+    marker = tmp_path / "marker"
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(InputError, match=r"pytorch_model\.bin"):
+        stored_tensors(model)
+    assert not marker.exists()
+    pickle.loads((model / "pytorch_model.bin").read_bytes())  # twin: the payload is live
+    assert marker.exists()
+
+
+def test_a_distributed_checkpoint_beside_the_weights_is_refused(model):
+    """transformers would prefer it, and its metadata is a pickle."""
+    shutil.copy(model / "model.safetensors", model / "shard-00000-model-00000-of-00001.safetensors")
+    with pytest.raises(InputError, match="pickled"):
+        stored_tensors(model)
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
+def test_a_config_that_names_a_kernel_repository_is_refused(model, key, monkeypatch):
+    for fields in ({key: "someone/kernels"}, {"text_config": {key: {"": "someone/kernels@main:f"}}}):
+        set_config(model, **fields)
+        with pytest.raises(InputError, match=f"{key} names code to download"):
+            read_config(model)
+    set_config(model, **{key: "sdpa", "text_config": {}})
+    assert key not in read_config(model)  # harmless, and still not passed on
+    set_config(model, **{key: "someone/kernels"})
+    monkeypatch.setattr(folder_module, "_CODE_PREFIXES", ())  # twin: without the rule it gets through
+    assert key in read_config(model)
+
+
+def test_remote_code_and_file_redirections_are_dropped(model):
+    fields = {"auto_map": {"AutoConfig": "x--y.Z"}, "transformers_weights": "adapter_model.bin", "fusion_config": {}}
+    set_config(model, **fields)
+    assert not fields.keys() & read_config(model).keys()
+
+
+def test_an_adapter_folder_and_a_quantised_model_are_told_apart_from_a_model(model):
+    set_config(model, quantization_config={"quant_method": "bitsandbytes"})
+    with pytest.raises(InputError, match="quantised"):
+        read_config(model)
+    (model / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="adapter"):
+        read_config(model)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1', "[1]", "\x00"])
+def test_a_broken_config_is_one_line(model, text):
+    (model / "config.json").write_text(text)
+    with pytest.raises(InputError, match=r"config\.json") as error:
+        read_config(model)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,115 @@
+"""Set-up that matches the plan passes; every single departure is one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from plans import adapter_plan, attention_plan, choice, linear_names, precision_plan, run_plan
+from surefoot.errors import EnvironmentFault
+from surefoot.models.adapters import add_adapter
+from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.load import load_model
+from surefoot.models.verify import verify_head, verify_model
+from tiny import tiny_llama
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("verify") / "model", tied=True)
+
+
+def set_up(folder: Path, base: str = "bf16", kind: str = "dora"):
+    """A model and the plan that describes it."""
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[base]
+    model = load_model(folder, dtype=dtype, attention_implementation="sdpa", device=CPU)
+    parameters = sum(p.numel() for p in model.parameters())
+    adapter = None if kind == "full" else adapter_plan(linear_names(model), kind)
+    if adapter:
+        model = add_adapter(model, adapter, seed=1, base="base")
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    precision = precision_plan("bf16", base)  # type: ignore[arg-type]
+    return model, run_plan(trainable=trainable, parameters=parameters, precision=precision, adapter=adapter)
+
+
+@pytest.mark.parametrize(("base", "kind"), [("bf16", "dora"), ("fp32", "lora"), ("fp32", "full")])
+def test_a_faithful_set_up_is_recorded(folder, base, kind):
+    model, plan = set_up(folder, base, kind)
+    found = verify_model(model, plan)
+    assert json.loads(json.dumps(found)) == found
+    assert found["trainable_dtypes"] == ["float32"]
+    assert found["frozen_dtypes"] == ([] if kind == "full" else [{"bf16": "bfloat16", "fp32": "float32"}[base]])
+    assert found["tied"] is True
+    assert len(found["targets"]) == (0 if kind == "full" else 14)
+
+
+def halve_one_trainable(model: nn.Module) -> None:
+    next(p for p in model.parameters() if p.requires_grad).data = torch.zeros(4, 32, dtype=torch.bfloat16)
+
+
+def widen_one_frozen(model: nn.Module) -> None:
+    frozen = next(p for p in model.parameters() if not p.requires_grad)
+    frozen.data = frozen.data.float()
+
+
+def unfreeze_one(model: nn.Module) -> None:
+    parameter = next(p for p in model.parameters() if not p.requires_grad)
+    parameter.requires_grad_(True)
+
+
+def untie(model: nn.Module) -> None:
+    head = model.get_base_model().lm_head
+    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "key"),
+    [
+        (halve_one_trainable, "trainable_dtypes: planned float32, found bfloat16, float32"),
+        (widen_one_frozen, "frozen_dtypes: planned bfloat16, found bfloat16, float32"),
+        (unfreeze_one, "trainable: planned"),
+        (untie, "tied: planned True, found False"),
+        (lambda model: model.get_base_model().set_attn_implementation("eager"), "attention: planned sdpa, found eager"),
+        (enable_gradient_checkpointing, "gradient_checkpointing: planned False, found True"),
+        (lambda model: model.unload(), "targets: planned 14"),
+    ],
+    ids=["trainable dtype", "frozen dtype", "unfrozen", "untied", "attention", "checkpointing", "adapter gone"],
+)
+def test_each_departure_is_reported(folder, break_it, key):
+    model, plan = set_up(folder)
+    verify_model(model, plan)
+    break_it(model)
+    with pytest.raises(EnvironmentFault, match=key):
+        verify_model(model, plan)
+
+
+def test_a_plan_for_another_device_or_attention_is_reported_in_full(folder):
+    model, plan = set_up(folder)
+    plan = replace(plan, device=choice("cuda"), attention=attention_plan("eager", (), "eager"))
+    with pytest.raises(EnvironmentFault) as error:
+        verify_model(model, plan)
+    assert [fault.where for fault in error.value.faults] == ["plan: attention", "plan: devices"]
+
+
+def test_a_model_that_scales_its_logits_is_found(folder, monkeypatch):
+    model, _ = set_up(folder)
+    assert verify_head(model.train(), CPU) == 0.0
+    assert model.training
+    base = model.get_base_model()
+    plain = base.forward
+
+    def scaled(*args, **kwargs):
+        output = plain(*args, **kwargs)
+        output.logits = output.logits / 8
+        return output
+
+    monkeypatch.setattr(base, "forward", scaled)
+    with pytest.raises(EnvironmentFault, match="not head"):
+        verify_head(model, CPU)
