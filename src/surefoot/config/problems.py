@@ -62,9 +62,9 @@ def _translate(kind: str, location: tuple[int | str, ...], data: Any) -> Problem
     path, node = "", data
     for part in location:
         step = f"{path}.{part}" if path else str(part)
-        inside_list = isinstance(node, list) and isinstance(part, int) and part < len(node)
-        if inside_list or (isinstance(node, dict) and part in node):
-            path, node = step, node[part]
+        items: Any = dict(enumerate(node)) if isinstance(node, list) else node
+        if isinstance(items, dict) and part in items:
+            path, node = step, items[part]
         elif kind == "missing" and step in all_keys():
             return _missing(all_keys()[step])
     return _unknown(path) if kind == "extra_forbidden" else _wrong(path, node)

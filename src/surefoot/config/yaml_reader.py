@@ -4,10 +4,10 @@
     document.data["optim"]["lr"]          # 0.0001, written as 1e-4
     document.values["optim.lr"]           # Position(line=4, column=7)
 
-PyYAML alone follows YAML 1.1: `1e-4` is text, `no` is false, `010` is 8, `12:30:45` is 45045, the second of two equal keys
-wins. Only its scanner and parser are used here; values are built from their events, so an alias is refused where
-it stands and never expanded. The price: tags, anchors, merge keys and keys with a dot, which a config has no use for,
-are errors. Input comes from strangers too, so size and depth are limited.
+PyYAML alone follows YAML 1.1: `1e-4` is text, `no` is false, `010` is 8, `12:30:45` is 45045, and of two equal keys
+the last wins. Only its scanner and parser are used here; values are built from their events, so an alias is refused
+where it stands and never expanded. The price: tags, anchors, merge keys and keys with a dot, which a config has no use
+for, are errors. Input comes from strangers too, so size and depth are limited.
 """
 
 from __future__ import annotations

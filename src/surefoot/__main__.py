@@ -1,0 +1,5 @@
+"""`python -m surefoot`, which launchers of many processes call."""
+
+from surefoot.cli.main import main
+
+main(prog_name="surefoot")

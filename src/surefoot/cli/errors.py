@@ -1,0 +1,95 @@
+"""How errors look on the terminal, and the exit codes. Everything here goes to stderr.
+
+One line per fault, as compilers write it; a fault in a text file shows its line and a caret:
+
+    run.yaml:7:1: error: learning_rte: unknown key; did you mean optim.lr? (key lr under optim)
+      7 | learning_rte: 1e-4
+        | ^^^^^^^^^^^^
+
+Exit codes: 0 done, 1 a bug in surefoot, 2 the user's input, 3 the environment, 4 no checkpoint that verifies,
+5 diverged, 75 stopped early and resumable, 130 interrupted. Codes 2 to 5 stand at the classes in `surefoot.errors`.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from surefoot.errors import Fault, SurefootError
+
+BUG_EXIT_CODE = 1
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
+EXCERPT_WIDTH = 100  # characters of a source line that are shown
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:(?P<column>\d+))?")
+_WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s,:\[\]{}]+""")
+
+
+def report_error(error: SurefootError) -> None:
+    """One line per fault, with an excerpt where the fault names line and column of a file."""
+    for fault in error.faults:
+        click.echo("\n".join(fault_lines(fault)), err=True)
+
+
+def report_usage(error: click.ClickException) -> None:
+    """A wrong flag or command in one line, with the help page to read."""
+    hint = ""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        hint = f" See `{error.ctx.command_path} --help`."
+    message = _one_line(error.format_message())
+    click.echo(f"error: {message[:1].lower()}{message[1:]}{hint}", err=True)
+
+
+def report_bug(error: BaseException, *, debug: bool) -> None:
+    """What nobody foresaw: one line; the traceback only on request."""
+    if debug:
+        report_traceback(error)
+    advice = "" if debug else " (run again with --debug)"
+    click.echo(f"internal error: {type(error).__name__}: {_one_line(str(error))}{advice}", err=True)
+
+
+def report_traceback(error: BaseException) -> None:
+    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+
+
+def fault_lines(fault: Fault) -> list[str]:
+    """The message and, where there is one, the excerpt."""
+    place = _PLACE.fullmatch(fault.where)
+    if place is None:
+        return [f"error: {_one_line(str(fault))}"]
+    message = _one_line(str(Fault("", fault.what, fault.fix)))
+    lines = [f"{fault.where}: error: {message}"]
+    if place["column"]:
+        lines += _excerpt(Path(place["file"]), int(place["line"]), int(place["column"]))
+    return lines
+
+
+def _excerpt(path: Path, line: int, column: int) -> list[str]:
+    """The line with a caret under the word at `column`; nothing where the file or the line cannot be read."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            text = next(islice(file, line - 1, None), "")
+    except OSError:
+        return []
+    start = max(0, column - 1 - EXCERPT_WIDTH // 2)
+    text = _printable(text.rstrip("\r\n"))[start : start + EXCERPT_WIDTH]
+    if not text.strip():
+        return []
+    offset = column - 1 - start
+    word = _WORD.match(text, offset)
+    carets = "^" * (len(word[0]) if word else 1)
+    margin = " " * len(str(line))
+    return [f"  {line} | {text}", f"  {margin} | {' ' * offset}{carets}"]
+
+
+def _one_line(text: str) -> str:
+    return _printable(" ".join(text.split()))
+
+
+def _printable(text: str) -> str:
+    """Tabs and control characters become spaces: carets stay aligned, and a file cannot send codes to the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

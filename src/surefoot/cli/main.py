@@ -1,0 +1,175 @@
+"""`surefoot`: the group of commands. A command's module is imported when the command is called, not before.
+
+Help texts stand in the table below, so `surefoot --help` imports click and nothing else. Every way out goes through
+`LazyGroup.main`: it turns errors into lines on stderr and an exit code. A command may return its exit code (None is 0).
+
+Shell completion comes with click: put `eval "$(_SUREFOOT_COMPLETE=bash_source surefoot)"` into .bashrc; zsh_source and
+fish_source do the same for zsh and fish.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module, metadata
+from typing import Any, NamedTuple
+
+import click
+
+from surefoot.cli.errors import (
+    BUG_EXIT_CODE,
+    INTERRUPTED_EXIT_CODE,
+    report_bug,
+    report_error,
+    report_traceback,
+    report_usage,
+)
+from surefoot.errors import SurefootError
+
+
+class Entry(NamedTuple):
+    """Where a command is, and what the list of commands says about it."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "quickstart": Entry("surefoot.cli.quickstart", "Train a tiny model offline and see it learn."),
+    "train": Entry("surefoot.cli.train", "Fine-tune a model as a config says; resumable at any moment."),
+    "plan": Entry("surefoot.cli.plan", "Show every choice of a run with its reason; trains nothing."),
+    "data": Entry("surefoot.cli.data", "Show what the model would learn from, token by token."),
+    "generate": Entry("surefoot.cli.generate", "Answer prompts with a base model, an adapter or a run."),
+    "chat": Entry("surefoot.cli.chat", "Talk to a base model, an adapter or a run."),
+    "verify": Entry("surefoot.cli.verify", "Check a run or checkpoint bit by bit, or compare two."),
+    "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
+    "schema": Entry("surefoot.cli.schema", "Print the JSON Schema of the config, for editors."),
+}
+
+
+@dataclass
+class Invocation:
+    """What the options of one call leave behind for error reporting."""
+
+    debug: bool = False
+
+
+def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Invocation).debug = True
+
+
+def _debug_option() -> click.Option:
+    return click.Option(
+        ["--debug"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_remember_debug,
+        help="Show the traceback of an error.",
+    )
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    for name in ("surefoot", "torch", "transformers", "peft"):
+        click.echo(f"{name} {metadata.version(name)}")
+    click.echo(f"python {sys.version.split()[0]}")
+    ctx.exit()
+
+
+class LazyGroup(click.Group):
+    """The commands of the table. `--debug` works before and after the command's name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name not in self.commands:
+            command: click.Command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
+            command.params.append(_debug_option())
+            self.commands[cmd_name] = command
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        near = (
+            f"train {name}" if name.endswith((".yaml", ".yml")) else next(iter(get_close_matches(name, COMMANDS)), "")
+        )
+        advice = f" Did you mean `{ctx.command_path} {near}`?" if near else ""
+        raise click.UsageError(f"no such command: {name}.{advice}", ctx)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run and exit with the code of the outcome. standalone_mode=False: return or raise, as click does."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ?, and nothing fails
+        invocation = Invocation()
+        sys.exit(self._outcome(invocation, *args, **extra))
+
+    def _outcome(self, invocation: Invocation, *args: Any, **extra: Any) -> int:
+        try:
+            code = super().main(*args, standalone_mode=False, obj=invocation, **extra)
+            _flush_stdout()
+            return code if isinstance(code, int) else 0
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return error.exit_code
+        except click.ClickException as error:
+            report_usage(error)
+            return error.exit_code
+        except click.Abort:  # Ctrl-C, or the end of input at a prompt
+            return INTERRUPTED_EXIT_CODE
+        except SurefootError as error:
+            if invocation.debug:
+                report_traceback(error)
+            report_error(error)
+            return error.exit_code
+        except Exception as error:
+            report_bug(error, debug=invocation.debug)
+            return BUG_EXIT_CODE
+
+
+def _flush_stdout() -> None:
+    """A reader that left (`surefoot explain | head`) is no error; Python would complain when it exits."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+main = LazyGroup(
+    name="surefoot",
+    help="Fine-tune language models without losing your footing: no NaNs, no drift, no guesswork.",
+    epilog="Exit codes: 0 done, 2 input, 3 environment, 4 no checkpoint that verifies, 5 diverged, 75 resumable.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Show the versions of surefoot and of what it stands on.",
+        ),
+        _debug_option(),
+        # The deepspeed launcher puts it before the command; the rank is read where the engine starts.
+        click.Option(["--local_rank"], type=int, hidden=True, expose_value=False),
+    ],
+)

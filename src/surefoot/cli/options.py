@@ -1,0 +1,35 @@
+"""What the commands share: the config file with its overrides, and reading it before anything heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from surefoot.config.load import LoadedConfig
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from surefoot.config.keys import all_keys
+
+    return [f"{key}=" for key in all_keys() if key.startswith(incomplete)]
+
+
+def config_arguments(command: Command) -> Command:
+    """Decorator: `CONFIG.yaml [KEY=VALUE]...`, passed as `config: Path` and `overrides: tuple[str, ...]`."""
+    overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete_keys)
+    config = click.argument("config", metavar="CONFIG.yaml", type=click.Path(path_type=Path))
+    return config(overrides(command))
+
+
+def load_or_exit(config: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """The checked config. Call it before any heavy import: a mistake goes to `main` as InputError, which prints all
+    faults and exits with 2."""
+    from surefoot.config.load import load_config
+
+    return load_config(config, overrides)

@@ -1,0 +1,67 @@
+"""What `surefoot explain` prints: one key in full, or all keys as a table."""
+
+from __future__ import annotations
+
+import textwrap
+
+from surefoot.config.keys import Key, all_keys
+from surefoot.config.nearest import nearest_key
+from surefoot.config.resume_policy import rule_for
+from surefoot.config.words import as_yaml
+from surefoot.errors import Fault, InputError
+
+WIDTH = 100  # columns of the text
+
+
+def explain_key(path: str) -> str:
+    """One key: what it is for, what may stand there, default, example, what a resumed run allows.
+
+    Raises InputError naming the nearest key.
+    """
+    key = all_keys().get(path)
+    if key is None:
+        near = nearest_key(path)
+        fix = f"did you mean {near.path}?" if near else "`surefoot explain` lists all keys"
+        raise InputError(Fault("", f"no config key is called {path}", fix))
+    rule = rule_for(path)
+    rows = {
+        "expects": key.expected,
+        "default": _default(key),
+        "example": _in_its_group(key),
+        "override": f"{key.path}={as_yaml(key.example)}",
+        "resume": f"{rule.policy}: {rule.why}",
+    }
+    lines = [key.path, *_wrapped(key.help, "  "), ""]
+    lines += [f"  {name:<10}{value}" for name, value in rows.items()]
+    if key.children:
+        lines += ["", *_table([all_keys()[child] for child in key.children])]
+    return "\n".join(lines)
+
+
+def explain_all() -> str:
+    """Every key that takes a plain value, with its default and the first sentence of its text."""
+    return "\n".join(_table([key for key in all_keys().values() if not key.children]))
+
+
+def _table(keys: list[Key]) -> list[str]:
+    name_width = max(len(key.path) for key in keys) + 2
+    default_width = max(len(_default(key)) for key in keys) + 2
+    help_width = WIDTH - name_width - default_width
+    return [
+        f"  {key.path:<{name_width}}{_default(key):<{default_width}}"
+        + textwrap.shorten(key.help, help_width, placeholder=" …")
+        for key in keys
+    ]
+
+
+def _default(key: Key) -> str:
+    return "required" if key.required else as_yaml(key.default)
+
+
+def _in_its_group(key: Key) -> str:
+    line = f"{key.name}: {as_yaml(key.example)}"
+    return f"{key.group}: {{{line}}}" if key.group else line
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent)
