@@ -7,7 +7,6 @@ be taken over. Everything is put back on leaving.
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -79,7 +78,7 @@ def _warnings_to(voice: _Voice) -> Iterator[None]:
 
 @contextmanager
 def _loggers_to(handler: logging.Handler) -> Iterator[None]:
-    """Take over the root logger and every logger that writes to stdout or stderr by itself, except those that somebody
+    """Take over the root logger and every logger that writes to the screen by itself, except those that somebody
     set to a level below WARNING (TORCH_LOGS, TRANSFORMERS_VERBOSITY): who asks for details wants them as they are."""
     root = logging.getLogger()
     named = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
@@ -98,9 +97,6 @@ def _loggers_to(handler: logging.Handler) -> Iterator[None]:
 
 
 def _writes_to_screen(handler: logging.Handler) -> bool:
-    return isinstance(handler, logging.StreamHandler) and handler.stream in {
-        sys.stdout,
-        sys.stderr,
-        sys.__stdout__,
-        sys.__stderr__,
-    }
+    """A plain StreamHandler; its subclasses write to files or collect for somebody. The stream itself says little:
+    it may be a stderr that has been replaced since."""
+    return type(handler) is logging.StreamHandler

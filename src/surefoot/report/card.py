@@ -67,15 +67,18 @@ class CardFacts:
 
 def model_card(facts: CardFacts) -> str:
     """The whole text of README.md."""
+    sections = {
+        "Use": f"{_usage_notes(facts)}```python\n{usage_code(facts)}```",
+        "Data": _data_table(facts.data),
+        "Training": f"{_plan_table(facts.plan)}\n\n{_table(('setting', 'value'), facts.settings.items())}".rstrip(),
+        "Results": f"{_results_table(facts.results)}{_pictures(facts.plots)}".strip(),
+        "Environment": f"{facts.hardware}\n\n{_table(('library', 'version'), facts.versions.items())}".rstrip(),
+    }
     parts = [
         f"---\n{yaml.safe_dump(_header(facts), sort_keys=False, allow_unicode=True)}---",
         f"# {facts.name}",
         _summary(facts),
-        f"## Use\n\n{_usage_notes(facts)}```python\n{usage_code(facts)}```",
-        f"## Data\n\n{_data_table(facts.data)}",
-        f"## Training\n\n{_plan_table(facts.plan)}\n\n{_table(('setting', 'value'), facts.settings.items())}",
-        f"## Results\n\n{_results_table(facts.results)}{_pictures(facts.plots)}",
-        f"## Environment\n\n{facts.hardware}\n\n{_table(('library', 'version'), facts.versions.items())}",
+        *(f"## {title}\n\n{text}" for title, text in sections.items() if text),
         "Every choice is explained in `plan.json`; `surefoot verify` checks the files of this folder.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -127,10 +130,7 @@ def _usage_notes(facts: CardFacts) -> str:
     if facts.plan.tokenizer.added_rows and facts.plan.adapter:
         count = facts.plan.tokenizer.added_rows
         rows = "1 row was" if count == 1 else f"{count} rows were"
-        notes += (
-            f"{rows} added to the embeddings, so the base **must be resized** to the tokenizer of this folder "
-            "before the adapter is loaded.\n\n"
-        )
+        notes += f"{rows} added to the embeddings, so the base **must be resized** before the adapter is loaded.\n\n"
     return notes
 
 
@@ -144,14 +144,16 @@ def _loading_lines(facts: CardFacts) -> list[str]:
             tokenizer,
             "model = AutoModelForCausalLM.from_pretrained(folder)",
         ]
-    resize = ["model.resize_token_embeddings(len(tokenizer))"] if facts.plan.tokenizer.added_rows else []
+    tokens = facts.plan.tokenizer
+    resize = [f"model.resize_token_embeddings({tokens.pad_id + 1})"] if tokens.added_rows else []
+    revision = f", revision={facts.base_revision!r}" if facts.base_revision else ""
     return [
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
         f"base = {base_name(facts)!r}",
         folder,
         tokenizer,
-        "model = AutoModelForCausalLM.from_pretrained(base)",
+        f"model = AutoModelForCausalLM.from_pretrained(base{revision})",
         *resize,
         "model = PeftModel.from_pretrained(model, folder)",
     ]
@@ -220,7 +222,9 @@ def _word(value: object) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    lines = [head, ("---",) * len(head), *(tuple(_cell(value) for value in row) for row in rows)]
+    """Empty where there are no rows."""
+    body = [tuple(_cell(value) for value in row) for row in rows]
+    lines = [head, ("---",) * len(head), *body] if body else []
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -53,9 +53,9 @@ class Curve:
     gaps: tuple[int, ...]
 
 
-def write_plots(run: Path, rows: Sequence[Row], name: str) -> tuple[list[Path], list[str]]:
-    """Draw what the rows hold. name: of the run, for the titles. Returns the files written and cautions."""
-    written: list[Path] = []
+def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], list[str]]:
+    """Draw what the rows hold. name: of the run, for the titles. Returns the names of the files and cautions."""
+    written: list[str] = []
     cautions: list[str] = []
     evaluation = curve_of(rows, EVAL_LOSS)
     for quantity in QUANTITIES:
@@ -65,7 +65,7 @@ def write_plots(run: Path, rows: Sequence[Row], name: str) -> tuple[list[Path], 
         path = run / f"training_{quantity.key}.png"
         try:
             durable.write_bytes(path, png(draw(curve, quantity, name, evaluation if quantity.key == "loss" else None)))
-            written.append(path)
+            written.append(path.name)
         except Exception as error:  # fonts, back ends, disk: whatever it is, the model is worth more than its picture
             cautions.append(f"{path.name} was not drawn: {type(error).__name__}: {error}")
     return written, cautions

@@ -107,10 +107,10 @@ class Progress:
         bar.add_column(no_wrap=True)
         bar.add_row(
             Text(self._activity, "bold"),
-            ProgressBar(self._total, self._step),
-            Text(" · ".join(part for part in place if part)),
+            ProgressBar(self._total, self._step, complete_style="cyan", finished_style="cyan"),
+            Text(" · ".join(part for part in place if part), "bold red" if self._state.startswith("skipped ") else ""),
         )
-        return Group(bar, Text(" · ".join(self._numbers), no_wrap=True, overflow="ellipsis"))
+        return Group(bar, Text(" · ".join(self._numbers)))
 
 
 def is_logged(report: StepReport, total_steps: int, log_every: int) -> bool:

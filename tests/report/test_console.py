@@ -1,0 +1,202 @@
+"""On a pipe: no escape codes, no carriage returns, each line at once. In run.log: the same words, with a time."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from surefoot.hardware import TerminalWishes
+from surefoot.report.console import Console, as_plain_text, clean, open_console
+
+NOTHING_WISHED = TerminalWishes(no_color=False, force_color=False, dumb=False)
+PROGRAM = """
+import sys
+from surefoot.hardware import terminal_wishes
+from surefoot.report.console import open_console
+from surefoot.report.progress import Progress
+from surefoot.report.pace import Timing
+from surefoot.training.report import StepReport
+from rich.text import Text
+console = open_console(sys.stdout, terminal_wishes())
+console.say("a caution", style="red")
+console.show(Text("in colour", "bold green"))
+progress = Progress(console, 3)
+for step in (1, 2, 3):
+    report = StepReport(step, 1.5, 0.5, 1e-4, 10, 20, (1,), "stepped", None, 0.1)
+    progress.step(report, Timing(1.0, 2.0, 30.0, 4.0, None))
+progress.close()
+console.say("the end")
+"""
+
+
+def on_a_pipe(**environment):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**os.environ, **environment}, capture_output=True, check=True
+    ).stdout.decode()
+
+
+def on_a_terminal(**environment):
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONUTF8": "1", **environment}
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=slave, stdin=slave)
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not chunk:
+            break
+        seen += chunk
+    assert process.wait(timeout=30) == 0
+    os.close(master)
+    return seen.decode().replace("\r\n", "\n")  # the terminal's own line ends
+
+
+def test_a_pipe_gets_plain_lines():
+    out = on_a_pipe(NO_COLOR="", FORCE_COLOR="")
+    assert "\r" not in out
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if line.startswith("step")] == [
+        f"step {step}/3 · loss 1.500 · lr 0.0001 · grad 0.500 · 30 tok/s (4 supervised) · eta 00:02 · ok"
+        for step in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("wish", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_gets_plain_lines_on_request(wish):
+    out = on_a_terminal(**wish)
+    assert "\r" not in out
+    assert "\x1b" not in out
+    assert "step 3/3" in out
+
+
+def test_twin_a_terminal_without_wishes_is_redrawn_in_colour():
+    out = on_a_terminal(NO_COLOR="")
+    assert "\x1b[" in out
+    assert "\x1b[1;32m" in out
+    assert "step 3/3" not in out
+    assert "3/3 · eta 00:02 · ok" in out
+    assert out.count("\x1b[?25l") == 1
+    assert out.index("\x1b[?25h") < out.index("1/3")  # whoever kills it in a step finds the cursor where it was
+    assert out.rstrip().endswith("the end")
+
+
+def test_colour_on_a_pipe_only_on_request_and_without_cursor_codes():
+    out = on_a_pipe(FORCE_COLOR="1", NO_COLOR="", TERM="xterm-256color")
+    assert "\x1b[31m" in out
+    assert set(re.findall(r"\x1b\[[0-9;?]*([A-Za-z])", out)) == {"m"}
+    assert "\x1b" not in on_a_pipe(FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color")
+
+
+def test_lines_arrive_at_once():
+    program = "import sys, time\n" + PROGRAM.partition("progress =")[0] + "time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"a caution\n"
+        assert process.poll() is None
+        process.kill()
+
+
+def test_text_is_text_and_long_lines_stay_whole():
+    stream = io.StringIO()
+    line = "[bold]runs/a[0][/bold] :smile: " + "x" * 500
+    Console(stream).say(line)
+    assert stream.getvalue() == line + "\n"
+
+
+def test_what_others_print_cannot_steer_the_terminal():
+    assert clean("a\x1b[31mb\x1b[0m\x1b]0;title\x07c\r\nd\re\x08\x1b(B") == "abc\nd\ne" + "B"
+    stream = io.StringIO()
+    Console(stream).say("10%\r20%\x1b[2K")
+    assert stream.getvalue() == "10%\n20%\n"
+
+
+class AsciiFile(io.TextIOWrapper):
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="ascii")
+
+    def text(self):
+        self.flush()
+        return self.buffer.getvalue().decode()
+
+
+def test_a_stream_without_unicode():
+    stream = AsciiFile()
+    console = open_console(stream, NOTHING_WISHED)
+    console.say("loss 1.2 · 3 → 4 …  日")
+    table = Table("a")
+    table.add_row("b")
+    console.show(table)
+    first, *rest = stream.text().splitlines()
+    assert first == "loss 1.2 | 3 -> 4 ...  ?"
+    assert "| b" in "\n".join(rest)
+    with pytest.raises(UnicodeEncodeError):  # the twin: the stream as it was
+        Console(AsciiFile()).say("·")
+
+
+def clock(start=datetime(2026, 11, 21, 8, 0, tzinfo=timezone(timedelta(hours=1)))):
+    return lambda: start
+
+
+def test_run_log_has_everything_with_time_and_offset(tmp_path):
+    log = tmp_path / "run.log"
+    console = Console(io.StringIO(), colour=True, now=clock())
+    console.say("before there was a folder", style="red")
+    console.log_to(log)
+    console.show(Text("a table", "bold"))
+    console.note("only here")
+    console.say("two\nlines")
+    stamp = "2026-11-21T08:00:00.000+01:00 "
+    words = ["before there was a folder", "a table", "only here", "two", "lines"]
+    assert log.read_text() == "".join(f"{stamp}{word}\n" for word in words)
+
+
+def test_a_second_session_appends_and_ends_a_torn_line(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("first session\nkilled he")
+    console = Console(io.StringIO(), now=clock())
+    console.log_to(log)
+    console.say("second session")
+    assert log.read_text() == "first session\nkilled he\n2026-11-21T08:00:00.000+01:00 second session\n"
+
+
+def test_the_run_outlives_its_reader(tmp_path):
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom surefoot.report.console import Console\n"
+        f"console = Console(sys.stdout)\nconsole.log_to(Path({str(tmp_path / 'run.log')!r}))\n"
+        "console.say('one')\nsys.stdin.readline()\nconsole.say('two')\nconsole.say('three')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"one\n"
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+        assert process.stderr.read() == b""
+    assert [line.split()[1] for line in (tmp_path / "run.log").read_text().splitlines()] == ["one", "two", "three"]
+
+
+def test_plain_text_of_a_table_fits_its_width():
+    table = Table("key", "value")
+    table.add_row("a", "word " * 100)
+    assert max(len(line) for line in as_plain_text(table, width=60).splitlines()) <= 60
+
+
+def test_the_real_clock_has_an_offset(tmp_path):
+    console = Console(io.StringIO())
+    console.log_to(tmp_path / "run.log")
+    console.say("now")
+    stamp = datetime.fromisoformat((tmp_path / "run.log").read_text().split()[0])
+    assert stamp.utcoffset() is not None
+    assert abs(stamp.timestamp() - time.time()) < 3600

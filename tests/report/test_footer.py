@@ -1,0 +1,55 @@
+"""The last lines: true, and every command can be pasted."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from surefoot.report import footer
+
+RESULTS = {"train_loss": 1.2345, "eval_loss": 1.301, "eval_accuracy": 0.612}
+
+
+def closing(run, results=RESULTS, early=False, best_step=200, skipped=0):
+    return footer.finished(
+        run, results, step=300, total_steps=900, early=early, seconds=725, best_step=best_step, skipped=skipped
+    )
+
+
+def test_the_end_of_a_run(tmp_path):
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 1_500_000)
+    (tmp_path / "run.log").write_text("")
+    lines = closing(tmp_path)
+    assert lines[0] == "done: 300 steps in 12 min 05 s"
+    assert lines[1] == "training loss 1.234 · evaluation loss 1.301 · accuracy 61.2% · best checkpoint-200"
+    assert "  adapter_model.safetensors     1.5 MB  the trained adapter" in lines
+    assert not any("plan.json" in line for line in lines)  # is not there, is not promised
+    assert lines[-3:] == [f"  {command}" for command in footer.next_commands(tmp_path)]
+
+
+def test_early_stopping_and_skipped_steps_are_said(tmp_path):
+    lines = closing(tmp_path, early=True, skipped=2)
+    assert lines[0] == "stopped at step 300 of 900: evaluation no longer improves (12 min 05 s)"
+    assert "all weights are finite; 2 non-finite steps were skipped" in lines
+
+
+def test_nothing_is_said_about_figures_that_are_not_there(tmp_path):
+    lines = closing(tmp_path, results={"eval_loss": None}, best_step=None)
+    assert lines[1] == "all weights are finite"
+
+
+@pytest.mark.parametrize("run", [Path("runs/llama3-dora"), Path("runs/my run; rm x"), Path("it's")])
+def test_commands_survive_a_shell(run):
+    commands = [shlex.split(command) for command in footer.next_commands(run)]
+    assert [words[:2] for words in commands] == [["surefoot", "chat"], ["surefoot", "generate"], ["surefoot", "verify"]]
+    assert all(words[2] == str(run) for words in commands)
+
+
+def test_the_resume_command():
+    typed = ["surefoot", "train", "my config.yaml", "optim.lr=1e-4", "--overwrite"]
+    resume = footer.resume_command(typed)
+    assert resume == ["surefoot", "train", "my config.yaml", "optim.lr=1e-4", "--resume"]
+    assert footer.resume_command(resume) == resume
+    text, command = footer.stopped(Path("runs/a"), step=433, total_steps=900, command=resume)
+    assert "checkpoint-433" in text
+    assert shlex.split(command) == resume

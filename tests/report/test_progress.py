@@ -1,0 +1,157 @@
+"""The line that users read most, word by word; and what the bar shows when there is little room."""
+
+import dataclasses
+import io
+import re
+
+import pytest
+
+from surefoot.report.console import Console
+from surefoot.report.pace import Timing
+from surefoot.report.progress import Progress, is_logged
+from surefoot.report.wording import duration_text, eta_text, number, sample_text, size_text, skip_sentence
+from surefoot.training.report import EvalReport, StepReport
+
+TIMING = Timing(elapsed=60.0, remaining=41.0, throughput=3512.4, supervised_throughput=411.2, peak_memory=1_200_000_000)
+STEP = StepReport(120, 1.234, 0.42, 9.1e-05, 411, 3512, (3, 17), "stepped", None, 1.0)
+EVALUATION = EvalReport(step=100, loss=1.301, perplexity=3.673, accuracy=0.612, weight=4012, seconds=2.1)
+SKIPPED = dataclasses.replace(STEP, loss=None, grad_norm=None, decision="non_finite", non_finite="loss")
+
+
+def plain(total=1000, **changes):
+    stream = io.StringIO()
+    return Progress(Console(stream), total, **changes), stream
+
+
+def live(width, total=1000):
+    stream = io.StringIO()
+    return Progress(Console(stream, live=True, width=width), total), stream
+
+
+def last_picture(stream):
+    """What stands on the screen at the end, without the codes that put it there: the bar, and the numbers below it."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n")
+    lines = [line for line in text.splitlines() if line.strip()]
+    start = max(place for place, line in enumerate(lines) if "/1000 · " in line)
+    return lines[start], lines[start + 1 :]
+
+
+def test_a_step_in_one_line():
+    progress, stream = plain()
+    progress.evaluation(EVALUATION, improved=True)
+    progress.step(STEP, TIMING)
+    assert stream.getvalue().splitlines() == [
+        "evaluation after step 100: loss 1.301 · perplexity 3.673 · accuracy 61.2% of 4,012 tokens · 2.1 s"
+        " · best so far",
+        "step 120/1000 · loss 1.234 (eval 1.301 @ 100) · lr 9.1e-05 · grad 0.420 · 3,512 tok/s (411 supervised)"
+        " · mem 1.2 GB · eta 00:41 · ok",
+    ]
+
+
+def test_a_skipped_step_is_a_sentence_and_a_state():
+    progress, stream = plain(log_every=50)
+    progress.step(SKIPPED, TIMING, consecutive=2, skipped=3)
+    progress.step(dataclasses.replace(STEP, step=150), TIMING, consecutive=0, skipped=3)
+    sentence, line, after = stream.getvalue().splitlines()
+    assert sentence == "step 120: loss not finite; weights and moments unchanged; 2 in a row; examples 3, 17"
+    assert "loss not finite · " in line
+    assert line.endswith("· skipped 2")
+    assert after.endswith("· ok (3 skipped)")
+
+
+def test_a_loss_scale_that_falls_is_no_alarm():
+    progress, stream = plain()
+    report = dataclasses.replace(STEP, decision="scaler", grad_norm=None, non_finite="grad_norm", scale=65536.0)
+    progress.step(report, TIMING)
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("· skipped: scaler")
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1, True), (2, False), (9, False), (10, True), (20, True), (25, True)])
+def test_log_every(step, expected):
+    report = dataclasses.replace(STEP, step=step)
+    assert is_logged(report, 25, 10) is expected
+    assert is_logged(dataclasses.replace(SKIPPED, step=step), 25, 10)
+
+
+@pytest.mark.parametrize("width", [40, 60, 100, 200])
+def test_the_bar_keeps_place_and_state_at_any_width(width):
+    progress, stream = live(width)
+    progress.step(STEP, TIMING)
+    progress.close()
+    bar, numbers = last_picture(stream)
+    assert bar.rstrip().endswith("120/1000 · eta 00:41 · ok")
+    shown = " ".join(line.strip() for line in numbers)
+    assert shown == "loss 1.234 · lr 9.1e-05 · grad 0.420 · 3,512 tok/s (411 supervised) · mem 1.2 GB"
+    assert max(len(line) for line in [bar, *numbers]) <= width
+
+
+def test_the_bar_says_what_the_run_is_busy_with():
+    progress, stream = live(100)
+    progress.step(STEP, TIMING)
+    with progress.during("evaluating"):
+        assert "evaluating" in last_picture(stream)[0]
+    assert "training" in last_picture(stream)[0]
+    progress.close()
+
+
+def test_on_a_terminal_steps_go_to_the_log_and_events_to_both(tmp_path):
+    stream = io.StringIO()
+    console = Console(stream, live=True, width=100)
+    console.log_to(tmp_path / "run.log")
+    progress = Progress(console, 1000)
+    progress.step(STEP, TIMING)
+    progress.event("saved checkpoint-120")
+    progress.close()
+    log = (tmp_path / "run.log").read_text()
+    assert "step 120/1000" in log
+    assert "saved checkpoint-120" in log
+    assert "\x1b" not in log
+    assert "step 120/1000" not in stream.getvalue()
+    assert "saved checkpoint-120" in stream.getvalue()
+
+
+def test_redrawing_is_limited_in_time():
+    now = [0.0]
+    stream = io.StringIO()
+    progress = Progress(Console(stream, live=True, width=100), 1000, clock=lambda: now[0])
+    sizes = []
+    for step in range(1, 101):
+        now[0] += 0.01
+        progress.step(dataclasses.replace(STEP, step=step), TIMING)
+        sizes.append(len(stream.getvalue()))
+    assert len(set(sizes)) <= 12  # one second, ten pictures
+    progress.close()
+    assert "100/1000" in last_picture(stream)[0]
+    progress.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "text"),
+    [
+        (number, 1.2, "1.200"),
+        (number, 0.0003124, "0.0003124"),
+        (number, 12345.6, "1.235e+04"),
+        (number, 1234.0, "1234"),
+        (number, None, "not finite"),
+        (size_text, 999, "999 B"),
+        (size_text, 18_240_000_000, "18.2 GB"),
+        (eta_text, 41.9, "00:41"),
+        (eta_text, 7265.0, "2:01:05"),
+        (duration_text, 4.25, "4.2 s"),
+        (duration_text, 59.7, "1 min 00 s"),
+        (duration_text, 725, "12 min 05 s"),
+        (duration_text, 11_250, "3 h 07 min"),
+    ],
+)
+def test_numbers_with_units(make, value, text):
+    assert make(value) == text
+
+
+def test_long_lists_and_texts_say_what_they_leave_out():
+    many = dataclasses.replace(SKIPPED, examples=tuple(range(64)), non_finite="grad_norm")
+    assert skip_sentence(many, 1).endswith("gradient not finite; weights and moments unchanged; 1 in a row; "
+                                           "examples 0, 1, 2, 3, 4, 5, 6, 7 and 56 more")  # fmt: skip
+    text = sample_text(100, "What?", "a\nb" + "c" * 500)
+    assert text.splitlines()[:3] == ["sample at step 100", "  prompt: What?", "  answer: a"]
+    assert text.endswith("… (103 more characters)")

@@ -1,0 +1,64 @@
+"""Result files: names as elsewhere, figures from the rows."""
+
+import json
+import math
+
+from surefoot.report.results import eval_results, mean_loss, train_results, write_results
+from surefoot.training.report import EvalReport
+
+ROWS = [
+    {"current_steps": 1, "loss": 4.0, "supervised_tokens": 10},
+    {"current_steps": 2, "loss": None, "supervised_tokens": 10, "skipped": "non_finite"},
+    {"current_steps": 2, "eval_loss": 3.0},
+    {"current_steps": 3, "loss": 1.0, "supervised_tokens": 30},
+]
+COUNTS = {
+    "steps": 3,
+    "epoch": 0.5,
+    "examples": 12,
+    "tokens": 600,
+    "supervised": 50,
+    "skipped": 1,
+    "scaler_skips": 0,
+}
+
+
+def test_the_mean_loss_weighs_tokens_and_leaves_out_what_was_not_finite():
+    assert mean_loss(ROWS) == (4.0 * 10 + 1.0 * 30) / 40
+    assert mean_loss(ROWS) != (4.0 + 1.0) / 2  # the twin: a mean over steps
+    assert mean_loss([]) is None
+
+
+def test_train_results_have_the_known_names():
+    results = train_results(ROWS, **COUNTS, seconds=2.0)
+    known = {"epoch", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+    assert known <= results.keys()
+    assert (results["train_samples_per_second"], results["train_tokens_per_second"]) == (6.0, 300.0)
+    assert results["skipped_steps"] == 1
+
+
+def test_a_session_that_took_no_step_has_no_rates():
+    assert train_results([], **COUNTS, seconds=0.0)["train_steps_per_second"] is None
+
+
+def test_a_non_finite_evaluation_is_null():
+    results = eval_results(EvalReport(3, math.inf, math.inf, 0.25, 40, 1.0), 0.5)
+    assert (results["eval_loss"], results["perplexity"], results["eval_accuracy"]) == (None, None, 0.25)
+
+
+def test_the_files(tmp_path):
+    train = train_results(ROWS, **COUNTS, seconds=2.0)
+    evaluation = eval_results(EvalReport(3, 1.5, math.exp(1.5), 0.25, 40, 1.0), 0.5)
+    together = write_results(tmp_path, train, evaluation, {"accuracy_after": 0.9})
+    read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert read == {
+        "train_results.json": train,
+        "eval_results.json": evaluation,
+        "all_results.json": {**evaluation, **train, "accuracy_after": 0.9},
+    }
+    assert together == read["all_results.json"]
+
+
+def test_no_evaluation_no_file(tmp_path):
+    write_results(tmp_path, train_results(ROWS, **COUNTS, seconds=2.0), None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all_results.json", "train_results.json"]
