@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import Fault, InputError
+from surefoot.families.files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -47,19 +48,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if faults:
         raise InputError(faults)
     return _without_code(config)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises InputError with line and column."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}")) from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise InputError(Fault(str(path), f"not JSON: {error}")) from error
-    if not isinstance(data, dict):
-        raise InputError(Fault(str(path), "not a JSON object"))
-    return data
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -1,0 +1,120 @@
+"""Generation: transformers' own tokens, whatever else is in the batch, and no trace in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TopPLogitsWarper
+
+from plans import adapter_plan, attention_plan, linear_names
+from surefoot.models import generate
+from surefoot.models.adapters import add_adapter
+from surefoot.models.attention import attention_context
+from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.generate import Decoding, generate_answers, sample
+from tiny import tiny_llama
+
+PROMPTS = [[320, 7, 9, 200, 33], [320, 41], [320, *range(50, 75)]]
+STEPS = 24
+EOS = 321
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("generate") / "model", hidden=64)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def model(folder):
+    """Weights ten times their usual size, so that first choices are clear and answers vary."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data *= 10
+    return model
+
+
+def answers(model, tokenizer, prompts=PROMPTS, **options):
+    options = {"max_new_tokens": STEPS, "stop_ids": (EOS,), "pad_id": EOS} | options
+    return generate_answers(model, tokenizer, prompts, Decoding(**options))
+
+
+def test_greedy_tokens_are_those_of_transformers(model, tokenizer):
+    for prompt, answer in zip(PROMPTS, answers(model, tokenizer), strict=True):
+        own = model.generate(torch.tensor([prompt]), max_new_tokens=STEPS, do_sample=False, pad_token_id=EOS)
+        assert list(answer.ids) == [token for token in own[0, len(prompt) :].tolist() if token != EOS]
+        assert answer.text == tokenizer.decode(answer.ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_batch_gives_what_each_prompt_gives_alone(model, tokenizer, temperature, monkeypatch):
+    options = {"temperature": temperature, "seed": 5}
+    together = answers(model, tokenizer, **options)
+    first = answers(model, tokenizer, PROMPTS[:1], **options)
+    assert together[:1] == first
+    assert len({answer.ids for answer in together}) == len(PROMPTS)
+    if temperature == 0:
+        alone = [answers(model, tokenizer, [prompt], **options)[0] for prompt in PROMPTS]
+        assert together == alone
+        monkeypatch.setattr(generate, "positions_from_mask", lambda mask: torch.zeros_like(mask))  # twin
+        assert answers(model, tokenizer, **options) != alone
+
+
+def test_a_stop_token_ends_its_own_answer_only(model, tokenizer):
+    plain = answers(model, tokenizer)
+    stop = plain[0].ids[5]
+    place = plain[0].ids.index(stop)
+    stopped = answers(model, tokenizer, stop_ids=(EOS, stop))
+    assert stopped[0].stopped
+    assert stopped[0].ids == plain[0].ids[:place]
+    for before, after in zip(plain[1:], stopped[1:], strict=True):
+        assert after.ids == before.ids[: len(after.ids)]
+    assert not plain[0].stopped
+    assert len(plain[0].ids) == STEPS
+
+
+def test_training_is_left_as_it_was(model, tokenizer):
+    model = add_adapter(model, adapter_plan(linear_names(model), dropout=0.5), seed=1, base="base").train()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data += 0.05
+    enable_gradient_checkpointing(model)
+    state = torch.get_rng_state()
+    with attention_context(attention_plan("sdpa", ("flash",))):  # generation needs masks; training's kernels may not
+        first, second = (answers(model, tokenizer, temperature=0.8) for _ in range(2))
+    assert first == second  # dropout is off, and the draw is the seed's
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    assert torch.is_grad_enabled()
+    assert answers(model, tokenizer, temperature=0.8, seed=1) != first
+    model.eval()
+    assert answers(model, tokenizer, temperature=0.8) == first
+    assert not model.training
+
+
+def test_an_error_restores_training_mode(model, tokenizer):
+    model.train()
+    with pytest.raises(ValueError, match="at least one token"):
+        answers(model, tokenizer, [[320], []])
+    assert model.training
+
+
+def test_sampling_follows_the_probabilities():
+    logits = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64).log()
+    places = torch.linspace(0, 1 - 1e-9, 1001, dtype=torch.float64).tolist()
+    counts = torch.bincount(torch.tensor([sample(logits, 1.0, draw) for draw in places]), minlength=3) / 1001
+    assert torch.allclose(counts, torch.tensor([0.5, 0.2, 0.3]), atol=2e-3)  # the grid's own step is 1e-3
+    kept = {sample(logits, 0.7, draw) for draw in places}
+    assert kept == {0, 2}  # 0.5 alone does not reach 0.7, with 0.3 it does
+    assert {sample(logits, 0.0, draw) for draw in places} == {0}
+    for top_p in (0.5, 0.7, 1.0):
+        allowed = torch.tensor([sample(logits, top_p, draw) for draw in places]).unique().tolist()
+        warped = TopPLogitsWarper(top_p)(torch.zeros(1, 1), logits[None]) if top_p < 1 else logits[None]
+        assert allowed == warped[0].isfinite().nonzero().flatten().tolist()
