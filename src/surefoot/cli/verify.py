@@ -36,7 +36,7 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(verdict(checks, differences), indent=2))
     else:
-        console = open_console(sys.stdout, **hardware.terminal_wishes())
+        console = open_console(sys.stdout, hardware.terminal_wishes())
         console.show(files_table(checks))
         if differences is not None:
             console.show(differences_table(differences))
