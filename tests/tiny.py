@@ -71,6 +71,7 @@ def tiny_llama(
     dtype: torch.dtype = torch.float32,
     chat_template: bool = True,
     pad: bool = False,
+    attention_dropout: float = 0.0,
 ) -> Path:
     """A random Llama with its tokenizer, saved for `from_pretrained`. spare_rows: embeddings beyond the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,7 @@ def tiny_llama(
         num_key_value_heads=kv_heads,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
+        attention_dropout=attention_dropout,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         dtype=dtype,

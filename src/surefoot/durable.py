@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefoot.errors import EnvironmentFault, Fault
 
@@ -36,20 +36,8 @@ _ADVICE = {
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of `path`. The mode obeys umask. Raises EnvironmentFault; the old content then stands."""
-    path = Path(path)
-    staging = _hidden_beside(path)
-    with _faults_named(path):
-        try:
-            with open(staging, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(staging, path)
-        except BaseException:
-            with suppress(OSError):
-                staging.unlink()
-            raise
-        _sync(path.parent)
+    with _replacement(Path(path)) as file:
+        file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -60,6 +48,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON, UTF-8, keys in the order given. NaN and infinity raise ValueError: they are not JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """`write_bytes` with the content of `source`, a piece at a time."""
+    with open(source, "rb") as original, _replacement(Path(path)) as file:
+        shutil.copyfileobj(original, file, _CHUNK)
 
 
 def append_line(path: Path, text: str) -> None:
@@ -135,6 +129,24 @@ def sha256_file(path: Path) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@contextmanager
+def _replacement(path: Path) -> Iterator[BinaryIO]:
+    """A hidden file to fill, which takes the place of `path` when the block ends and disappears when it raises."""
+    staging = _hidden_beside(path)
+    with _faults_named(path):
+        try:
+            with open(staging, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(staging, path)
+        except BaseException:
+            with suppress(OSError):
+                staging.unlink()
+            raise
+        _sync(path.parent)
 
 
 def _hidden_beside(path: Path) -> Path:

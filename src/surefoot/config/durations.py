@@ -45,12 +45,6 @@ class Duration:
         count = int(self.count) if self.count == int(self.count) else self.count
         return f"{count} {self.unit[:-1] if count == 1 else self.unit}"
 
-    def in_steps(self, steps_per_epoch: int) -> int:
-        """Length in optimizer steps, at least 1. Token durations depend on the data and are refused here."""
-        if self.unit == "tokens":
-            raise ValueError("a duration in tokens has no fixed number of steps")
-        return max(1, round(self.count if self.unit == "steps" else self.count * steps_per_epoch))
-
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(cls.parse, serialization=core_schema.to_string_ser_schema())

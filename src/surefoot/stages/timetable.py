@@ -34,7 +34,7 @@ def make_timetable(
     tokens_of_step: Callable[[int], int],
 ) -> Timetable:
     """tokens_of_step: real input tokens of step 1, 2, …; asked only when a duration is given in tokens."""
-    total = next(_multiples(duration, steps_per_epoch, tokens_of_step))
+    total = length_in_steps(duration, steps_per_epoch, tokens_of_step)
 
     def due(every: Duration | None) -> frozenset[int]:
         steps = {total}
@@ -45,6 +45,11 @@ def make_timetable(
         return frozenset(steps)
 
     return Timetable(steps_per_epoch, total, due(eval_every), due(save_every))
+
+
+def length_in_steps(duration: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> int:
+    """At least one step."""
+    return next(_multiples(duration, steps_per_epoch, tokens_of_step))
 
 
 def _multiples(every: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> Iterator[int]:

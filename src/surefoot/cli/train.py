@@ -1,0 +1,34 @@
+"""`surefoot train`: the run itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from surefoot.cli.options import config_arguments, load_or_exit
+
+
+@click.command()
+@config_arguments
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies; start where there is none.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
+@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
+def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: bool, dry_run: bool) -> int:
+    """Fine-tune the model that CONFIG.yaml describes.
+
+    Any key can be overridden: surefoot train run.yaml optim.lr=1e-4 precision=bf16
+    """
+    if resume and overwrite:
+        raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+    loaded = load_or_exit(config, overrides)
+
+    from surefoot import hardware
+    from surefoot.report.console import open_console
+    from surefoot.stages.run import train_run
+
+    mode = "resume" if resume else "overwrite" if overwrite else "new"
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    typed = ["surefoot", *sys.argv[1:]]
+    return train_run(loaded.config, mode, console, typed=typed, dry_run=dry_run)

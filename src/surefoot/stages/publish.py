@@ -1,0 +1,121 @@
+"""The end of a run: the chosen checkpoint's model becomes the run folder's own, with results, pictures and card.
+
+Every step can be repeated: a run that was killed in here publishes again when it is resumed. The run folder's manifest
+is written last and says that all of it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot import durable
+from surefoot.config.schema import RunConfig
+from surefoot.errors import IntegrityError
+from surefoot.report.card import CardFacts, DataFile, model_card
+from surefoot.report.plots import draw_curves
+from surefoot.report.results import eval_results, train_results, write_results
+from surefoot.report.rows import Row, is_eval_row
+from surefoot.stages.timetable import Timetable
+from surefoot.training.checkpoint import MANIFEST, OPTIMIZER, STATE, manifest, read_manifest
+from surefoot.training.report import EvalReport
+from surefoot.training.state import RunState
+
+TRAINER_STATE = "trainer_state.json"
+_STATE_FILES = frozenset({OPTIMIZER, STATE, TRAINER_STATE})
+
+
+@dataclass(frozen=True)
+class Published:
+    """results: what all_results.json holds. step: whose weights the run folder has. cautions: what went less well."""
+
+    results: dict[str, Any]
+    step: int
+    cautions: tuple[str, ...]
+
+
+def is_published(run: Path, step: int) -> bool:
+    """Whether the run folder holds the outcome of a run that ended at `step`."""
+    try:
+        return read_manifest(run)["step"] == step
+    except IntegrityError:
+        return False
+
+
+def publish(
+    config: RunConfig,
+    run: Path,
+    state: RunState,
+    *,
+    rows: Sequence[Row],
+    timetable: Timetable,
+    examples: int,
+    card: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
+) -> Published:
+    """card: fields of CardFacts that only the wiring knows. examples: seen in training, over all sessions."""
+    best = state.best if config.checkpoint.best == "loss" else None
+    step = best.step if best else state.step
+    names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
+    evaluation = _evaluation_at(rows, step)
+    results = write_results(
+        run,
+        train_results(
+            rows,
+            steps=state.step,
+            epoch=timetable.epoch(state.step),
+            examples=examples,
+            tokens=state.tokens,
+            supervised=state.supervised,
+            skipped=state.guard.skipped,
+            scaler_skips=state.guard.scaler,
+            seconds=state.seconds,
+        ),
+        eval_results(evaluation, timetable.epoch(step)) if evaluation else None,
+        more,
+    )
+    plots, cautions = draw_curves(run, rows, run.name)
+    facts = CardFacts(**card, results=results, plots=tuple(plots))
+    durable.write_text(run / "README.md", model_card(facts))
+    paths = [run / name for name in (*names, "config.yaml", "plan.json", "data.json", "all_results.json", "README.md")]
+    durable.write_json(run / MANIFEST, manifest(run, paths, state.step, {**identity, "published_step": step}))
+    return Published(results, step, tuple(cautions))
+
+
+def _take_model(run: Path, chosen: Path, last: Path) -> list[str]:
+    """Copy the model's files of the chosen checkpoint, and the last one's trainer state; returns the names."""
+    names = [name for name in read_manifest(chosen)["files"] if name not in _STATE_FILES]
+    for name in names:
+        durable.copy_file(chosen / name, run / name)
+    durable.copy_file(last / TRAINER_STATE, run / TRAINER_STATE)
+    return names
+
+
+def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
+    for row in reversed(rows):
+        if is_eval_row(row) and row["current_steps"] == step:
+            return EvalReport(
+                step,
+                row["eval_loss"],
+                row["eval_perplexity"],
+                row["eval_accuracy"],
+                row["eval_tokens"],
+                row["eval_runtime"],
+            )
+    return None
+
+
+def data_file(role: str, facts: Mapping[str, Any]) -> DataFile:
+    """The card's line about one file, from what data.json says of it."""
+    return DataFile(
+        role,
+        Path(facts["file"]).name,
+        facts["sha256"],
+        facts["records"],
+        facts["examples"],
+        facts["tokens"],
+        facts["supervised"],
+    )

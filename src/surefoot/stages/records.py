@@ -1,0 +1,27 @@
+"""What a run writes about itself before step 1: config, plan, environment, data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from surefoot import durable, hardware
+from surefoot.config.load import dump_config
+from surefoot.config.schema import RunConfig
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.serial import plan_to_json
+from surefoot.stages.run_folder import CONFIG, PLAN
+
+ENVIRONMENT = "environment.json"
+DATA = "data.json"
+
+
+def write_records(
+    config: RunConfig, run: Path, plan: RunPlan, verified: Mapping[str, Any], data: Mapping[str, Any]
+) -> None:
+    """config.yaml re-runs the run; plan.json holds every choice and what was verified; data.json the audit."""
+    durable.write_text(run / CONFIG, dump_config(config))
+    durable.write_json(run / PLAN, {"plan": plan_to_json(plan), "verified": verified})
+    durable.write_json(run / ENVIRONMENT, hardware.describe())
+    durable.write_json(run / DATA, data)

@@ -1,0 +1,197 @@
+"""A training run from beginning to end, in the order in which it happens.
+
+Look before touching: the run folder is claimed, the plan made, the data audited, the model loaded and verified, and
+only then is anything in the run folder written or replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot import hardware
+from surefoot.config.schema import RunConfig
+from surefoot.errors import STOPPED_EXIT_CODE
+from surefoot.models.attention import verify_attention
+from surefoot.models.hub import resolve_folder
+from surefoot.models.load import load_tokenizer
+from surefoot.planning.plan import RunPlan
+from surefoot.report import footer
+from surefoot.report.capture import captured_libraries
+from surefoot.report.console import Console
+from surefoot.report.data_audit import audit_report, audit_to_json
+from surefoot.report.plan_table import plan_table
+from surefoot.stages.identity import check_identity, run_identity
+from surefoot.stages.job import make_job, open_observer
+from surefoot.stages.planned import make_plan
+from surefoot.stages.publish import is_published, publish
+from surefoot.stages.records import write_records
+from surefoot.stages.run_folder import Claim, Mode, claim, occupy
+from surefoot.stages.setup import Setup, set_up
+from surefoot.stages.sft import Stage, sft_stage
+from surefoot.stages.timetable import Timetable, make_timetable
+from surefoot.training.checkpoint import load_state
+from surefoot.training.interrupt import StopRequest
+from surefoot.training.loop import Outcome, train
+
+Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is known before the model is loaded and the run folder is touched."""
+
+    config: RunConfig
+    found: Claim
+    plan: RunPlan
+    base: Path
+    tokenizer: PreTrainedTokenizerBase
+    stage: Stage
+    timetable: Timetable
+    identity: dict[str, Any]
+
+
+def train_run(
+    config: RunConfig,
+    mode: Mode,
+    console: Console,
+    *,
+    typed: Sequence[str],
+    dry_run: bool = False,
+    figures: Figures | None = None,
+) -> int:
+    """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
+
+    typed: the words of the command, for the resume hint. dry_run: everything up to the run folder, then stop.
+    figures: further figures of the trained model for all_results.json.
+    """
+    with captured_libraries(console):
+        run = prepare(config, mode, console)
+        if _is_done(run):
+            console.say(f"{run.found.folder} is finished; nothing to do")
+            return 0
+        if dry_run:
+            console.say(f"dry run: {run.timetable.total_steps} steps planned; nothing was written")
+            return 0
+        setup = set_up(config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
+        verified = {**setup.verified, "kernels": _verify_kernels(run, setup)}
+        occupy(run.found)
+        write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
+        console.log_to(run.found.folder / "run.log")
+        return _train_and_publish(run, setup, console, typed, figures)
+
+
+def prepare(config: RunConfig, mode: Mode, console: Console) -> Prepared:
+    """Claim, plan, read the data; show each. Every refusal that needs no weights happens here."""
+    found = claim(config, mode)
+    _say_what_was_found(console, found)
+    plan = _plan(config, found)
+    console.show(plan_table(plan))
+    base = resolve_folder(config.model.path, config.model.revision, weights=True)
+    tokenizer = load_tokenizer(base)
+    stage = sft_stage(config, plan, tokenizer)
+    console.show(audit_report(stage.data))
+    timetable = make_timetable(
+        config.duration, config.eval_every, config.checkpoint.every, stage.steps_per_epoch, stage.step_tokens
+    )
+    identity = run_identity(config, plan, base, stage.data)
+    if found.checkpoint is not None:
+        for caution in check_identity(found.checkpoint, identity):
+            console.say(caution, style="yellow")
+    return Prepared(config, found, plan, base, tokenizer, stage, timetable, identity)
+
+
+def _say_what_was_found(console: Console, found: Claim) -> None:
+    for fault in found.rejected:
+        console.say(f"not used: {fault}", style="yellow")
+    for change in found.changes:
+        console.say(f"{change.key} changed from {change.old!r} to {change.new!r}: {change.why}", style="yellow")
+    if found.checkpoint is not None:
+        console.say(f"resuming from {found.checkpoint.folder}")
+    elif found.mode == "resume":
+        console.say(f"no checkpoint in {found.folder}: starting at step 0")
+
+
+def _plan(config: RunConfig, found: Claim) -> RunPlan:
+    """A resumed run keeps its plan; where a key that may change did, the plan is made anew from the old measurements."""
+    if found.plan is None:
+        return make_plan(config)
+    return make_plan(config, measurements=found.plan.measurements) if found.changes else found.plan
+
+
+def _is_done(run: Prepared) -> bool:
+    """The newest checkpoint stands at the end of the run, and its outcome is published."""
+    checkpoint, stopping = run.found.checkpoint, run.config.early_stopping
+    if checkpoint is None or not is_published(run.found.folder, checkpoint.step):
+        return False
+    state, _ = load_state(checkpoint)
+    return state.step >= run.timetable.total_steps or (stopping is not None and state.stale >= stopping.patience)
+
+
+def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
+    """One forward pass of the next step's first micro-batch, seen by the profiler."""
+    step = min(setup.state.step + 1, run.timetable.total_steps)
+    batch = run.stage.step_batches(step)[0].to(setup.engine.device)
+
+    def forward() -> None:
+        with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
+            run.stage.objective(setup.model, batch)
+
+    return verify_attention(forward, run.plan.attention)
+
+
+def _train_and_publish(
+    run: Prepared, setup: Setup, console: Console, typed: Sequence[str], figures: Figures | None
+) -> int:
+    config, folder = run.config, run.found.folder
+    with open_observer(config, folder, setup, run.timetable, console) as observer, StopRequest() as stop:
+        job = make_job(
+            config, run.plan, folder, run.stage, setup, run.timetable, run.identity, run.tokenizer, observer
+        )
+        outcome = train(job, setup.state, observer, stop)
+    if outcome.reason == "interrupted":
+        command = footer.resume_command(typed)
+        total = run.timetable.total_steps
+        for line in footer.stopped(folder, step=outcome.state.step, total_steps=total, command=command):
+            console.say(line)
+        return STOPPED_EXIT_CODE
+    more = figures(setup.model, run.tokenizer) if figures else {}
+    published = publish(
+        config,
+        run.plan,
+        folder,
+        outcome.state,
+        rows=observer.rows,
+        timetable=run.timetable,
+        data=audit_to_json(run.stage.data),
+        identity=run.identity,
+        more=more,
+    )
+    _say_the_end(run, outcome, published.results, published.step, published.cautions, console)
+    return 0
+
+
+def _say_the_end(
+    run: Prepared, outcome: Outcome, results: Mapping[str, Any], step: int, cautions: Sequence[str], console: Console
+) -> None:
+    for caution in cautions:
+        console.say(caution, style="yellow")
+    state = outcome.state
+    lines = footer.finished(
+        run.found.folder,
+        results,
+        step=state.step,
+        total_steps=run.timetable.total_steps,
+        early=outcome.reason == "early_stopped",
+        seconds=state.seconds,
+        best_step=step if state.best else None,
+        skipped=state.guard.skipped,
+    )
+    for line in lines:
+        console.say(line)

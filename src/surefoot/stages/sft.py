@@ -1,0 +1,114 @@
+"""Supervised fine-tuning as a stage: which data, which loss, which batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot import hardware
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Batch
+from surefoot.data.cache import TokenisedDataset
+from surefoot.data.loader import micro_batches
+from surefoot.data.order import step_examples, steps_per_epoch
+from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.models.generate import generate_answers
+from surefoot.objectives.base import Objective
+from surefoot.objectives.sft import sft_loss
+from surefoot.planning.plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A training method as a value. step_batches: step (from 1) -> its micro-batches. eval_batches: all of the
+    evaluation set, None where there is none. step_tokens: step -> real input tokens."""
+
+    objective: Objective
+    data: PreparedData
+    steps_per_epoch: int
+    step_batches: Callable[[int], Sequence[Batch]]
+    step_tokens: Callable[[int], int]
+    eval_batches: Callable[[], Iterator[Batch]] | None
+
+
+def sft_stage(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Stage:
+    """Read, render, tokenise and audit the data (or find it in the cache). Raises InputError for bad data."""
+    data = prepare_sft(config, plan, tokenizer)
+    train, size, micro, pad = data.train, plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
+
+    def step_batches(step: int) -> Sequence[Batch]:
+        _, indices = step_examples(config.seed, step - 1, len(train), size)
+        return micro_batches(train, indices, micro, pad)
+
+    def step_tokens(step: int) -> int:
+        _, indices = step_examples(config.seed, step - 1, len(train), size)
+        return sum(train.length(int(index)) for index in indices)
+
+    evaluation = data.eval
+    return Stage(
+        objective=sft_loss,
+        data=data,
+        steps_per_epoch=steps_per_epoch(len(train), size),
+        step_batches=step_batches,
+        step_tokens=step_tokens,
+        eval_batches=None if evaluation is None else lambda: batches_by_length(evaluation, micro, pad),
+    )
+
+
+def prepare_sft(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
+    """The data of a config under its plan."""
+    data, tokens = config.data, plan.tokenizer
+    return prepare_data(
+        Path(data.train),
+        data.eval,
+        layout=data.format,
+        template=tokens.template.value,
+        tokenizer=tokenizer,
+        bos_id=tokens.bos_id if tokens.bos.value else None,
+        stop_ids=tokens.stop.value,
+        max_length=data.max_length,
+        max_samples=data.max_samples,
+        train_on=data.train_on,
+        seed=config.seed,
+        cache=hardware.cache_folder(),
+    )
+
+
+def batches_by_length(dataset: TokenisedDataset, rows: int, pad_id: int) -> Iterator[Batch]:
+    """The whole data set, longest examples first, so that padding is small and memory runs out at once or never."""
+    order = np.argsort([-dataset.length(index) for index in range(len(dataset))], kind="stable")
+    for start in range(0, len(order), rows):
+        yield from micro_batches(dataset, order[start : start + rows], rows, pad_id)
+
+
+def sample_answers(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: TokenisedDataset,
+    plan: RunPlan,
+    *,
+    count: int,
+    max_new_tokens: int,
+) -> list[tuple[str, str]]:
+    """(prompt, greedy answer) for the first `count` examples; the prompt is what stands before the first answer."""
+    prompts = []
+    for index in range(min(count, len(dataset))):
+        example = dataset[index]
+        prompts.append([int(token) for token in example.ids[: int(example.supervised.argmax())]])
+    prompts = [prompt for prompt in prompts if prompt]
+    answers = generate_answers(
+        model,
+        tokenizer,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        stop_ids=plan.tokenizer.stop.value,
+        pad_id=plan.tokenizer.pad_id,
+    )
+    return [
+        (str(tokenizer.decode(prompt)), answer.text) for prompt, answer in zip(prompts, answers, strict=True)
+    ]

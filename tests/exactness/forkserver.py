@@ -1,0 +1,109 @@
+"""Run many `surefoot` commands in fresh processes without paying for the imports each time.
+
+The server imports everything once, computes nothing, and forks a child per command; so each child is a fresh process
+that can be killed for real. A child may be told to send itself SIGKILL at a chosen place:
+
+    {"at": "step", "n": 5}     just before optimizer step 5
+    {"at": "log", "n": 5}      after step 5 moved the weights, before its row is logged
+    {"at": "sync", "n": 7}     at the 7th flush to the disk since training began (saving is a series of them)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class ForkServer:
+    """Context manager around the server process. `run` returns the exit code; -9 for a child that was killed."""
+
+    def __enter__(self) -> ForkServer:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+    def run(self, arguments: list[str], log: Path, kill: dict[str, Any] | None = None) -> int:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps({"arguments": arguments, "log": str(log), "kill": kill}) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+def serve() -> None:
+    import peft  # noqa: F401
+    import surefoot.stages.run  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _child(request)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _child(request: dict[str, Any]) -> None:
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if request["kill"]:
+        _arm(**request["kill"])
+    from surefoot.cli.main import main
+
+    code = 1
+    try:
+        main(request["arguments"])
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _arm(at: str, n: int) -> None:
+    from surefoot import durable
+    from surefoot.training import loop
+
+    train_step, sync = loop.train_step, durable._sync
+    started = False
+    syncs = 0
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def armed_step(*arguments: Any, step: int, **keywords: Any) -> Any:
+        nonlocal started
+        started = True
+        if at == "step" and step == n:
+            die()
+        report = train_step(*arguments, step=step, **keywords)
+        if at == "log" and step == n:
+            die()
+        return report
+
+    def armed_sync(path: Path) -> None:
+        nonlocal syncs
+        syncs += started
+        if at == "sync" and syncs == n:
+            die()
+        sync(path)
+
+    loop.train_step, durable._sync = armed_step, armed_sync
+
+
+if __name__ == "__main__":
+    serve()
