@@ -110,7 +110,7 @@ def test_all_faulty_rows_are_counted_and_the_first_are_listed():
         convert(rows(*({"text": ""} if number % 2 else {"text": "x"} for number in range(40))), "text", "d.json")
     assert len(caught.value.faults) == 9
     assert str(caught.value.faults[0]).startswith("d.json:20: row 2: ")
-    assert str(caught.value.faults[-1]) == "d.json: 12 more rows are faulty"
+    assert str(caught.value.faults[-1]) == "d.json: 12 more faulty rows were seen"
 
 
 @pytest.mark.parametrize(

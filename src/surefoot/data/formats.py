@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from surefoot.data.rows import Row, kind_of
 from surefoot.errors import Fault, InputError
@@ -42,6 +42,10 @@ class Conversation:
     line: int = 0
 
 
+Item = TypeVar("Item", Row, Conversation)
+Result = TypeVar("Result")
+
+
 class RowFault(Exception):
     """What is wrong with one row; the caller knows the file."""
 
@@ -65,18 +69,24 @@ def recognise(rows: Sequence[Row], name: str) -> tuple[str, str]:
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
-    """All rows as conversations. layout: alpaca | messages | text. InputError lists the first faults and counts all."""
-    read, conversations, faults = _READERS[layout], [], []
-    for row in rows:
+    """All rows as conversations. layout: alpaca | messages | text. InputError lists the faulty rows."""
+    read = _READERS[layout]
+    return each_row(rows, lambda row: Conversation(read(row.value), row.number, row.line), name)
+
+
+def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
+    """`do` for every row of the file `name`. RowFaults become one InputError: the first in full, the rest counted."""
+    results, faults = [], []
+    for item in items:
         try:
-            conversations.append(Conversation(read(row.value), row.number, row.line))
+            results.append(do(item))
         except RowFault as fault:
-            faults.append(Fault(f"{name}:{row.line}", f"row {row.number}: {fault.what}", fault.fix))
+            faults.append(Fault(f"{name}:{item.line}", f"row {item.number}: {fault.what}", fault.fix))
     if len(faults) > _SHOWN:
-        faults[_SHOWN:] = [Fault(name, f"{len(faults) - _SHOWN} more rows are faulty")]
+        faults[_SHOWN:] = [Fault(name, f"{len(faults) - _SHOWN} more faulty rows were seen")]
     if faults:
         raise InputError(faults)
-    return conversations
+    return results
 
 
 def unused_fields(rows: Sequence[Row], layout: str) -> tuple[str, ...]:

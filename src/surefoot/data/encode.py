@@ -1,0 +1,135 @@
+"""From conversations to token ids with a label mask, cut to length so that answers survive.
+
+The mask comes from the template's marks, so it is right by construction. What is too long loses the data's prompt
+tokens first, from the left of the first user text on (the system text last of these), while BOS and the template's own
+words stay; only when no such token is left, the answer's end goes. Nothing disappears without a word: every cut, every
+stop token lost by it and every example that has nothing left to learn is reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from surefoot.data.formats import Conversation, each_row
+from surefoot.data.segments import Run, Segment, Template, encode_runs, pieces_of
+from surefoot.data.text_encoder import TextEncoder
+
+TrainOn = Literal["responses", "last", "everything"]
+_CHUNK = 1024  # conversations per call of the tokenizer: enough for its threads, little memory
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """ids[T], supervised[T]: what `Example` holds. number, line: its row. control_texts: names of control tokens that
+    the row's texts spell out. An example without a supervised token is to be dropped."""
+
+    ids: np.ndarray
+    supervised: np.ndarray
+    number: int
+    line: int
+    truncated: bool
+    stop_lost: bool
+    control_texts: int
+
+
+def encode(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    max_length: int,
+    train_on: TrainOn,
+    name: str,
+) -> Iterator[Encoded]:
+    """One `Encoded` per conversation, in order, at most max_length tokens each.
+
+    bos_id: put first, exactly once; None for no BOS. train_on: responses = all answers, last = the last answer,
+    everything = all tokens but the first, which nothing predicts. name: the file, for InputErrors.
+    """
+    for start in range(0, len(conversations), _CHUNK):
+        chunk = conversations[start : start + _CHUNK]
+        layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
+        for conversation, layout, runs in zip(chunk, layouts, encode_runs(layouts, encoder, bos_id), strict=True):
+            ids = np.fromiter(itertools.chain.from_iterable(run.ids for run in runs), dtype=np.uint32)
+            supervised = _mask(runs, train_on)
+            stops = _count(ids[supervised], template.stop_ids)
+            if truncated := len(ids) > max_length:
+                kept = _kept(runs, supervised, train_on, conversation, encoder, max_length)
+                ids, supervised = ids[kept], supervised[kept]
+            yield Encoded(
+                ids,
+                supervised,
+                conversation.number,
+                conversation.line,
+                truncated,
+                stop_lost=_count(ids[supervised], template.stop_ids) < stops,
+                control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
+            )
+
+
+def _count(ids: np.ndarray, wanted: Sequence[int]) -> int:
+    return int(np.isin(ids, wanted).sum())
+
+
+def _mask(runs: Sequence[Run], train_on: TrainOn) -> np.ndarray:
+    last = _last_answer(runs)
+    learned = [train_on == "everything" or _is_learned(run, train_on, last) for run in runs]
+    mask = np.repeat(learned, [len(run.ids) for run in runs])
+    mask[0] = False
+    return mask
+
+
+def _is_learned(part: Run | Segment, train_on: TrainOn, last: int) -> bool:
+    """Whether it is an answer that counts as one: with `last`, earlier answers are prompt."""
+    return part.answer and (train_on != "last" or part.turn == last)
+
+
+def _last_answer(runs: Sequence[Run]) -> int:
+    return max((run.turn for run in runs if run.answer), default=-1)
+
+
+def _kept(
+    runs: Sequence[Run],
+    supervised: np.ndarray,
+    train_on: TrainOn,
+    conversation: Conversation,
+    encoder: TextEncoder,
+    max_length: int,
+) -> np.ndarray:
+    """Positions that remain, in order, at most max_length: see the module's text for what goes first."""
+    last = _last_answer(runs)
+    turn_of = np.concatenate([_owners(run, place == 0, train_on, last, encoder) for place, run in enumerate(runs)])
+    positions = np.arange(len(turn_of))
+    kept = positions <= np.flatnonzero(supervised)[-1]  # what follows the last label teaches nothing
+    is_system = np.array([turn.role == "system" for turn in conversation.turns])
+    cuttable = positions[kept & (turn_of >= 0)]
+    order = cuttable[np.argsort(is_system[turn_of[cuttable]], kind="stable")]
+    kept[order[: max(0, kept.sum() - max_length)]] = False
+    return positions[kept][:max_length]
+
+
+def _owners(run: Run, opening: bool, train_on: TrainOn, last: int, encoder: TextEncoder) -> np.ndarray:
+    """For each token of a run the turn whose prompt text it lies in, -1 where it must stay."""
+    owners: list[int] = []
+    pieces = pieces_of(run, encoder, opening)
+    groups = [run.segments] if len(pieces) == 1 else [(segment,) for segment in run.segments]
+    for piece, segments in zip(pieces, groups, strict=True):
+        ends = list(itertools.accumulate(len(segment.text) for segment in segments))
+        prompts = [
+            (end - len(segment.text), end, segment.turn)
+            for end, segment in zip(ends, segments, strict=True)
+            if segment.content and not _is_learned(segment, train_on, last)
+        ]
+        _, spans = encoder.spans(piece)
+        owners += [
+            next((turn for left, right, turn in prompts if left <= start < end <= right), -1) for start, end in spans
+        ]
+    # BOS was added or taken away at the front of the first run, so the ends are aligned.
+    count = len(run.ids)
+    return np.array(([-1] * count + owners)[-count:], dtype=np.int64)

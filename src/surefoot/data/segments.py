@@ -1,0 +1,118 @@
+"""What a template makes of a conversation, and how that becomes token ids.
+
+A template returns segments in order: its own text and the data's text, each marked as the model's or not. The label
+mask follows from the marks; no text is ever searched for where an answer begins.
+
+Where text is cut for the tokenizer: at the borders between prompt and answer, and nowhere else. A prompt is encoded in
+one go, so its ids are what every program gets that renders the same prompt and tokenises it, and they are the ids that
+`prompt_ids` gives for generation. The answer starts afresh, as it does when a model writes it. Only where the data
+spells out a control token is the run cut further, around each content, so that those characters stay text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from surefoot.data.formats import Conversation, RowFault
+from surefoot.data.text_encoder import Piece, TextEncoder
+
+
+@dataclass(frozen=True)
+class Segment:
+    """turn: index of the turn it belongs to. content: written in the data, not by the template. answer: the model's."""
+
+    text: str
+    turn: int
+    content: bool = False
+    answer: bool = False
+
+
+@dataclass(frozen=True)
+class Template:
+    """segments: raises RowFault for a conversation that it cannot lay out. A conversation that does not end with an
+    answer is laid out up to where the model begins to write.
+
+    identity: all that its output depends on besides the conversation. stop_ids: tokens that end an answer.
+    notes: what a reader of the audit should know.
+    """
+
+    name: str
+    identity: str
+    stop_ids: tuple[int, ...]
+    segments: Callable[[Conversation], tuple[Segment, ...]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring segments that are all prompt, or all one answer; with ids[T] once encoded."""
+
+    segments: tuple[Segment, ...]
+    ids: tuple[int, ...] = ()
+
+    @property
+    def answer(self) -> bool:
+        return self.segments[0].answer
+
+    @property
+    def turn(self) -> int:
+        return self.segments[0].turn
+
+
+def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None) -> list[list[Run]]:
+    """The runs of each layout with their ids. BOS stands once at the start, or not at all where bos_id is None."""
+    runs = [list(_runs(segments)) for segments in layouts]
+    cut = [[pieces_of(run, encoder, opening=place == 0) for place, run in enumerate(layout)] for layout in runs]
+    encoded = iter(encoder.encode([piece for layout in cut for pieces in layout for piece in pieces]))
+    return [
+        _begin(
+            [
+                Run(run.segments, tuple(itertools.chain.from_iterable(itertools.islice(encoded, len(pieces)))))
+                for run, pieces in zip(layout, layout_pieces, strict=True)
+            ],
+            encoder,
+            bos_id,
+        )
+        for layout, layout_pieces in zip(runs, cut, strict=True)
+    ]
+
+
+def prompt_ids(conversation: Conversation, template: Template, encoder: TextEncoder, bos_id: int | None) -> list[int]:
+    """What the model is given to continue a conversation that ends before an answer: the ids it was trained on."""
+    (runs,) = encode_runs([template.segments(conversation)], encoder, bos_id)
+    return [number for run in runs for number in run.ids]
+
+
+def require_turns(conversation: Conversation, name: str) -> None:
+    if conversation.turns[0].role == "text":
+        raise RowFault(f"the {name} template lays out turns, and a text record has none", "choose data.template plain")
+
+
+def pieces_of(run: Run, encoder: TextEncoder, opening: bool) -> list[Piece]:
+    """One piece, or one per segment where the data spells out a control token."""
+    text = "".join(segment.text for segment in run.segments)
+    ours = sum(len(encoder.control_text(segment.text)) for segment in run.segments if not segment.content)
+    spelled_out = any(encoder.control_text(segment.text) for segment in run.segments if segment.content)
+    if not spelled_out and len(encoder.control_text(text)) == ours:  # nor does one arise where two segments meet
+        return [Piece(text, literal=False, opening=opening)]
+    return [
+        Piece(segment.text, literal=segment.content, opening=opening and place == 0)
+        for place, segment in enumerate(run.segments)
+    ]
+
+
+def _runs(segments: Sequence[Segment]) -> Iterator[Run]:
+    filled = [segment for segment in segments if segment.text]
+    for _, group in itertools.groupby(filled, key=lambda segment: segment.turn if segment.answer else None):
+        yield Run(tuple(group))
+
+
+def _begin(runs: list[Run], encoder: TextEncoder, bos_id: int | None) -> list[Run]:
+    """A template may have written BOS already, or not, or a data file's template twice: exactly one remains."""
+    first = runs[0]
+    ids = list(itertools.dropwhile(lambda number: number in (encoder.bos_id, bos_id), first.ids))
+    if bos_id is not None:
+        ids.insert(0, bos_id)
+    return [Run(first.segments, tuple(ids)), *runs[1:]]

@@ -1,0 +1,102 @@
+"""From text to token ids, with a say in which text may name control tokens.
+
+A template's `<|eot_id|>` is a control token; the same characters in a user's text are text. tokenizers can read a
+string either way as a whole, so text is handed over in pieces, each marked. Nothing is added to a piece: no BOS, and no
+blank before a piece that continues a sequence (SentencePiece-like tokenizers put one before every text they are given).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from surefoot.errors import Fault, InputError
+
+_LEAD = "\n"  # never merges with what follows; takes the place of the text before a piece
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is encoded at once. literal: names of control tokens in it are text. opening: nothing comes before."""
+
+    text: str
+    literal: bool
+    opening: bool
+
+
+class TextEncoder:
+    """A tokenizer reduced to what the data layer needs. control: id and text of the tokens that only templates use."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise InputError(Fault("tokenizer", "has no fast form", "a tokenizer.json must stand beside the weights"))
+        self.tokenizer = tokenizer
+        self.control = {
+            number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
+        self.bos_id = cast("int | None", tokenizer.bos_token_id)
+        self.size = len(tokenizer)  # every id is below this
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        longest_first = sorted(self.control.values(), key=len, reverse=True)
+        self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._lead_ids = self._encode([_LEAD], literal=False)[0]
+        alone, after_lead = self._encode(["a", _LEAD + "a"], literal=False)
+        self._puts_blank = after_lead != self._lead_ids + alone
+
+    def encode(self, pieces: Sequence[Piece]) -> list[list[int]]:
+        """Ids of each piece. All pieces of one kind go to the tokenizer in one call."""
+        ids: list[list[int]] = [[] for _ in pieces]
+        for literal in (False, True):
+            places = [place for place, piece in enumerate(pieces) if piece.literal == literal]
+            texts = [self._with_lead(pieces[place]) for place in places]
+            for place, found in zip(places, self._encode(texts, literal) if texts else [], strict=True):
+                ids[place] = self._without_lead(pieces[place], found)
+        return ids
+
+    def spans(self, piece: Piece) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of one piece, and the characters (start, end) that each stands for."""
+        text = self._with_lead(piece)
+        self._backend.encode_special_tokens = piece.literal
+        try:
+            found = self._backend.encode(text, add_special_tokens=False)
+        finally:
+            self._backend.encode_special_tokens = False
+        ids = self._without_lead(piece, found.ids)
+        if len(text) == len(piece.text):
+            return ids, found.offsets
+        if len(ids) == len(found.ids) - len(self._lead_ids):
+            return ids, [(start - len(_LEAD), end - len(_LEAD)) for start, end in found.offsets[len(self._lead_ids) :]]
+        return self.spans(Piece(piece.text, piece.literal, opening=True))
+
+    def control_text(self, text: str) -> list[str]:
+        """The names of control tokens that the text spells out."""
+        return self._control_text.findall(text)
+
+    def digest(self) -> str:
+        """SHA-256 of everything that decides which ids a text gets."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    def _with_lead(self, piece: Piece) -> str:
+        return _LEAD + piece.text if self._puts_blank and not piece.opening else piece.text
+
+    def _without_lead(self, piece: Piece, ids: list[int]) -> list[int]:
+        if piece.opening or not self._puts_blank:
+            return ids
+        count = len(self._lead_ids)
+        if ids[:count] == self._lead_ids:
+            return ids[count:]
+        return self._encode([piece.text], piece.literal)[0]
+
+    def _encode(self, texts: Sequence[str], literal: bool) -> list[list[int]]:
+        self._backend.encode_special_tokens = literal
+        try:
+            return [found.ids for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        finally:
+            self._backend.encode_special_tokens = False

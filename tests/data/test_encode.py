@@ -1,0 +1,276 @@
+"""Ids and label mask: one BOS, supervised stop tokens, cuts that spare the answer; for any conversation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surefoot.data import encode as encode_module
+from surefoot.data import segments as segments_module
+from surefoot.data.batch import IGNORE, Example, collate
+from surefoot.data.encode import Encoded, encode
+from surefoot.data.formats import Conversation, Turn
+from surefoot.data.segments import prompt_ids
+from surefoot.data.templates import make_template
+from surefoot.data.text_encoder import TextEncoder
+from surefoot.errors import InputError
+
+PLENTY = 100_000  # tokens: nothing is cut
+words = st.sampled_from(["Four", "two", " ", "\n", "ä", "!", "<|eot_id|>", "<|begin_of_text|>", "</s>", "[INST]"])
+texts = st.lists(words, min_size=1, max_size=6).map("".join).filter(str.strip)
+
+
+@st.composite
+def conversations(draw, turns: int = 3) -> Conversation:
+    system = [Turn("system", draw(texts))] if draw(st.booleans()) else []
+    pairs = [
+        turn
+        for _ in range(draw(st.integers(1, turns)))
+        for turn in (Turn("user", draw(texts)), Turn("assistant", draw(texts)))
+    ]
+    return Conversation((*system, *pairs), draw(st.integers(1, 99)), 1)
+
+
+def run(
+    encoder: TextEncoder, name: str, conversation: Conversation, *, bos=True, max_length=PLENTY, train_on="responses"
+):
+    template = make_template(name, encoder, (encoder.tokenizer.eos_token_id,))
+    bos_id = encoder.bos_id if bos else None
+    (one,) = encode(
+        [conversation], template, encoder, bos_id=bos_id, max_length=max_length, train_on=train_on, name="d.json"
+    )
+    return one, template
+
+
+def text_of(encoder: TextEncoder, ids: np.ndarray) -> str:
+    return encoder.tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+
+
+any_setting = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+modes = st.sampled_from(["responses", "last", "everything"])
+named = st.sampled_from(["llama3", "plain", "tokenizer"])
+
+
+@any_setting
+@given(conversations(), named, st.booleans(), modes)
+def test_every_example_is_well_formed(llama3, conversation, name, bos, train_on):
+    encoder = TextEncoder(llama3)
+    one, template = run(encoder, name, conversation, bos=bos, train_on=train_on)
+    segments = template.segments(conversation)
+    assert one.ids.shape == one.supervised.shape
+    assert one.number == conversation.number
+    assert (one.ids == encoder.bos_id).sum() == (1 if bos else 0)  # also where a text spells it out
+    assert (one.ids[0] == encoder.bos_id) == bos
+    written = "".join(segment.text for segment in segments).removeprefix("<|begin_of_text|>")
+    assert text_of(encoder, one.ids[int(bos) :]) == written
+    answers = [segment for segment in segments if segment.answer]
+    if train_on == "last":
+        answers = [segment for segment in answers if segment.turn == answers[-1].turn]
+    if train_on == "everything":
+        assert one.supervised.tolist() == [False] + [True] * (len(one.ids) - 1)
+    else:
+        assert text_of(encoder, one.ids[one.supervised]) == "".join(segment.text for segment in answers)
+        stops = sum(np.isin(one.ids[one.supervised], template.stop_ids))
+        assert stops == len({segment.turn for segment in answers})  # one per answer, none from a text
+    assert not one.truncated
+    assert not one.stop_lost
+
+
+@any_setting
+@given(conversations(), st.sampled_from(["llama3", "plain", "tokenizer", "alpaca"]), st.booleans())
+def test_generation_is_given_the_ids_of_training(any_encoder, conversation, name, bos):
+    if name == "llama3" and "<|eot_id|>" not in any_encoder.control.values():
+        name = "plain"
+    if name == "alpaca":
+        conversation = Conversation(conversation.turns[: 2 + (conversation.turns[0].role == "system")])
+    one, template = run(any_encoder, name, conversation, bos=bos)
+    for place, turn in enumerate(conversation.turns):
+        if turn.role == "assistant":
+            asked = prompt_ids(
+                Conversation(conversation.turns[:place]), template, any_encoder, any_encoder.bos_id if bos else None
+            )
+            assert one.ids[: len(asked)].tolist() == asked
+            assert one.supervised[len(asked)]
+
+
+@any_setting
+@given(conversations(turns=2), named, st.booleans(), modes, st.integers(8, 80))
+def test_cutting_keeps_bos_frame_and_answers(llama3, conversation, name, bos, train_on, max_length):
+    encoder = TextEncoder(llama3)
+    whole, template = run(encoder, name, conversation, bos=bos, train_on=train_on)
+    one, _ = run(encoder, name, conversation, bos=bos, train_on=train_on, max_length=max_length)
+    assert one.truncated == (len(whole.ids) > max_length)
+    assert len(one.ids) <= max_length
+    assert (one.ids == encoder.bos_id).sum() == (1 if bos else 0)
+    assert is_subsequence(one.ids, whole.ids)
+    answers = {segment.turn for segment in template.segments(conversation) if segment.answer}
+    learned = {max(answers)} if train_on == "last" else answers
+    content = sum(
+        len(ids)
+        for segment in template.segments(conversation)
+        if segment.content and not (segment.answer and segment.turn in learned)
+        for ids in [encoder.tokenizer(segment.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
+    )
+    if train_on != "everything" and len(whole.ids) - content <= max_length:
+        # Cutting prompt texts is enough, so every label survives.
+        assert one.ids[one.supervised].tolist() == whole.ids[whole.supervised].tolist()
+        assert not one.stop_lost
+    kept_labels = one.ids[one.supervised].tolist()
+    if train_on != "everything":
+        assert whole.ids[whole.supervised][: len(kept_labels)].tolist() == kept_labels  # only the end can be missing
+
+
+def is_subsequence(part: np.ndarray, whole: np.ndarray) -> bool:
+    rest = iter(whole.tolist())
+    return all(number in rest for number in part.tolist())
+
+
+LONG = Conversation(
+    (
+        Turn("system", "STUVWXYZQK"),
+        Turn("user", "0123456789"),
+        Turn("assistant", "ABCDEFGHIJ"),
+        Turn("user", "9876543210"),
+        Turn("assistant", "JIHGFEDCBA"),
+    ),
+    7,
+    1,
+)
+
+
+@pytest.mark.parametrize(
+    ("cut", "train_on", "kept"),
+    [
+        (0, "responses", "STUVWXYZQK|0123456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|"),
+        (3, "responses", "STUVWXYZQK|3456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|"),
+        (13, "responses", "STUVWXYZQK||ABCDEFGHIJ|6543210|JIHGFEDCBA|"),
+        (23, "responses", "VWXYZQK||ABCDEFGHIJ||JIHGFEDCBA|"),
+        (30, "responses", "||ABCDEFGHIJ||JIHGFEDCBA|"),
+        (31, "responses", "||ABCDEFGHIJ||JIHGFEDCBA"),
+        (36, "responses", "||ABCDEFGHIJ||JIHGF"),
+        (13, "last", "STUVWXYZQK||DEFGHIJ|9876543210|JIHGFEDCBA|"),
+        (33, "last", "VWXYZQK||||JIHGFEDCBA|"),
+        (41, "last", "||||JIHGFEDCBA"),
+        (33, "everything", "||ABCDEFGHIJ||JIHGFEDC"),
+    ],
+)
+def test_what_is_cut_first(llama3, cut, train_on, kept):
+    """Each character of the texts is one token; the template's words between them are shown as a bar."""
+    encoder = TextEncoder(llama3)
+    whole, _ = run(encoder, "llama3", LONG, train_on=train_on)
+    one, _ = run(encoder, "llama3", LONG, train_on=train_on, max_length=len(whole.ids) - cut)
+    text = text_of(encoder, one.ids[1:])
+    for role in ("system", "user", "assistant"):
+        text = text.replace(f"<|start_header_id|>{role}<|end_header_id|>\n\n", "")
+    assert text.replace("<|eot_id|>", "|") == kept
+    assert one.truncated == (cut > 0)
+    assert one.stop_lost == (not kept.endswith("|"))
+
+
+def test_an_answer_beyond_max_length_leaves_no_label(llama3):
+    one, _ = run(
+        TextEncoder(llama3), "alpaca", Conversation((Turn("user", "u"), Turn("assistant", "a")), 3, 1), max_length=20
+    )
+    assert not one.supervised.any()
+    assert one.stop_lost
+    assert len(one.ids) == 20
+
+
+def test_a_text_record_is_learned_in_full_and_cut_at_its_end(llama3):
+    encoder = TextEncoder(llama3)
+    record = Conversation((Turn("text", "abcdefgh"),), 1, 1)
+    whole, _ = run(encoder, "plain", record)
+    assert text_of(encoder, whole.ids) == "<|begin_of_text|>abcdefgh<|end_of_text|>"
+    assert whole.supervised.tolist() == [False] + [True] * 9
+    cut, _ = run(encoder, "plain", record, max_length=8)
+    assert text_of(encoder, cut.ids) == "<|begin_of_text|>abcdefg"
+    assert cut.stop_lost
+    without, _ = run(encoder, "plain", record, bos=False)
+    assert text_of(encoder, without.ids) == "abcdefgh<|end_of_text|>"
+    assert not without.supervised[0]  # nothing comes before it that could predict it
+
+
+def test_a_tokenizer_that_puts_blanks_gets_prompts_like_everyone_elses(legacy):
+    encoder = TextEncoder(legacy)
+    one, template = run(
+        encoder, "tokenizer", Conversation((Turn("user", "Two and two?"), Turn("assistant", "The answer")))
+    )
+    prompt = legacy.apply_chat_template(
+        [{"role": "user", "content": "Two and two?"}], add_generation_prompt=True, return_dict=False
+    )
+    assert one.ids[: len(prompt)].tolist() == prompt
+    assert (
+        text_of(encoder, one.ids) == "<s> [INST] Two and two? [/INST] The answer </s>"
+    )  # ▁ after <s> is the tokenizer's
+    assert template.stop_ids == (legacy.eos_token_id,)
+
+
+def test_a_bos_that_the_template_writes_is_not_doubled_and_can_be_refused(llama3):
+    encoder = TextEncoder(llama3)
+    conversation = Conversation((Turn("user", "u"), Turn("assistant", "a")))
+    with_bos, _ = run(encoder, "tokenizer", conversation)
+    without, _ = run(encoder, "tokenizer", conversation, bos=False)
+    named, _ = run(encoder, "llama3", conversation)
+    assert with_bos.ids.tolist() == [encoder.bos_id, *without.ids.tolist()] == named.ids.tolist()
+
+
+def test_the_mask_counts_what_the_loss_counts(llama3):
+    one, _ = run(TextEncoder(llama3), "tokenizer", LONG)
+    batch = collate([Example(one.ids.astype(np.int64), one.supervised, 0)], pad_id=0)
+    assert batch.weight == one.supervised.sum()
+    assert batch.targets[batch.targets != IGNORE].tolist() == one.ids[one.supervised].tolist()
+
+
+def test_faults_of_the_template_name_the_row(llama3):
+    with pytest.raises(InputError) as caught:
+        run(TextEncoder(llama3), "alpaca", LONG)
+    assert str(caught.value).startswith("d.json:1: row 7: the alpaca template holds one prompt and one answer")
+
+
+def test_many_conversations_come_out_in_order(llama3, monkeypatch):
+    monkeypatch.setattr(encode_module, "_CHUNK", 3)
+    encoder = TextEncoder(llama3)
+    template = make_template("plain", encoder, (encoder.tokenizer.eos_token_id,))
+    many = [Conversation((Turn("user", "u" * n), Turn("assistant", "a")), n, n) for n in range(1, 8)]
+    found: list[Encoded] = list(
+        encode(many, template, encoder, bos_id=None, max_length=99, train_on="responses", name="d.json")
+    )
+    assert [one.number for one in found] == [one.line for one in found] == list(range(1, 8))
+    assert [text_of(encoder, one.ids).index("\n") for one in found] == list(range(1, 8))
+
+
+# --- the checks above have teeth: a twin breaks one line, and its check then fails ------------------------------------
+
+
+def test_twin_that_doubles_bos(llama3, monkeypatch):
+    monkeypatch.setattr(segments_module.itertools, "dropwhile", lambda unwanted, ids: ids)
+    with pytest.raises(AssertionError):
+        test_every_example_is_well_formed.hypothesis.inner_test(llama3, LONG, "tokenizer", True, "responses")
+
+
+def test_twin_that_reads_control_tokens_in_texts(llama3, monkeypatch):
+    monkeypatch.setattr(TextEncoder, "control_text", lambda self, text: [])
+    spelled = Conversation((Turn("user", "a<|begin_of_text|>"), Turn("assistant", "b<|eot_id|>c")), 1, 1)
+    with pytest.raises(AssertionError):
+        test_every_example_is_well_formed.hypothesis.inner_test(llama3, spelled, "llama3", True, "responses")
+
+
+def test_twin_that_leaves_the_stop_token_unlearned(llama3, monkeypatch):
+    honest = encode_module._mask
+
+    def without_last(runs, train_on):
+        mask = honest(runs, train_on)
+        mask[np.flatnonzero(mask)[-1]] = False
+        return mask
+
+    monkeypatch.setattr(encode_module, "_mask", without_last)
+    with pytest.raises(AssertionError):
+        test_every_example_is_well_formed.hypothesis.inner_test(llama3, LONG, "llama3", True, "responses")
+
+
+def test_twin_that_cuts_the_end_first(llama3, monkeypatch):
+    monkeypatch.setattr(encode_module, "_kept", lambda *arguments: np.arange(arguments[-1]))
+    with pytest.raises(AssertionError):
+        test_cutting_keeps_bos_frame_and_answers.hypothesis.inner_test(llama3, LONG, "llama3", True, "responses", 75)
