@@ -197,3 +197,36 @@ def test_a_tied_model_stays_tied_when_one_of_the_pair_trains(tmp_path, saved, mo
     monkeypatch.setattr(adapters, "is_tied", lambda _: False)  # twin: PEFT alone unties them
     embedding, head = trained_pair()
     assert embedding is not head
+
+
+def under_autocast(folder: Path, kind: str, base: torch.dtype, prepare=lambda model: None, **options):
+    """Loss and gradients of one pass, by name."""
+    model = base_model(folder, base)
+    model = add_adapter(model, adapter_plan(linear_names(model), kind), seed=1, base="base", **options)
+    prepare(model)
+    stir(model)
+    with torch.autocast("cpu", dtype=torch.float16 if base == torch.float16 else torch.bfloat16):
+        loss = model(input_ids=IDS, labels=IDS).loss
+    loss.backward()
+    return {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("base", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_casts_left_to_autocast_change_no_bit(folder, kind, base):
+    plain, saved = (under_autocast(folder, kind, base, autocast=flag) for flag in (False, True))
+    assert all(torch.equal(saved[name], plain[name]) for name in plain)
+
+
+def test_dora_keeps_its_casts_for_a_reason(folder):
+    """The twin: without them its row norms would be bf16."""
+    plain = under_autocast(folder, "dora", torch.bfloat16)
+    bare = under_autocast(folder, "dora", torch.bfloat16, prepare=adapters._leave_casts_to_autocast)
+    assert not torch.equal(bare["loss"], plain["loss"])
+
+
+def test_a_model_made_for_autocast_fails_loudly_without_it(folder):
+    model = base_model(folder, torch.bfloat16)
+    model = add_adapter(model, adapter_plan(linear_names(model)), seed=1, base="base", autocast=True)
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(input_ids=IDS)

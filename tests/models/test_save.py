@@ -15,7 +15,7 @@ from plans import adapter_plan, linear_names
 from surefoot.errors import InputError
 from surefoot.models.adapters import add_adapter
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
-from surefoot.models.vocabulary import resize_vocabulary
+from surefoot.models.vocabulary import embedding_and_head, resize_vocabulary
 from tiny import tiny_llama
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 300
@@ -105,14 +105,18 @@ def test_equal_adapters_are_equal_bytes_in_any_process(folders, tmp_path):
     assert str(folders[False]) not in json.dumps(config)
 
 
+@pytest.mark.parametrize("rows", [0, 2])
 @pytest.mark.parametrize("plan", [{}, {"modules_to_save": ("lm_head",)}], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_come_back_bit_for_bit(folders, tmp_path, tied, plan):
-    model = trained(folders[tied], kind="dora", **plan)
-    save_adapter(model, tmp_path, save_embedding=False)
+def test_weights_come_back_bit_for_bit(folders, tmp_path, tied, plan, rows):
+    model = trained(folders[tied], rows=rows, kind="dora", **plan)
+    save_adapter(model, tmp_path, save_embedding=rows > 0)
     fresh = opened(folders[tied])
+    resize_vocabulary(fresh, fresh.config.vocab_size + rows)
+    for weight in embedding_and_head(fresh):
+        weight.data[weight.shape[0] - rows :] = 0  # they must come from the file
     fresh = add_adapter(fresh, adapter_plan(linear_names(fresh), "dora", **plan), seed=9, base="org/base")
-    load_adapter_weights(fresh, tmp_path, save_embedding=False)
+    load_adapter_weights(fresh, tmp_path, save_embedding=rows > 0)
     saved = dict(model.named_parameters())
     assert all(torch.equal(parameter, saved[name]) for name, parameter in fresh.named_parameters())
 

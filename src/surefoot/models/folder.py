@@ -56,7 +56,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     faults: list[Fault] = []
     for file in _weight_files(folder):
         try:
-            tensors.update(_read_header(file))
+            tensors.update(read_header(file))
         except InputError as error:
             faults.extend(error.faults)
     if faults:
@@ -86,8 +86,8 @@ def _weight_files(folder: Path) -> list[Path]:
     raise InputError(Fault(str(folder), f"no weights: neither {SINGLE} nor {INDEX}"))
 
 
-def _read_header(file: Path) -> dict[str, StoredTensor]:
-    """The header of one safetensors file: 8 bytes of length, then JSON with data offsets."""
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Name -> tensor, from the header of one safetensors file: 8 bytes of length, then JSON with data offsets."""
     if not file.is_file():
         raise InputError(Fault(str(file), f"missing, but {INDEX} names it", "copy or download the model again"))
     size = file.stat().st_size
