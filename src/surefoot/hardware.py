@@ -1,15 +1,63 @@
-"""Facts about the machine, as plain values. The only reader of device facts and environment variables."""
+"""Facts about the machine, as plain values. The only reader of device facts and environment variables.
+
+`detect` looks at this machine (and imports torch), `preset` describes one that may be elsewhere, `describe` is what a
+run writes into environment.json. Facts that change from minute to minute (free memory) are kept apart from those that
+do not, because a plan must come out the same twice.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib.metadata
+import importlib.util
 import os
-from dataclasses import dataclass
-from typing import Literal
+import platform
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.errors import Fault, InputError
+
+GIB = 2**30
+
+# What changes numbers, kernels, threads or downloads, and what people set in the belief that it does. Each has its
+# effect in `surefoot.planning.environment`. Nothing secret and no path is ever among them.
+_NAMES = """
+ACCELERATE_DOWNCAST_BF16 ACCELERATE_DYNAMO_BACKEND ACCELERATE_GRADIENT_ACCUMULATION_STEPS
+ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_USE_FSDP ATEN_CPU_CAPABILITY
+ATTN_IMPLEMENTATION CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES DNNL_DEFAULT_FPMATH_MODE
+DNNL_MAX_CPU_ISA HF_HUB_OFFLINE MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_NUM_THREADS NVIDIA_TF32_OVERRIDE
+OMP_NUM_THREADS ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_MAX_CPU_ISA PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
+PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_SDPA_BACKEND PYTORCH_SDP_KERNEL SDPA_BACKEND TORCHDYNAMO_DISABLE
+TORCHINDUCTOR_MAX_AUTOTUNE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT TORCH_COMPILE_DISABLE
+TORCH_CUDNN_SDPA_DEPRIORITIZED TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD TORCH_NUM_THREADS TORCH_SDPA_BACKEND
+TRANSFORMERS_ATTN_IMPLEMENTATION TRANSFORMERS_OFFLINE TRANSFORMERS_SDPA_FORCE_GQA
+"""
+ENVIRONMENT_NAMES = tuple(_NAMES.split())
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
+_CPU_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_fp16",
+    "asimd",
+    "bf16",
+    "sve",
+)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One accelerator (or the CPU) as the plan sees it. memory: bytes that one process can use."""
+    """One accelerator (or the CPU) as the plan sees it. memory: bytes that one process can use.
+
+    free: bytes that nobody uses right now, None where nobody looked. flash_attention_2: whether the flash-attn package
+    is installed, None where nobody can know.
+    """
 
     name: str
     kind: Literal["cpu", "cuda", "mps"]
@@ -20,6 +68,129 @@ class Hardware:
     tf32: bool
     cores: int  # CPU threads of this process
     preset: bool  # True: described, not present; nothing can be measured
+    free: int | None = None
+    flash_attention_2: bool | None = None
+
+
+def _nvidia(name: str, memory: float, capability: tuple[int, int], cores: int) -> Hardware:
+    """memory: GiB that torch reports as total, which is less than the figure on the box."""
+    ampere = capability >= (8, 0)
+    return Hardware(
+        name=name,
+        kind="cuda",
+        memory=int(memory * GIB),
+        capability=capability,
+        bf16=ampere,
+        fp16=capability >= (7, 0),
+        tf32=ampere,
+        cores=cores,
+        preset=True,
+    )
+
+
+_PRESETS: dict[str, Hardware] = {
+    "h100": _nvidia("NVIDIA H100 80GB HBM3", 79.1, (9, 0), 16),
+    "h200": _nvidia("NVIDIA H200", 139.8, (9, 0), 16),
+    "a100": _nvidia("NVIDIA A100-SXM4-80GB", 79.2, (8, 0), 16),
+    "rtx4090": _nvidia("NVIDIA GeForce RTX 4090", 23.5, (8, 9), 8),
+    # A laptop: no instructions for 16-bit products, in which bf16 can be hundreds of times slower than fp32.
+    "cpu": Hardware("CPU, 8 threads, 16 GiB", "cpu", 16 * GIB, None, False, False, False, 8, preset=True),
+}
+
+
+def presets() -> tuple[str, ...]:
+    """Names that `preset` knows."""
+    return tuple(_PRESETS)
+
+
+def preset(name: str) -> Hardware:
+    """A described machine. Raises InputError that suggests the nearest name."""
+    if name in _PRESETS:
+        return _PRESETS[name]
+    near = difflib.get_close_matches(name.lower(), _PRESETS, n=1, cutoff=0.4)
+    fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(_PRESETS)}"
+    raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix))
+
+
+def detect() -> Hardware:
+    """This machine: the first CUDA device, else the CPU."""
+    import torch
+
+    installed = importlib.util.find_spec("flash_attn") is not None
+    threads = torch.get_num_threads()
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found = _nvidia(properties.name, 0, (properties.major, properties.minor), threads)
+        return replace(
+            found,
+            memory=properties.total_memory,
+            preset=False,
+            free=torch.cuda.mem_get_info(0)[0],
+            flash_attention_2=installed,
+        )
+    total, free = _host_memory()
+    flags = _cpu_flags()
+    return Hardware(
+        name=_cpu_model(),
+        kind="cpu",
+        memory=total,
+        capability=None,
+        bf16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}),
+        fp16="amx_fp16" in flags,  # avx512_fp16 was measured at the speed of fp32
+        tf32=False,
+        cores=threads,
+        preset=False,
+        free=free,
+        flash_attention_2=installed,
+    )
+
+
+def _host_memory() -> tuple[int, int]:
+    """(total, free) in bytes, both within the limit of a container."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    total = min([memory.total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+    return total, min(total, memory.available)
+
+
+def _cgroup_limits(membership: Path, root: Path) -> list[int]:
+    """Memory limits of this process's control group and of those above it, for cgroup v1 and v2; "max" is no limit."""
+    limits = []
+    for line in membership.read_text().splitlines() if membership.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        base = root / controllers
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            file = folder / name
+            if file.is_file() and (text := file.read_text().strip()).isdigit():
+                limits.append(int(text))
+            if folder == base:
+                break
+    return limits
+
+
+def _cpuinfo(field: str) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")
+
+
+def _cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> set[str]:
+    """Instruction sets that matter here; "flags" on x86, "Features" on ARM."""
+    return set((_cpuinfo("flags") or _cpuinfo("Features")).split()) & set(_CPU_FLAGS)
+
+
+def read_environment() -> dict[str, str]:
+    """Those of ENVIRONMENT_NAMES that are set, by name."""
+    return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}
 
 
 @dataclass(frozen=True)
@@ -38,3 +209,69 @@ def terminal_wishes() -> TerminalWishes:
         force_color=bool(os.environ.get("FORCE_COLOR")),
         dumb=os.environ.get("TERM", "").lower() in {"dumb", "unknown"},
     )
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what can change a result, Python and surefoot among them. Imports none of it."""
+    found = {"python": platform.python_version()}
+    for library in ("surefoot", *_LIBRARIES):
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """The machine for environment.json: enough to explain a difference, nothing that names the host or its user."""
+    import torch
+
+    hardware = detect()
+    facts: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "cpu": _cpu_model(),
+        "cpu_flags": sorted(_cpu_flags()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "device": {"kind": hardware.kind, "name": hardware.name, "memory": hardware.memory},
+        "versions": versions(),
+        "environment": read_environment(),
+        "byte_order": sys.byteorder,
+    }
+    if hardware.kind == "cuda":
+        facts["device"] |= {
+            "capability": list(hardware.capability or ()),
+            "count": torch.cuda.device_count(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "driver": _driver_version(),
+        }
+    return facts
+
+
+def _driver_version() -> str:
+    """NVIDIA's kernel driver; empty where it does not say."""
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\d+\.\d+(\.\d+)?", path.read_text()) if path.is_file() else None
+    return found[0] if found else ""
+
+
+def peak_memory(kind: str) -> int:
+    """The most memory in bytes that this process has held so far: allocated on the GPU for "cuda", else resident."""
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage would count what the parent held before it started this program
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status.read_text())[0]) * 1024
+    if sys.platform == "win32":
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,29 @@
+"""Reading JSON that came with a model: what is wrong with a file is said with its name, line and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import Fault, InputError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises InputError for a missing or unreadable file, bad JSON, or no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(Fault(str(path), "file does not exist", "the folder of a model holds it")) from None
+    except json.JSONDecodeError as error:
+        raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}")) from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(Fault(str(path), f"cannot be read: {error}")) from None
+    if not isinstance(value, dict):
+        raise InputError(Fault(str(path), f"holds {type(value).__name__}, not an object"))
+    return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The same, and an empty object where there is no such file."""
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,139 @@
+"""What a tokenizer's files say: vocabulary, special tokens, chat template, stop tokens. Plain JSON, no transformers.
+
+Read are tokenizer.json, tokenizer_config.json, special_tokens_map.json (for what tokenizer_config.json leaves open),
+chat_template.jinja and generation_config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import Fault, InputError
+from surefoot.families.files import read_json, read_json_if_there
+
+
+@dataclass(frozen=True)
+class Token:
+    text: str
+    id: int
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """ids: all tokens. special: by id, those that ordinary text does not become. size: one more than the highest id,
+    ordinary_size: one more than the highest id that text can become. missing: roles (bos, eos, pad, unk) whose token
+    is in no vocabulary. stops: generation_config's end tokens. adds_bos: its post-processor puts BOS in front.
+    """
+
+    ids: Mapping[str, int] = field(repr=False)
+    special: Mapping[int, str] = field(repr=False)
+    bos: Token | None
+    eos: Token | None
+    pad: Token | None
+    unk: Token | None
+    missing: Mapping[str, str]
+    stops: tuple[int, ...]
+    chat_template: str | None
+    adds_bos: bool
+    size: int
+    ordinary_size: int
+
+    def is_special(self, token: str) -> bool:
+        return token in self.ids and self.ids[token] in self.special
+
+
+def read_tokenizer_facts(folder: Path) -> TokenizerFacts:
+    """Facts from the tokenizer files in `folder`. Raises InputError that names the file."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        fix = "save it once with transformers: AutoTokenizer.from_pretrained(model).save_pretrained(folder)"
+        raise InputError(Fault(str(path), "file does not exist", fix))
+    stored = read_json(path)
+    config = read_json_if_there(folder / "tokenizer_config.json")
+    named = read_json_if_there(folder / "special_tokens_map.json") | _without_nulls(config)
+    try:
+        return _facts(folder, stored, config, named)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(Fault(str(folder), f"its tokenizer files have an unknown layout: {error!r}")) from error
+
+
+def _facts(
+    folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any], named: Mapping[str, Any]
+) -> TokenizerFacts:
+    ids = _vocabulary(stored, str(folder / "tokenizer.json"))
+    special = _special(stored, config, ids)
+    roles = {role: _content(named.get(f"{role}_token")) for role in ("bos", "eos", "pad", "unk")}
+    found = {role: Token(text, ids[text]) for role, text in roles.items() if text in ids}
+    special |= {token.id: token.text for role, token in found.items() if role != "pad"}
+    return TokenizerFacts(
+        ids=ids,
+        special=special,
+        bos=found.get("bos"),
+        eos=found.get("eos"),
+        pad=found.get("pad"),
+        unk=found.get("unk"),
+        missing={role: text for role, text in roles.items() if text and text not in ids},
+        stops=_stops(folder),
+        chat_template=_chat_template(folder, config),
+        adds_bos=_adds(stored.get("post_processor"), roles["bos"]),
+        size=max(ids.values()) + 1,
+        ordinary_size=max((number for number in ids.values() if number not in special), default=-1) + 1,
+    )
+
+
+def _vocabulary(stored: Mapping[str, Any], where: str) -> dict[str, int]:
+    model = stored.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict) or not vocabulary:
+        raise InputError(
+            Fault(where, "model.vocab is not a table of tokens", "only BPE and WordPiece tokenizers are read")
+        )
+    return vocabulary | {token["content"]: token["id"] for token in stored.get("added_tokens") or ()}
+
+
+def _special(stored: Mapping[str, Any], config: Mapping[str, Any], ids: dict[str, int]) -> dict[int, str]:
+    """Special tokens by id. Those that only tokenizer_config.json lists join the vocabulary too."""
+    listed = config.get("added_tokens_decoder") or {}
+    for number, token in listed.items():
+        ids.setdefault(token["content"], int(number))
+    added = [*(stored.get("added_tokens") or ()), *listed.values()]
+    return {ids[token["content"]]: token["content"] for token in added if token.get("special")}
+
+
+def _content(token: object) -> str | None:
+    """A token is written as its text or as an object with `content`."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja comes first, as in transformers; a list of named templates gives its "default"."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        return next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _stops(folder: Path) -> tuple[int, ...]:
+    value = read_json_if_there(folder / "generation_config.json").get("eos_token_id")
+    return tuple(value) if isinstance(value, list) else () if value is None else (value,)
+
+
+def _adds(processor: object, bos: str | None) -> bool:
+    """Whether a post-processor, or one of a sequence of them, begins a single text with BOS."""
+    if not isinstance(processor, dict) or bos is None:
+        return False
+    if processor.get("type") == "Sequence":
+        return any(_adds(part, bos) for part in processor.get("processors", ()))
+    first = next(iter(processor.get("single") or ()), {})
+    return isinstance(first, dict) and first.get("SpecialToken", {}).get("id") == bos
+
+
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,96 @@
+"""Which modules carry the adapter, by full name, and how many parameters that trains.
+
+LoRA adds r * (inputs + outputs) per target, DoRA one more per output; a module saved in full counts in full.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from surefoot.config.schema import AdapterConfig
+from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import AdapterPlan, Choice
+
+
+def plan_adapter(request: AdapterConfig, model: ModelFacts, notes: Notes) -> AdapterPlan:
+    targets = _targets(request, model, notes)
+    saved = _saved_in_full(request.modules_to_save, targets, model, notes)
+    per_output = 1 if request.kind == "dora" else 0
+    added = sum(request.rank * sum(_sizes(target)) + per_output * _sizes(target)[1] for target in targets)
+    names = tuple(target.name for target in targets)
+    if request.targets == "all-linear":
+        choice = Choice(names, f"all {len(names)} linear layers but the output head", "default")
+    else:
+        choice = Choice(names, f"asked for: {', '.join(request.targets)}", "user")
+    return AdapterPlan(
+        kind=Choice(request.kind, "asked for", "user"),
+        rank=request.rank,
+        alpha=request.alpha,
+        dropout=request.dropout,
+        rslora=request.rslora,
+        targets=choice,
+        modules_to_save=tuple(_short(name, model) for name in request.modules_to_save),
+        trainable=added + _size_in_full(saved, model),
+    )
+
+
+def _targets(request: AdapterConfig, model: ModelFacts, notes: Notes) -> list[ModuleFact]:
+    if request.targets == "all-linear":
+        return list(model.layer_linears)
+    for name in request.targets:
+        if not any(_named(module, name) and module.linear for module in model.modules):
+            notes.refuse(
+                "adapter.targets", f"no linear layer is called {name!r}", _suggestion(name, model, linear=True)
+            )
+    chosen = [module for module in model.modules if module.linear and any(_named(module, n) for n in request.targets)]
+    if model.tied and any(module.name == model.head for module in chosen):
+        what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would part them"
+        notes.refuse("adapter.targets", what, f"leave out {model.head.rpartition('.')[2]}")
+    return chosen
+
+
+def _named(module: ModuleFact, name: str) -> bool:
+    """PEFT's rule for targets: the full name, or its last components."""
+    return module.name == name or module.name.endswith(f".{name}")
+
+
+def _saved_in_full(
+    names: Sequence[str], targets: Sequence[ModuleFact], model: ModelFacts, notes: Notes
+) -> list[ModuleFact]:
+    """PEFT's rule for modules_to_save: any module whose name ends so."""
+    for name in names:
+        if not any(module.name.endswith(name) for module in model.modules):
+            fix = _suggestion(name, model, linear=False)
+            notes.refuse("adapter.modules_to_save", f"no module is called {name!r}", fix)
+    saved = [module for module in model.modules if any(module.name.endswith(name) for name in names)]
+    for module in saved:
+        if module in targets:
+            notes.refuse(
+                "adapter.modules_to_save", f"{module.name} already carries the adapter", "name it in one place"
+            )
+    return saved
+
+
+def _short(name: str, model: ModelFacts) -> str:
+    """Embedding and head by their last component: so PEFT recognises a pair that must stay tied."""
+    return name.rpartition(".")[2] if name in (model.embedding, model.head) else name
+
+
+def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
+    """Embedding and head that share a weight stay one, whichever of them is named."""
+    shared = [module for module in saved if module.name in (model.embedding, model.head)]
+    once_too_many = shared[1:] if model.tied else []
+    return sum(module.parameters for module in saved) - sum(module.parameters for module in once_too_many)
+
+
+def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
+    existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
+    near = difflib.get_close_matches(name.rpartition(".")[2], existing, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(existing)}"
+
+
+def _sizes(module: ModuleFact) -> tuple[int, int]:
+    assert module.linear is not None
+    return module.linear

@@ -1,0 +1,161 @@
+"""Which attention code runs, which SDPA kernels torch may dispatch to, and which one the run must be seen to use.
+
+The default is SDPA with every kernel that suits the run, but not cuDNN's: its backward pass has returned NaN for masks,
+lengths of 64 modulo 128 and large logits (PyTorch issue 196678). Only a clear gain of a form that passed the accuracy
+check leaves the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from surefoot.config.schema import AttentionConfig
+from surefoot.hardware import Hardware
+from surefoot.planning.kernels import ORDER, flash_attention_2_obstacles, obstacle
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import AttentionPlan, Choice, DType, SdpaKernel
+
+# What leaving the default must bring. Below that, the next run on the same machine could decide otherwise.
+_GAIN = 1.2
+_NO_KERNELS: Choice[tuple[SdpaKernel, ...]] = Choice((), "only SDPA has kernels to choose from", "default")
+_FIRST = "the first of them that torch can use here"
+
+
+def plan_attention(
+    request: AttentionConfig,
+    *,
+    hardware: Hardware,
+    compute: DType,
+    head_dim: int,
+    dropout: float,
+    trials: Sequence[AttentionTrial],
+    notes: Notes,
+) -> AttentionPlan:
+    """compute: dtype of queries and keys. dropout: the model's attention dropout. trials: empty if nobody measured."""
+    obstacles: dict[SdpaKernel, str] = {
+        kernel: obstacle(kernel, hardware, compute, head_dim, dropout) for kernel in ORDER
+    }
+    switches = _switches(request)
+    if request.implementation in ("eager", "flash_attention_2"):
+        return _not_sdpa(request.implementation, hardware, compute, switches, notes)
+    if switches:
+        return _by_switches(switches, obstacles, trials, notes)
+    asked = request.implementation == "sdpa"
+    considered = [trial for trial in trials if not (asked and trial.form == "eager")]
+    plan = _default(asked, obstacles, considered)
+    winner = _winner(plan.expected.value, considered, notes)
+    return plan if winner is None else _measured(winner, plan, considered)
+
+
+def _switches(request: AttentionConfig) -> dict[SdpaKernel, bool]:
+    """The kernels that the user switched by hand."""
+    asked: dict[SdpaKernel, str] = {
+        "cudnn": request.cudnn,
+        "flash": request.flash,
+        "mem_efficient": request.mem_efficient,
+        "math": request.math,
+    }
+    return {kernel: switch == "on" for kernel, switch in asked.items() if switch != "auto"}
+
+
+def _not_sdpa(
+    name: str, hardware: Hardware, compute: DType, switches: Mapping[SdpaKernel, bool], notes: Notes
+) -> AttentionPlan:
+    for kernel in switches:
+        notes.refuse(
+            f"attention.{kernel}", f"switches a kernel of SDPA, and attention is {name}", "use attention: sdpa"
+        )
+    if name == "flash_attention_2":
+        for reason in flash_attention_2_obstacles(hardware, compute):
+            fix = "use attention: sdpa, whose flash kernel is the same algorithm"
+            notes.refuse("attention.implementation", f"flash_attention_2 {reason}", fix)
+        if hardware.preset:
+            notes.caution(
+                "flash_attention_2 needs the flash-attn package; whether that machine has it is not known here"
+            )
+    return AttentionPlan(
+        implementation=Choice(name, "asked for", "user"),
+        kernels=_NO_KERNELS,
+        expected=Choice(name, "the implementation itself", "default"),
+    )
+
+
+def _by_switches(
+    switches: Mapping[SdpaKernel, bool],
+    obstacles: Mapping[SdpaKernel, str],
+    trials: Sequence[AttentionTrial],
+    notes: Notes,
+) -> AttentionPlan:
+    """The user chose kernels. Those left on auto stay as they are by default; nothing is decided by time."""
+    failures = {trial.form: trial.failure for trial in trials if trial.failure}
+    for kernel, on in switches.items():
+        why = obstacles[kernel] or (
+            f"failed the check on this machine: {failures[kernel]}" if kernel in failures else ""
+        )
+        if on and why:
+            notes.refuse(f"attention.{kernel}", f"is on, but the {kernel} kernel {why}", "leave it out")
+    allowed: list[SdpaKernel] = [kernel for kernel in ORDER if switches.get(kernel, kernel != "cudnn")]
+    kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in allowed if not obstacles[kernel])
+    if not kernels:
+        reasons = "; ".join(f"{kernel} {obstacles[kernel]}" for kernel in allowed)
+        notes.refuse("attention", f"no SDPA kernel is left{f': {reasons}' if reasons else ''}", "leave math on")
+        kernels = ("math",)
+    named = ", ".join(f"{kernel} {'on' if on else 'off'}" for kernel, on in switches.items())
+    return AttentionPlan(
+        implementation=Choice("sdpa", "the one whose kernels were switched", "user"),
+        kernels=Choice(kernels, f"asked for: {named}", "user"),
+        expected=Choice(kernels[0], _FIRST, "default"),
+    )
+
+
+def _default(asked: bool, obstacles: Mapping[SdpaKernel, str], trials: Sequence[AttentionTrial]) -> AttentionPlan:
+    kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in ORDER if kernel != "cudnn" and not obstacles[kernel])
+    why = f"flash {obstacles['flash']}; " if obstacles["flash"] else ""
+    expected = Choice(kernels[0], _FIRST, "default")
+    if trials:
+        expected = Choice(kernels[0], f"nothing gained {_GAIN - 1:.0%} over it: {_times(trials)}", "measured")
+    return AttentionPlan(
+        implementation=Choice("sdpa", "asked for", "user") if asked else Choice("sdpa", "fused attention", "default"),
+        kernels=Choice(kernels, f"{why}cuDNN's stays off: NaN gradients at some shapes (PyTorch 196678)", "default"),
+        expected=expected,
+    )
+
+
+def _winner(default: str, trials: Sequence[AttentionTrial], notes: Notes) -> AttentionTrial | None:
+    """The trial that replaces the default kernel: clearly faster, or the fastest when the default failed its check."""
+    usual = next((trial for trial in trials if trial.form == default), None)
+    if usual is None:
+        return None
+    passed = [trial for trial in trials if trial.passed]
+    if not passed:
+        failures = "; ".join(f"{trial.form}: {trial.failure}" for trial in trials)
+        what = f"no form passed the accuracy check on this machine ({failures})"
+        notes.refuse("attention", what, "check the installation of torch, or name one: attention: eager")
+        return None
+    fastest = min(passed, key=lambda trial: trial.seconds)
+    if not usual.passed:
+        notes.caution(f"attention: {default} failed the accuracy check here ({usual.failure}); {fastest.form} is used")
+        return fastest
+    return fastest if usual.seconds >= _GAIN * fastest.seconds else None
+
+
+def _measured(winner: AttentionTrial, default: AttentionPlan, trials: Sequence[AttentionTrial]) -> AttentionPlan:
+    reason = _times(trials)
+    if winner.form == "eager":
+        return AttentionPlan(
+            implementation=Choice("eager", reason, "measured"),
+            kernels=_NO_KERNELS,
+            expected=Choice("eager", "the implementation itself", "default"),
+        )
+    kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in ORDER if kernel in (winner.form, "math"))
+    return AttentionPlan(
+        implementation=default.implementation,
+        kernels=Choice(kernels, f"{winner.form} won, math takes what it cannot: {reason}", "measured"),
+        expected=Choice(winner.form, "the fastest that passed the accuracy check", "measured"),
+    )
+
+
+def _times(trials: Sequence[AttentionTrial]) -> str:
+    times = ", ".join(f"{trial.form} {1000 * trial.seconds:.3g}" for trial in trials if trial.passed)
+    return f"milliseconds forward and backward here: {times}"

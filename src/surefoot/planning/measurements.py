@@ -1,0 +1,52 @@
+"""What the probes saw on this machine, as plain values that go into plan.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from surefoot.planning.plan import DType
+
+
+@dataclass(frozen=True)
+class AttentionTrial:
+    """One form of attention at the run's shapes: eager, or SDPA held to one kernel.
+
+    seconds: best forward and backward pass; 0 where it was not timed. failure: why it did not run, or what was wrong
+    with its numbers; empty when it passed, and then it was timed. errors: the largest relative error by what was
+    compared.
+    """
+
+    form: str  # eager | flash | mem_efficient | cudnn | math
+    seconds: float
+    failure: str
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failure
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """products: FLOP/s of matrix products at the model's shapes, by dtype; empty where nobody measured.
+
+    attention: one trial per form at `attention_length` tokens in `attention_dtype`; empty where nobody measured.
+    """
+
+    products: Mapping[DType, float] = field(default_factory=dict)
+    attention: tuple[AttentionTrial, ...] = ()
+    attention_dtype: DType | None = None
+    attention_length: int | None = None
+
+
+@dataclass(frozen=True)
+class LengthFacts:
+    """Lengths of the training examples in tokens. longest: of all; typical: the longest of an ordinary micro-batch.
+
+    supervised: the largest share of supervised tokens that a micro-batch may have, 1.0 where unknown.
+    """
+
+    longest: int
+    typical: int
+    supervised: float = 1.0

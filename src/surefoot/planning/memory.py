@@ -1,0 +1,152 @@
+"""How much memory the run needs, by kind, from the shape of the model alone.
+
+The counts follow what autograd keeps alive in transformers' decoder layers with PEFT's adapters (a test compares them
+with the saved tensors themselves). Not counted: fragmentation, the allocator's cache, other programs; hence the
+headroom.
+
+Per token and layer, with h hidden, i intermediate, q = heads * head_dim, k = kv_heads * head_dim, b bytes of the
+compute dtype; norms are computed in fp32 whatever the dtype:
+    two norms            their input 4h each; where norms train also the normalised input, 4h each
+    attention            queries, keys, values, output b * (2q + 2k), one fp32 row statistic per head
+    SwiGLU               gate, silu(gate), up b * 3i, product b * i
+    linear inputs        shared between q, k, v and gate, up in fp32; under autocast every layer casts a copy of its own
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.families.model_facts import ModelFacts
+from surefoot.hardware import GIB
+from surefoot.planning.plan import AdapterPlan, AttentionPlan, Choice, DType, MemoryPlan, PrecisionPlan
+
+BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+# Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
+_HEADROOM = 0.9
+_LIBRARIES = GIB
+_ADAM_STATES = 2  # two fp32 moments per trainable parameter
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What decides the memory besides the number of tokens in flight."""
+
+    model: ModelFacts
+    precision: PrecisionPlan
+    attention: AttentionPlan
+    adapter: AdapterPlan | None
+    trainable: int
+    parameters: int  # with added rows
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that products read and write."""
+        return BYTES[self.precision.compute.value]
+
+    @property
+    def autocast(self) -> bool:
+        return self.precision.compute.value != "fp32"
+
+
+def forecast(
+    work: Workload, *, examples: int, length: int, supervised: float, checkpointing: Choice[bool], available: int
+) -> MemoryPlan:
+    """The peak for micro-batches of `examples` rows, all padded to `length` tokens, of which a share carries loss."""
+    tokens = examples * length
+    layers = work.model.layers
+    per_layer = _layer_bytes(work, tokens, length)
+    if checkpointing.value:
+        # Each layer keeps its input; one layer at a time is computed again.
+        activations = layers * tokens * work.model.hidden * BYTES[work.precision.base.value] + 2 * per_layer
+    else:
+        activations = layers * per_layer + per_layer  # the last: gradients of the layer that is going backward
+    return MemoryPlan(
+        weights=_weight_bytes(work),
+        gradients=4 * work.trainable,
+        optimizer=4 * _ADAM_STATES * work.trainable,
+        activations=activations,
+        logits=int(tokens * supervised) * work.model.vocab * _logit_bytes(work),
+        available=available,
+        gradient_checkpointing=checkpointing,
+    )
+
+
+def usable(available: int) -> int:
+    """Bytes that a forecast may fill."""
+    return int(_HEADROOM * available) - _LIBRARIES
+
+
+def fits(memory: MemoryPlan) -> bool:
+    return memory.total <= usable(memory.available)
+
+
+def _weight_bytes(work: Workload) -> int:
+    frozen = work.parameters if work.adapter else 0
+    held = frozen * BYTES[work.precision.base.value] + 4 * work.trainable
+    if not work.autocast:
+        return held
+    # Autocast keeps a cast copy of every fp32 weight that enters a product until the backward pass is over.
+    linear = sum(module.parameters for module in work.model.modules if module.linear)
+    cast = work.trainable if work.adapter else linear
+    if work.adapter and work.precision.base.value == "fp32":
+        cast += linear
+    return held + cast * work.width
+
+
+def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
+    """What one decoder layer keeps for its backward pass."""
+    model, b = work.model, work.width
+    h, i = model.hidden, model.intermediate
+    q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    inputs = 5 * h + q + i  # of q, k, v, gate, up; of o; of down
+    norms = 8 * h if work.adapter else 16 * h
+    attention = b * (2 * q + 2 * k) + 4 * model.heads
+    if work.attention.expected.value in ("eager", "math"):
+        # Probabilities in fp32 and, under autocast, once more in 16 bits; keys and values repeated for every head.
+        attention = (4 + (b if work.autocast else 0)) * model.heads * length + b * 4 * q
+    if work.autocast:
+        linear_inputs = b * inputs if work.adapter is None else b * _adapted_inputs(work)
+    else:  # with dropout on the adapter's input, its output is kept instead
+        linear_inputs = 0 if work.adapter and work.adapter.dropout else 4 * (2 * h + i)
+    per_token = norms + attention + 3 * b * i + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
+    return tokens * per_token + _dora_bytes(work)
+
+
+def _adapted(work: Workload) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the adapted linear layers, over all decoder layers."""
+    names = set(work.adapter.targets.value) if work.adapter else set()
+    return [module.linear for module in work.model.modules if module.linear and module.name in names]
+
+
+def _adapted_inputs(work: Workload) -> int:
+    return sum(inputs for inputs, _ in _adapted(work)) // work.model.layers
+
+
+def _adapter_token_bytes(work: Workload) -> int:
+    """A x of each target; dropout's mask and output; DoRA's two more copies of every output."""
+    assert work.adapter is not None
+    b = work.width
+    count = len(_adapted(work)) / work.model.layers
+    size = int(count * work.adapter.rank * b)
+    if work.adapter.dropout:
+        size += 4 * _adapted_inputs(work) * (1 if work.autocast else 2)
+    if work.adapter.kind.value == "dora":
+        size += 2 * b * sum(outputs for _, outputs in _adapted(work)) // work.model.layers
+    return size
+
+
+def _dora_bytes(work: Workload) -> int:
+    """PEFT multiplies B A out by way of an identity matrix of every target's input size, and keeps it.
+
+    With dropout it multiplies by the base weight twice, the second time with a cast copy.
+    """
+    if work.adapter is None or work.adapter.kind.value != "dora":
+        return 0
+    copied = work.autocast and work.adapter.dropout > 0
+    numbers = sum(inputs * inputs + copied * inputs * outputs for inputs, outputs in _adapted(work))
+    return work.width * numbers // work.model.layers
+
+
+def _logit_bytes(work: Workload) -> int:
+    """Logits as computed, in fp32, their log-softmax, and the gradients of both ends."""
+    return 4 + 4 + 4 if not work.autocast else 2 + 4 + 4 + 4 + 2

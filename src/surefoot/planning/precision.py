@@ -1,0 +1,156 @@
+"""Which types the numbers have: matrix products, frozen base, trainable parameters; and whether a scaler exists.
+
+The rules stand against three ways of losing a run: fp16 trainable parameters under a gradient scaler ("Attempting to
+unscale FP16 gradients"), bf16 on a machine that emulates it, and small updates lost in 16-bit weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from surefoot.config.schema import PrecisionConfig
+from surefoot.hardware import Hardware
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice, DType, PrecisionPlan
+
+# A product that is 1.5 times as fast makes a step 1.2 times as fast when half of its time goes to products.
+_PRODUCT_GAIN = 1.5
+# Below this width a CPU step spends its time on small operations: with bf16 products several times as fast, whole LoRA
+# steps gained 14, 16, 25 % at widths 64, 128, 192 and 43, 83 % at 256, 512 (4 layers, 1 536 tokens, AMX). Not measuring
+# there also keeps the choice of small models the same on a busy machine.
+_NARROW = 256
+
+
+def plan_precision(
+    request: PrecisionConfig,
+    *,
+    full: bool,
+    width: int,
+    hardware: Hardware,
+    products: Mapping[DType, float],
+    environment: Mapping[str, str],
+    notes: Notes,
+) -> PrecisionPlan:
+    """full: all parameters train. width: hidden size. products: measured FLOP/s by dtype, empty where not measured."""
+    compute = _compute(request, full, width, hardware, products, notes)
+    return PrecisionPlan(
+        compute=compute,
+        base=_base(request, full, compute.value, notes),
+        trainable=Choice(
+            "fp32", "16 bits would lose small updates, and a scaler cannot unscale fp16 gradients", "default"
+        ),
+        scaler=_scaler(compute.value),
+        tf32=_tf32(request, compute.value, hardware, environment, notes),
+    )
+
+
+def _compute(
+    request: PrecisionConfig,
+    full: bool,
+    width: int,
+    hardware: Hardware,
+    products: Mapping[DType, float],
+    notes: Notes,
+) -> Choice[DType]:
+    if request.compute != "auto":
+        _check_compute(request.compute, hardware, products, notes)
+        return Choice(request.compute, "asked for", "user")
+    if not full and request.base != "auto":
+        _check_compute(request.base, hardware, products, notes)
+        return Choice(request.base, "the type of the base that was asked for", "user")
+    if hardware.kind == "cpu" and width < _NARROW:
+        return Choice("fp32", f"layers {width} wide gain little from 16 bits on a CPU", "default")
+    if "fp32" in products and "bf16" in products:
+        gain = products["bf16"] / products["fp32"]
+        speeds = f"bf16 {_teraflops(products['bf16'])}, fp32 {_teraflops(products['fp32'])} at this model's shapes"
+        if gain >= _PRODUCT_GAIN:
+            return Choice("bf16", f"{gain:.1f} times as fast: {speeds}", "measured")
+        return Choice("fp32", f"bf16 would gain less than {_PRODUCT_GAIN - 1:.0%}: {speeds}", "measured")
+    if hardware.bf16:
+        return Choice(
+            "bf16", f"{hardware.name} computes bf16 in hardware; same range as fp32, needs no scaler", "hardware"
+        )
+    if hardware.fp16:
+        reason = f"{hardware.name} has no bf16; fp16 (faster, with a gradient scaler) only on request"
+        return Choice("fp32", reason, "hardware")
+    return Choice("fp32", f"{hardware.name} has no fast 16-bit products", "hardware")
+
+
+def _check_compute(dtype: DType, hardware: Hardware, products: Mapping[DType, float], notes: Notes) -> None:
+    """Refuse what the device cannot do, and say it where it can but slowly."""
+    if dtype == "bf16" and hardware.kind == "cuda" and not hardware.bf16:
+        major, minor = hardware.capability or (0, 0)
+        what = f"bf16 needs compute capability 8.0; {hardware.name} has {major}.{minor}"
+        notes.refuse("precision.compute", what, "use fp16 or fp32")
+    elif dtype in products and dtype != "fp32" and products[dtype] < products.get("fp32", 0.0):
+        slower = products["fp32"] / products[dtype]
+        notes.caution(
+            f"precision {dtype} was asked for, but its matrix products are {slower:.1f} times slower than fp32 here "
+            f"({_teraflops(products[dtype])} against {_teraflops(products['fp32'])}); precision: auto takes fp32"
+        )
+    elif dtype not in products and hardware.kind == "cpu" and not _in_hardware(dtype, hardware):
+        notes.caution(
+            f"precision {dtype} was asked for, but {hardware.name} has no instructions for it: slower than fp32"
+        )
+
+
+def _in_hardware(dtype: DType, hardware: Hardware) -> bool:
+    return {"fp32": True, "bf16": hardware.bf16, "fp16": hardware.fp16}[dtype]
+
+
+def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) -> Choice[DType]:
+    if full:
+        if request.base in ("fp16", "bf16"):
+            _refuse_full(request.base, notes)
+        return Choice("fp32", "all parameters train, and trainable parameters are fp32", "default")
+    if request.base == "auto":
+        if compute == "fp32":
+            return Choice(
+                "fp32", "the type of the products; a narrower copy would have to be cast at every use", "default"
+            )
+        return Choice(
+            compute, "frozen: held in the type of the products, half the memory and no cast per step", "default"
+        )
+    if request.base not in ("fp32", compute):
+        what = f"products of {request.base} weights are {request.base} products, not {compute}"
+        notes.refuse("precision.base", what, f"use precision: {{compute: {request.base}}} or {{base: fp32}}")
+    return Choice(request.base, "asked for", "user")
+
+
+def _refuse_full(base: DType, notes: Notes) -> None:
+    what = f"without an adapter all weights train, and {base} weights would lose small updates"
+    if base == "fp16":
+        what = "without an adapter all weights train, and fp16 weights end in 'Attempting to unscale FP16 gradients'"
+    fix = f"use precision: {{compute: {base}}}, which computes in {base} over fp32 weights, or add an adapter"
+    notes.refuse("precision.base", what, fix)
+
+
+def _scaler(compute: DType) -> Choice[bool]:
+    if compute == "fp16":
+        return Choice(True, "fp16 gradients underflow without one; it scales over fp32 trainable parameters", "default")
+    return Choice(False, f"{compute} has the range of fp32: nothing to scale", "default")
+
+
+def _tf32(
+    request: PrecisionConfig, compute: DType, hardware: Hardware, environment: Mapping[str, str], notes: Notes
+) -> Choice[bool]:
+    if not hardware.tf32:
+        if request.tf32 == "on":
+            notes.refuse("precision.tf32", f"{hardware.name} has no TF32", "it needs an NVIDIA GPU from Ampere on")
+        return Choice(False, f"{hardware.name} has no TF32", "hardware")
+    forced = {"0": False, "1": True}.get(environment.get("NVIDIA_TF32_OVERRIDE", ""))
+    if forced is not None:
+        asked = {"on": True, "off": False}.get(request.tf32, forced)
+        if asked != forced:
+            what = f"is {request.tf32}, but NVIDIA_TF32_OVERRIDE={int(forced)} acts below torch and cannot be undone"
+            notes.refuse("precision.tf32", what, "unset NVIDIA_TF32_OVERRIDE")
+        return Choice(forced, "NVIDIA_TF32_OVERRIDE decides below torch", "hardware")
+    if request.tf32 != "auto":
+        return Choice(request.tf32 == "on", "asked for", "user")
+    if compute == "fp32":
+        return Choice(False, "fp32 products keep their 23 bits; TF32 would round them to 10", "default")
+    return Choice(True, f"what is left in fp32 keeps 10 bits, no fewer than {compute} has", "default")
+
+
+def _teraflops(rate: float) -> str:
+    return f"{rate / 1e12:.3g} TFLOP/s"

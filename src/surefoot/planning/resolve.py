@@ -1,0 +1,146 @@
+"""From a request and facts to a plan: `resolve` decides everything before anything is loaded.
+
+Pure: the same arguments give the same plan, on any machine. All conflicts come in one InputError. What is expensive to
+know (measurements, lengths of the examples) may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from surefoot.config.schema import RunConfig
+from surefoot.errors import InputError
+from surefoot.families.model_facts import ModelFacts
+from surefoot.families.tokenizer_facts import TokenizerFacts
+from surefoot.hardware import Hardware
+from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.attention import plan_attention
+from surefoot.planning.batch import gib, plan_batch
+from surefoot.planning.environment import environment_findings
+from surefoot.planning.measurements import LengthFacts, Measurements
+from surefoot.planning.memory import Workload
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
+from surefoot.planning.precision import plan_precision
+from surefoot.planning.tokenizer import plan_tokenizer
+
+
+def resolve(
+    config: RunConfig,
+    model: ModelFacts,
+    tokenizer: TokenizerFacts,
+    hardware: Hardware,
+    *,
+    measurements: Measurements | None,
+    environment: Mapping[str, str],
+    lengths: LengthFacts | None = None,
+) -> RunPlan:
+    """The plan of the run. environment: variables that matter, by name. Raises InputError with every conflict."""
+    notes = Notes()
+    seen = measurements or Measurements()
+    _check_family(model, notes)
+    _check_length(config, model, notes)
+    tokens = plan_tokenizer(config, model, tokenizer, notes)
+    precision = precision_for(config, model, hardware, seen, environment, notes)
+    attention = plan_attention(
+        config.attention,
+        hardware=hardware,
+        compute=precision.compute.value,
+        head_dim=model.head_dim,
+        dropout=model.attention_dropout,
+        trials=seen.attention,
+        notes=notes,
+    )
+    adapter = plan_adapter(config.adapter, model, notes) if config.adapter else None
+    parameters = model.parameters + tokens.added_rows * model.hidden * (1 if model.tied else 2)
+    trainable = adapter.trainable if adapter else parameters
+    batch, memory = plan_batch(
+        config.batch,
+        config.gradient_checkpointing,
+        Workload(model, precision, attention, adapter, trainable, parameters),
+        length=config.data.max_length,
+        lengths=lengths,
+        kind=hardware.kind,
+        available=hardware.memory,
+        notes=notes,
+    )
+    _check_free(memory, hardware, notes)
+    compile_choice = _compile(config, notes)
+    if notes.faults:
+        raise InputError(notes.faults)
+    values = {
+        "attention": f"{attention.implementation.value} ({', '.join(attention.kernels.value)})".removesuffix(" ()"),
+        "accumulation": str(batch.accumulation),
+        "compile": compile_choice.value,
+        "compute": precision.compute.value,
+        "device": hardware.kind,
+        "tf32": "on" if precision.tf32.value else "off",
+        "threads": str(hardware.cores),
+    }
+    return RunPlan(
+        device=Choice(hardware.kind, hardware.name, "hardware"),
+        precision=precision,
+        attention=attention,
+        tokenizer=tokens,
+        adapter=adapter,
+        memory=memory,
+        batch=batch,
+        compile=compile_choice,
+        threads=Choice(
+            hardware.cores, "other thread counts give other last bits, so a resumed run uses the same", "hardware"
+        ),
+        trainable=trainable,
+        parameters=parameters,
+        environment=environment_findings(environment, hardware.kind, values),
+        cautions=tuple(notes.cautions),
+        measurements={} if measurements is None else asdict(measurements),
+    )
+
+
+def precision_for(
+    config: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    measurements: Measurements,
+    environment: Mapping[str, str],
+    notes: Notes,
+) -> PrecisionPlan:
+    """The precision policy alone; attention is measured in the dtype that it picks."""
+    return plan_precision(
+        config.precision,
+        full=config.adapter is None,
+        width=model.hidden,
+        hardware=hardware,
+        products=measurements.products,
+        environment=environment,
+        notes=notes,
+    )
+
+
+def _check_family(model: ModelFacts, notes: Notes) -> None:
+    if model.family is None:
+        notes.caution(
+            f"model_type {model.model_type!r} is not described yet: module names are taken to be Llama's, or those of "
+            "the weight files, PAD and BOS come from the tokenizer; the run checks them against the loaded model"
+        )
+
+
+def _check_length(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
+    if config.data.max_length > model.max_positions:
+        what = f"is {config.data.max_length}, but the model has {model.max_positions} positions"
+        notes.refuse("data.max_length", what, f"use at most {model.max_positions}")
+
+
+def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:
+    """The plan counts on all memory, so that it comes out the same twice; others may be using some of it now."""
+    if hardware.free is not None and memory.total > hardware.free:
+        notes.caution(f"the forecast is {gib(memory.total)}, and only {gib(hardware.free)} are free right now")
+
+
+def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
+    if config.compile == "off":
+        source = "user" if "compile" in config.model_fields_set else "default"
+        return Choice("off", "it recompiles for new shapes, which can cost more than a run gains", source)
+    notes.caution(f"compile: {config.compile} takes minutes before step 1 and again for new shapes; compare step times")
+    return Choice(config.compile, "asked for", "user")

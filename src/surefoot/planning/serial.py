@@ -1,0 +1,67 @@
+"""Plans as JSON and back, exactly: a resumed run uses the plan that was saved, whatever this version would decide.
+
+Reading goes through pydantic, so a plan that was edited into nonsense is refused with the place of the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from surefoot.errors import Fault, InputError
+from surefoot.planning.plan import RunPlan
+
+_PLAN = TypeAdapter(RunPlan)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that differs between two plans. path: dotted, such as "batch.micro.value"."""
+
+    path: str
+    old: Any
+    new: Any
+
+
+def plan_to_json(plan: RunPlan) -> dict[str, Any]:
+    """Plain lists, dicts, strings and numbers, in the order of the fields."""
+    return _PLAN.dump_python(plan, mode="json")
+
+
+def plan_from_json(data: Mapping[str, Any]) -> RunPlan:
+    """The inverse of `plan_to_json`. Raises InputError for anything that is not a plan."""
+    try:
+        return _PLAN.validate_python(dict(data))
+    except ValidationError as error:
+        faults = [
+            Fault(
+                f"plan: {'.'.join(map(str, problem['loc']))}",
+                problem["msg"],
+                "it was written by another version or edited",
+            )
+            for problem in error.errors()
+        ]
+        raise InputError(faults) from None
+
+
+def diff_plans(old: RunPlan, new: RunPlan) -> list[Difference]:
+    """Values that differ, in the order of the fields. Reasons, cautions and measurements are not compared."""
+    return list(_diff("", _decisions(old), _decisions(new)))
+
+
+def _decisions(plan: RunPlan) -> dict[str, Any]:
+    values = asdict(plan)
+    del values["measurements"], values["cautions"]
+    return values
+
+
+def _diff(path: str, old: Any, new: Any) -> Iterator[Difference]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if key not in ("reason", "source"):
+                yield from _diff(f"{path}.{key}".lstrip("."), old.get(key), new.get(key))
+    elif old != new:
+        yield Difference(path, old, new)

@@ -1,0 +1,168 @@
+"""PAD, BOS, stop tokens and template.
+
+PAD is never a token that text can contain: padding with id 0 pads Llama 3 with "!". It may equal EOS, because padding
+is masked by position and never by id.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from surefoot.config.schema import RunConfig
+from surefoot.families.family import Family
+from surefoot.families.model_facts import ModelFacts
+from surefoot.families.tokenizer_facts import TokenizerFacts
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice, TokenizerPlan
+from surefoot.planning.templates import plan_template, turn_ends
+
+ADDED_PAD = "<|pad|>"
+
+
+@dataclass(frozen=True)
+class _Pad:
+    token: Choice[str]
+    id: int
+    added_rows: int = 0
+
+
+def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> TokenizerPlan:
+    """Pure in the files and the config; needs no measurement, so the data can be encoded before the rest is planned."""
+    _check_rows(model, tokenizer, notes)
+    template = plan_template(config.data.template, model, tokenizer, notes)
+    pad = _pad(config.tokenizer.pad, model, tokenizer, notes)
+    return TokenizerPlan(
+        pad_token=pad.token,
+        pad_id=pad.id,
+        added_rows=pad.added_rows,
+        bos=_bos(config, model.family, tokenizer, notes),
+        bos_id=tokenizer.bos.id if tokenizer.bos else None,
+        stop=_stop(template.value, model.family, tokenizer, notes),
+        template=template,
+    )
+
+
+def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:
+    """A token without an embedding row would index past the end."""
+    if tokenizer.ordinary_size > model.vocab:
+        what = f"the tokenizer has ids up to {tokenizer.ordinary_size - 1}, the model only {model.vocab} embedding rows"
+        notes.refuse("model", what, "use the tokenizer that belongs to the model")
+    elif tokenizer.size > model.vocab:
+        beyond = [text for number, text in sorted(tokenizer.special.items()) if number >= model.vocab]
+        notes.caution(f"special tokens without an embedding row are never used: {', '.join(beyond)}")
+
+
+def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
+    if request == "add":
+        rows = max(0, tokenizer.size + 1 - model.vocab)
+        where = "appended" if rows else f"in a spare row: the embedding has {model.vocab}"
+        return _Pad(Choice(ADDED_PAD, f"asked for; its row {tokenizer.size} is {where}", "user"), tokenizer.size, rows)
+    if request != "auto":
+        return _named_pad(request, model, tokenizer, notes)
+    return (
+        _own_pad(model, tokenizer, notes)
+        or _reserved_pad(model, tokenizer)
+        or _spare_row(model, tokenizer)
+        or _end_as_pad(tokenizer)
+    )
+
+
+def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
+    choice = _Pad(Choice(token, "asked for", "user"), tokenizer.ids.get(token, 0))
+    if token not in tokenizer.ids:
+        near = difflib.get_close_matches(token, tokenizer.special.values(), n=1)
+        fix = f"did you mean {near[0]}?" if near else "use auto, add, or a special token of this tokenizer"
+        notes.refuse("tokenizer.pad", f"the tokenizer has no token {token!r}", fix)
+    elif not tokenizer.is_special(token):
+        what = f"{token!r} is an ordinary token (id {choice.id}): text can contain it"
+        notes.refuse("tokenizer.pad", what, "use auto, add, or a special token")
+    elif choice.id >= model.vocab:
+        notes.refuse("tokenizer.pad", f"{token!r} has id {choice.id}, but the model has {model.vocab} rows", "use auto")
+    return choice
+
+
+def _own_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad | None:
+    pad = tokenizer.pad
+    if pad is None:
+        return None
+    why_not = ""
+    if not tokenizer.is_special(pad.text):
+        why_not = "which is an ordinary token that text can contain"
+    elif pad.id >= model.vocab:
+        why_not = f"whose id is beyond the model's {model.vocab} rows"
+    if why_not:
+        notes.caution(f"the tokenizer names {pad.text!r} (id {pad.id}) as PAD, {why_not}; another one is used")
+        return None
+    return _Pad(Choice(pad.text, "the tokenizer's own", "default"), pad.id)
+
+
+def _reserved_pad(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
+    """The first token that the family leaves free. One that the chat template writes is free no longer."""
+    for reserved in model.family.reserved_pads if model.family else ():
+        number = tokenizer.ids.get(reserved.token, model.vocab)
+        written = reserved.token in (tokenizer.chat_template or "")
+        if (
+            tokenizer.is_special(reserved.token)
+            and number < model.vocab
+            and number not in _ends(tokenizer)
+            and not written
+        ):
+            return _Pad(Choice(reserved.token, f"the tokenizer has none; {reserved.reason}", "family"), number)
+    return None
+
+
+def _ends(tokenizer: TokenizerFacts) -> set[int]:
+    """Ids that already have a job: BOS, EOS and whatever ends a generation."""
+    return {token.id for token in (tokenizer.bos, tokenizer.eos) if token} | set(tokenizer.stops)
+
+
+def _spare_row(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
+    if tokenizer.size >= model.vocab:
+        return None
+    reason = f"rows {tokenizer.size} to {model.vocab - 1} of the embedding belong to no token"
+    return _Pad(Choice(ADDED_PAD, reason, "default"), tokenizer.size)
+
+
+def _end_as_pad(tokenizer: TokenizerFacts) -> _Pad:
+    """Without EOS the run is refused elsewhere; 0 then only fills the field."""
+    text, number = (tokenizer.eos.text, tokenizer.eos.id) if tokenizer.eos else ("", 0)
+    return _Pad(
+        Choice(text, "EOS, as there is no free token; padding is masked by position, never by id", "default"), number
+    )
+
+
+def _bos(config: RunConfig, family: Family | None, tokenizer: TokenizerFacts, notes: Notes) -> Choice[bool]:
+    if config.bos.prepend != "auto":
+        if config.bos.prepend == "on" and tokenizer.bos is None:
+            notes.refuse("bos.prepend", "is on, but the tokenizer has no BOS token", "leave it out")
+        return Choice(config.bos.prepend == "on", "asked for", "user")
+    if tokenizer.bos is None:
+        return Choice(False, "the tokenizer has none", "default")
+    adds = "the tokenizer adds it too" if tokenizer.adds_bos else "though the tokenizer adds none"
+    if family is None:
+        does = "begins" if tokenizer.adds_bos else "does not begin"
+        return Choice(tokenizer.adds_bos, f"unknown family; its tokenizer {does} a text with it", "default")
+    if family.uses_bos:
+        return Choice(True, f"{family.name} was trained with {tokenizer.bos.text} in front; {adds}", "family")
+    return Choice(False, f"{family.name} was trained without", "family")
+
+
+def _stop(template: str, family: Family | None, tokenizer: TokenizerFacts, notes: Notes) -> Choice[tuple[int, ...]]:
+    """EOS, then what ends a turn in this template, then what generation_config.json lists."""
+    if tokenizer.eos is None:
+        missing = tokenizer.missing.get("eos")
+        what = f"its EOS {missing!r} is not in the vocabulary" if missing else "names no EOS token"
+        notes.refuse("tokenizer", f"{what}: no answer could end", "set eos_token in the model's tokenizer_config.json")
+        return Choice((), "none", "default")
+    ends = turn_ends(template, family, tokenizer)
+    found = [tokenizer.eos.id, *(tokenizer.ids[text] for text in ends), *tokenizer.stops]
+    stop = tuple(dict.fromkeys(number for number in found if number in tokenizer.special))
+    names = ", ".join(tokenizer.special[number] for number in stop)
+    unlisted = [text for text in ends if tokenizer.stops and tokenizer.ids[text] not in tokenizer.stops]
+    if unlisted:
+        notes.caution(
+            f"{', '.join(unlisted)} ends a turn in this template, but the model's generation_config.json does not stop "
+            "at it; generation here stops at either"
+        )
+    return Choice(stop, names, "family" if ends else "default")
