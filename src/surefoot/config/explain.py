@@ -23,14 +23,15 @@ def explain_key(path: str) -> str:
         near = nearest_key(path)
         fix = f"did you mean {near.path}?" if near else "`surefoot explain` lists all keys"
         raise InputError(Fault("", f"no config key is called {path}", fix))
-    rule = rule_for(path)
     rows = {
         "expects": key.expected,
         "default": _default(key),
         "example": _in_its_group(key),
         "override": f"{key.path}={as_yaml(key.example)}",
-        "resume": f"{rule.policy}: {rule.why}",
     }
+    if not key.children:
+        rule = rule_for(path)
+        rows["resume"] = f"{rule.policy}: {rule.why}"
     lines = [key.path, *_wrapped(key.help, "  "), ""]
     lines += [f"  {name:<10}{value}" for name, value in rows.items()]
     if key.children:
@@ -49,7 +50,7 @@ def _table(keys: list[Key]) -> list[str]:
     help_width = WIDTH - name_width - default_width
     return [
         f"  {key.path:<{name_width}}{_default(key):<{default_width}}"
-        + textwrap.shorten(key.help, help_width, placeholder=" …")
+        + textwrap.shorten(key.help, help_width, placeholder=" …", break_on_hyphens=False)
         for key in keys
     ]
 
@@ -64,4 +65,6 @@ def _in_its_group(key: Key) -> str:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return textwrap.wrap(
+        " ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )

@@ -58,9 +58,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     problems = [_place(problem, sources) for problem in _problems(data)]
     faults += [fault for fault in problems if fault.where not in reported]
     if faults:
-        raise InputError(sorted(faults, key=_line))
+        raise InputError(sorted(faults, key=lambda fault: _order(fault, overrides)))
     config = RunConfig.model_validate(data)
-    origins = {key: sources.origin(key) for key, _ in _leaves(plain_config(config))}
+    given = {key for key, _ in _leaves(data)}
+    origins = {key: sources.origin(key) if key in given else "default" for key, _ in _leaves(plain_config(config))}
     return LoadedConfig(config, origins, str(path))
 
 
@@ -122,7 +123,9 @@ def _place(problem: Problem, sources: Sources) -> Fault:
     return Fault(where, f"{problem.key}: {problem.what}", problem.fix)
 
 
-def _line(fault: Fault) -> tuple[int, int]:
-    """Faults in the order of the file; those without a line come last."""
+def _order(fault: Fault, overrides: Sequence[str]) -> tuple[int, int, int]:
+    """Faults in the order of the file, then of the file as a whole, then of the overrides."""
+    if fault.where.startswith("override "):
+        return 2, list(overrides).index(fault.where.removeprefix("override ")), 0
     *_, line, column = ["", "", *fault.where.split(":")]
-    return (int(line), int(column)) if line.isdecimal() and column.isdecimal() else (1 << 30, 0)
+    return (0, int(line), int(column)) if line.isdecimal() and column.isdecimal() else (1, 0, 0)

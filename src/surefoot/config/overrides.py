@@ -35,13 +35,16 @@ def apply_override(data: dict[str, Any], text: str, sources: Sources) -> dict[st
     if not equals or not all(key.split(".")):
         raise InputError(Fault(f"override {text}", "is not key=value", "write it like optim.lr=1e-5"))
     value = parse_value(written, f"override {text}")
+    data = dict(data)
+    group, path = data, ""
+    *groups, last = key.split(".")
+    for name in groups:
+        path = f"{path}.{name}" if path else name
+        if not isinstance(group.get(name), dict):  # absent, or a plain value that the override turns into a group
+            sources.override(path, text)
+            group[name] = {}
+        group[name] = dict(group[name])
+        group = group[name]
+    group[last] = value
     sources.override(key, text)
-    return expand_short_forms(_set(data, key.split("."), value))
-
-
-def _set(data: Any, names: list[str], value: Any) -> dict[str, Any]:
-    """A copy of `data` with `value` at the path. A plain value on the way is replaced by a group: the override wins."""
-    group = dict(data) if isinstance(data, dict) else {}
-    name, *deeper = names
-    group[name] = _set(group.get(name), deeper, value) if deeper else value
-    return group
+    return expand_short_forms(data)

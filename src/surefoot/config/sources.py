@@ -34,13 +34,13 @@ class Sources:
         return self.of_key(group) if group else self.document.path
 
     def origin(self, key: str) -> str:
-        """ "file:line" | "override" | "default" """
+        """ "override" or "file:line", of a key that was given."""
         for name in _upwards(key):
             if name in self.overrides:
                 return "override"
-            if name in self.document.keys and (name == key or not isinstance(_at(self.document.data, name), dict)):
+            if name in self.document.keys:
                 return f"{self.document.path}:{self.document.keys[name].line}"
-        return "default"
+        raise KeyError(key)
 
     def _where(self, key: str, positions: dict[str, Any]) -> str:
         for name in _upwards(key):
@@ -56,9 +56,3 @@ def _upwards(key: str) -> Iterator[str]:
     while key:
         yield key
         key = key.rpartition(".")[0]
-
-
-def _at(data: Any, key: str) -> Any:
-    for name in key.split("."):
-        data = data[name]
-    return data

@@ -31,7 +31,7 @@ def in_words(fragment: dict[str, Any]) -> str:
         case "array":
             return _list(fragment)
         case "string" if "pattern" in fragment:
-            return "a length such as " + _either(fragment["examples"])
+            return "a length such as 200 steps, 3 epochs or 1e6 tokens"
         case "string":
             return "text"
         case kind:

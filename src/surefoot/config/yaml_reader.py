@@ -204,7 +204,7 @@ class _Builder:
         elif "." in event.value:
             nested = event.value.replace(".", ": {") + ": …" + "}" * event.value.count(".")
             self._fault(event.start_mark, f"{_join(path, event.value)}: a key cannot hold a dot", f"write {nested}")
-        elif event.anchor is not None or event.tag is not None or not isinstance(self._scalar(event), str):
+        elif event.anchor or event.tag or not event.value or not isinstance(self._scalar(event), str):
             self._fault(event.start_mark, f"{_join(path, event.value)}: a key must be a plain name")
         else:
             return event.value

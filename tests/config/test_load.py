@@ -1,0 +1,347 @@
+"""One error lists every mistake, each with its place, what is wrong and what to do; overrides behave like the file."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs import ANYTHING, mutated_configs, write_config
+from surefoot.config import load, problems
+from surefoot.config.dump import dump_config, plain_config
+from surefoot.config.keys import all_keys
+from surefoot.config.load import load_config
+from surefoot.config.nearest import nearest_key
+from surefoot.config.other_names import OTHER_NAMES
+from surefoot.config.schema import RunConfig
+from surefoot.config.words import as_yaml
+from surefoot.errors import InputError
+
+
+def faults(path: Path, *overrides: str) -> list[str]:
+    """The messages, without the folder of the file."""
+    try:
+        load_config(path, overrides)
+    except InputError as error:
+        return [str(fault).replace(f"{path.parent}/", "") for fault in error.faults]
+    return []
+
+
+WRONG = {  # top-level key, its text -> the message; the config has stage, model, adapter, data, output in lines 1 to 5
+    ("learning_rte", "1e-4"): "run.yaml:6:1: learning_rte: unknown key; did you mean optim.lr? (key lr under optim)",
+    ("outputs", "x"): "run.yaml:6:1: outputs: unknown key; did you mean output?",
+    ("zebra", "1"): "run.yaml:6:1: zebra: unknown key; `surefoot explain` lists all keys",
+    ("guard", "{zebra: 1}"): "run.yaml:6:9: guard.zebra: unknown key; guard has max_consecutive",
+    ("adapter", "{kind: lora, rank: eight}"): (
+        "run.yaml:3:29: adapter.rank: expected a whole number of at least 1, got 'eight' (text); for example `rank: 16`"
+    ),
+    (
+        "adapter",
+        "{kind: lroa}",
+    ): "run.yaml:3:17: adapter.kind: expected lora or dora, got 'lroa' (text); did you mean lora?",
+    ("adapter", "lora"): (
+        "run.yaml:3:10: adapter: expected a group of keys or null, got 'lora' (text); "
+        "for example `adapter: {kind: lora, rank: 16}`"
+    ),
+    ("adapter", "{rank: 8}"): "run.yaml:3:1: adapter.kind: is required; add `kind: lora` under adapter",
+    ("adapter", "{kind: lora, targets: [q_proj, 3]}"): (
+        "run.yaml:3:41: adapter.targets.1: expected all-linear or a list of names, got 3 (a whole number); "
+        "for example `targets: all-linear`"
+    ),
+    ("adapter", "{kind: lora, rslora: yes}"): (
+        "run.yaml:3:31: adapter.rslora: expected true or false, got 'yes' (text); for example `rslora: false`"
+    ),
+    ("batch", '{size: "16"}'): (
+        "run.yaml:6:15: batch.size: expected a whole number of at least 1, got '16' (text); remove the quotes"
+    ),
+    ("batch", "{size: 0}"): (
+        "run.yaml:6:15: batch.size: expected a whole number of at least 1, got 0 (a whole number); "
+        "for example `size: 16`"
+    ),
+    ("batch", "{size: true}"): (
+        "run.yaml:6:15: batch.size: expected a whole number of at least 1, got true (true/false); "
+        "for example `size: 16`"
+    ),
+    ("optim", "{lr: .nan}"): (
+        "run.yaml:6:13: optim.lr: expected a number greater than 0, got nan (a number); for example `lr: 2e-4`"
+    ),
+    ("optim", "{lr: 1e999}"): (
+        "run.yaml:6:13: optim.lr: expected a number greater than 0, got inf (a number); for example `lr: 2e-4`"
+    ),
+    ("optim", "{betas: [0.9]}"): (
+        "run.yaml:6:16: optim.betas: expected a list of 2 values, each a number of at least 0 and less than 1, "
+        "got [0.9] (a list); for example `betas: [0.9, 0.999]`"
+    ),
+    ("optim", ""): "",  # leaves the key out
+    ("optim", "~"): "run.yaml:6:8: optim: expected a group of keys, got nothing; for example `optim: {lr: 2e-4}`",
+    ("duration", "3"): (
+        "run.yaml:6:11: duration: expected a length such as 200 steps, 3 epochs or 1e6 tokens, got 3 (a whole number); "
+        "for example `duration: 3 epochs`"
+    ),
+    ("duration", "1e999 steps"): (
+        "run.yaml:6:11: duration: expected a length such as 200 steps, 3 epochs or 1e6 tokens, "
+        "got '1e999 steps' (text); for example `duration: 3 epochs`"
+    ),
+    ("model", "{path: 1.10}"): ("run.yaml:2:15: model.path: expected text, got 1.1 (a number); put it in quotes"),
+    ("seed", "-1"): (
+        "run.yaml:6:7: seed: expected a whole number of at least 0 and at most 4294967295, got -1 (a whole number); "
+        "for example `seed: 42`"
+    ),
+    ("output", ""): "run.yaml: output: is required; add `output: runs/my-run`",
+    ("compile", "true"): (
+        "run.yaml:6:10: compile: expected off, default, reduce-overhead or max-autotune, got true (true/false); "
+        "for example `compile: off`"
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.items(), ids=str)
+def test_one_mistake_is_one_sentence(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    assert faults(write_config(tmp_path, **{change[0]: change[1]})) == ([message] if message else [])
+
+
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    path = write_config(
+        tmp_path,
+        stage="stf",
+        model=str(tmp_path / "models" / "lama"),
+        adapter="{kind: lora, rank: eight}",
+        data=f"{{train: {tmp_path / 'trian.jsonl'}, max_lenght: 512}}",
+        early_stopping="{}",
+        output="",
+        seed="1\nseed: 2",
+    )
+    places = [fault.split(": ")[:2] for fault in faults(path, "batch.micro=99", "optim.lr=-1")]
+    assert places == [
+        ["run.yaml:1:8", "stage"],
+        ["run.yaml:2:8", "model.path"],
+        ["run.yaml:3:29", "adapter.rank"],
+        ["run.yaml:4:15", "data.train"],
+        [f"run.yaml:4:{29 + len(str(tmp_path))}", "data.max_lenght"],
+        ["run.yaml:5:17", "early_stopping"],
+        ["run.yaml:7:1", "seed"],
+        ["run.yaml", "output"],
+        ["override batch.micro=99", "batch.micro"],
+        ["override optim.lr=-1", "optim.lr"],
+    ]
+
+
+def test_a_misspelt_key_is_one_mistake(tmp_path: Path) -> None:
+    assert len(faults(write_config(tmp_path, output="", outptu="runs/x"))) == 1
+    assert len(faults(write_config(tmp_path, model="", model_name_or_path="x/y"))) == 1
+    assert len(faults(write_config(tmp_path, data="{trian: x.json}"))) == 1
+    evaluation = f"{{train: {tmp_path / 'train.jsonl'}, evall: 0.1}}"
+    assert len(faults(write_config(tmp_path, data=evaluation, early_stopping="{}"))) == 1, "not a contradiction as well"
+    assert len(faults(write_config(tmp_path, adapter="{kind: !!str 3}"))) == 1, "a refused tag is no wrong type as well"
+
+
+def test_twin_a_missing_key_without_a_misspelt_one_is_reported(tmp_path: Path) -> None:
+    assert len(faults(write_config(tmp_path, output="", zebra="runs/x"))) == 2
+
+
+def typos(name: str) -> set[str]:
+    swapped = {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(len(name) - 1)}
+    dropped = {name[:i] + name[i + 1 :] for i in range(len(name))} if len(name) > 2 else set()
+    return (swapped | dropped | {name + "s", name.upper(), name.replace("_", "-")}) - {name, ""}
+
+
+@pytest.mark.parametrize("path", list(all_keys()))
+def test_every_key_is_found_behind_its_typos(path: str) -> None:
+    key = all_keys()[path]
+    for typo in typos(key.name):
+        near = nearest_key(f"{key.group}.{typo}" if key.group else typo)
+        assert near is not None, typo
+        assert near.path == path, typo
+
+
+def test_names_from_other_tools_lead_to_our_keys() -> None:
+    assert set(OTHER_NAMES.values()) <= set(all_keys())
+    assert not set(OTHER_NAMES) & {key.path for key in all_keys().values()}, "a key of ours is no foreign name"
+    for name, ours in OTHER_NAMES.items():
+        for written in (name, name.replace("_", "-"), f"training.{name}"):
+            near = nearest_key(written)
+            assert near is not None, written
+            assert near.path == ours, written
+
+
+CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it names
+    (("early_stopping", "{patience: 2}"),): ("early_stopping", "data.eval"),
+    (("samples", "{count: 2}"),): ("samples.count", "data.eval"),
+    (("eval_every", "50 steps"),): ("eval_every", "data.eval"),
+    (("optim", "{decay: 0.2}"),): ("optim.decay", "optim.schedule"),
+    (("optim", "{schedule: wsd, warmup: 0.6, decay: 0.5}"),): ("optim.decay", "optim.warmup"),
+    (("batch", "{size: 4, micro: 8}"),): ("batch.micro", "batch.size"),
+    (("attention", "{implementation: eager, flash: on}"),): ("attention.flash", "attention.implementation"),
+    (("attention", "{implementation: sdpa, flash: off, mem_efficient: off, cudnn: off, math: off}"),): (
+        "attention.implementation",
+        "flash",
+    ),
+    (("adapter", ""), ("precision", "{base: fp16}")): ("precision.base", "adapter"),
+}
+CONSISTENT: list[dict[str, str]] = [
+    {"eval_every": "200 steps"},
+    {"eval_every": "null"},
+    {"samples": "{count: 0}"},
+    {"optim": "{schedule: wsd, decay: 0.2}"},
+    {"optim": "{schedule: cosine, decay: 0.1}"},
+    {"optim": "{schedule: wsd, warmup: 500 steps, decay: 1}"},
+    {"batch": "{size: 8, micro: 8}"},
+    {"attention": "{implementation: eager, flash: off}"},
+    {"attention": "{implementation: sdpa, flash: off, mem_efficient: off, cudnn: off}"},
+    {"precision": "{base: bf16}"},
+    {"precision": "fp16", "adapter": ""},
+    {"model": "meta-llama/Llama-3.1-8B"},
+    {"model": "{path: meta-llama/Llama-3.1-8B, revision: main}"},
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), CONTRADICTIONS.items())
+def test_contradictions_name_both_keys(
+    tmp_path: Path, changes: tuple[tuple[str, str], ...], named: tuple[str, str]
+) -> None:
+    (message,) = faults(write_config(tmp_path, **dict(changes)))
+    assert message.split(": ")[1] == named[0]
+    assert named[1] in message
+
+
+@pytest.mark.parametrize("changes", CONSISTENT)
+def test_what_only_looks_like_a_contradiction_passes(tmp_path: Path, changes: dict[str, str]) -> None:
+    assert faults(write_config(tmp_path, **changes)) == []
+
+
+def test_contradictions_vanish_with_their_cause(tmp_path: Path) -> None:
+    data = f"{{train: {tmp_path / 'train.jsonl'}, eval: {tmp_path / 'heldout.jsonl'}}}"
+    needs = {"early_stopping": "{}", "samples": "{count: 2}", "eval_every": "50 steps"}
+    assert len(faults(write_config(tmp_path, **needs))) == 3
+    assert faults(write_config(tmp_path, data=data, **needs)) == []
+    assert len(faults(write_config(tmp_path, data=data, **needs | {"eval_every": "null"}))) == 1
+
+
+def test_twin_without_the_rules_contradictions_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "contradictions", lambda _: [])
+    assert faults(write_config(tmp_path, early_stopping="{}")) == []
+
+
+def test_overrides(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    loaded = load_config(
+        path,
+        ["optim.lr=1e-5", "adapter.targets=[q_proj,v_proj]", "duration=2 epochs", "optim.lr=3e-5", "batch={size: 4}"],
+    )
+    assert loaded.config.optim.lr == 3e-5, "a later override beats an earlier one"
+    assert loaded.config.adapter is not None
+    assert loaded.config.adapter.targets == ["q_proj", "v_proj"]
+    assert loaded.config.adapter.rank == 8
+    assert str(loaded.config.duration) == "2 epochs"
+    assert loaded.config.batch.size == 4
+    assert load_config(path, ["adapter=null"]).config.adapter is None
+    assert load_config(path, ["adapter="]).config.adapter is None
+    assert load_config(write_config(tmp_path, seed="x"), ["seed=7"]).config.seed == 7, (
+        "the file's value is not looked at"
+    )
+
+
+@pytest.mark.parametrize("model", ["a/b", "{path: a/b}", "{path: a/b, revision: old}"])
+def test_overrides_on_short_and_long_forms(tmp_path: Path, model: str) -> None:
+    path = write_config(tmp_path, model=model, precision="bf16")
+    config = load_config(
+        path, ["model.revision=v2", "precision.tf32=on", "attention=sdpa", "attention.cudnn=off"]
+    ).config
+    assert (config.model.path, config.model.revision) == ("a/b", "v2")
+    assert (config.precision.compute, config.precision.tf32) == ("bf16", "on")
+    assert (config.attention.implementation, config.attention.cudnn) == ("sdpa", "off")
+    replaced = load_config(path, ["model=c/d"]).config.model
+    assert (replaced.path, replaced.revision) == ("c/d", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    {
+        "optim.lr": "override optim.lr: is not key=value; write it like optim.lr=1e-5",
+        "=3": "override =3: is not key=value",
+        "optim.=3": "override optim.=3: is not key=value",
+        "optim.lr=abc": "override optim.lr=abc: optim.lr: expected a number greater than 0, got 'abc' (text)",
+        "optim.lrr=1": "override optim.lrr=1: optim.lrr: unknown key; did you mean lr?",
+        "lora_rank=8": "override lora_rank=8: lora_rank: unknown key; did you mean adapter.rank?",
+        "adapter.targets=[a": "override adapter.targets=[a: not valid YAML: a list that is not closed; add ]",
+        "adapter.targets.0=x": "override adapter.targets.0=x: adapter.targets: expected all-linear or a list of names",
+        "data.train=gone/x.json": "override data.train=gone/x.json: data.train: file gone/x.json does not exist",
+        "batch={size: 4, micro: 8}": "override batch={size: 4, micro: 8}: batch.micro: a forward pass of 8 examples",
+        "model=3": "override model=3: model.path: expected text, got 3 (a whole number); put it in quotes",
+    }.items(),
+)
+def test_a_wrong_override_is_named(tmp_path: Path, override: str, message: str) -> None:
+    (fault,) = faults(write_config(tmp_path), override)
+    assert fault.startswith(message)
+
+
+def test_origins(tmp_path: Path) -> None:
+    path = write_config(tmp_path, optim="{lr: 1e-4, betas: [0.8, 0.9]}", precision="bf16", early_stopping="~")
+    origins = load_config(path, ["seed=3", "checkpoint={keep: 1}", "optim.eps=1e-6"]).origins
+    assert set(origins) == {key for key, _ in load._leaves(plain_config(load_config(path).config))}
+    assert origins["model.path"] == f"{path}:2"
+    assert origins["optim.lr"] == origins["optim.betas"] == f"{path}:6"
+    assert origins["precision.compute"] == f"{path}:7"
+    assert origins["early_stopping"] == f"{path}:8"
+    assert origins["precision.tf32"] == origins["optim.warmup"] == origins["model.revision"] == "default"
+    assert origins["seed"] == origins["checkpoint.keep"] == origins["optim.eps"] == "override"
+
+
+def test_the_config_file_itself(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    assert faults(tmp_path / "rnu.yaml") == [
+        f"rnu.yaml: no such config file; did you mean {path}?".replace(f"{tmp_path}/", "")
+    ]
+    assert "is a folder, not a config file" in faults(tmp_path)[0]
+    (tmp_path / "config.yaml").write_text(path.read_text())
+    assert faults(tmp_path)[0].endswith("config.yaml?")
+
+
+def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load_config(write_config(tmp_path, model="~/models/llama", output="~/runs/x")).config
+    assert (config.model.path, config.output) == (f"{tmp_path}/models/llama", f"{tmp_path}/runs/x")
+
+
+@given(mutated_configs())
+def test_any_tree_is_accepted_or_explained(data: dict[str, Any]) -> None:
+    """No tree brings the checks down, and none is refused without a reason or accepted by one check only."""
+    found = load._problems(load.expand_short_forms(data))
+    assert all(problem.key and problem.what and "Input should" not in problem.what for problem in found)
+    if not found:
+        RunConfig.model_validate(data)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(sorted(all_keys())), value=ANYTHING)
+def test_any_value_through_an_override(tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "run.yaml"
+    if not path.exists():
+        write_config(tmp_path)
+    for message in faults(path, f"{key}={as_yaml(value)}"):
+        assert message.startswith(("override", "run.yaml"))
+
+
+def test_the_saved_config_runs_again(tmp_path: Path) -> None:
+    path = write_config(tmp_path, optim="{lr: 1e-4}", data=f"{{train: {tmp_path / 'train.jsonl'}, eval: 0.1}}")
+    config = load_config(path, ["compile=off", "eval_every=1e3 steps"]).config
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump_config(config))
+    assert load_config(saved).config == config
+
+
+def test_twin_pydantic_vocabulary_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "shown", lambda _: "Input should be a valid number")
+    found = problems.shape_problems({"stage": 3})
+    assert any("Input should" in problem.what for problem in found)
+
+
+def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
+    path = write_config(tmp_path, data=f"{{train: {tmp_path / 'train.jsonl'}, eval: 0.5}}")
+    own_files = ("model", "model.path", "model.revision", "data", "data.train", "output")
+    for key in itertools.filterfalse(lambda key: key.path in own_files, all_keys().values()):
+        assert faults(path, f"{key.path}={as_yaml(key.example)}") == [], key.path
