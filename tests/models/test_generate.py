@@ -13,7 +13,7 @@ from surefoot.models import generate
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.generate import Decoding, generate_answers, sample
+from surefoot.models.generate import generate_answers, sample
 from tiny import tiny_llama
 
 PROMPTS = [[320, 7, 9, 200, 33], [320, 41], [320, *range(50, 75)]]
@@ -43,7 +43,7 @@ def model(folder):
 
 def answers(model, tokenizer, prompts=PROMPTS, **options):
     options = {"max_new_tokens": STEPS, "stop_ids": (EOS,), "pad_id": EOS} | options
-    return generate_answers(model, tokenizer, prompts, Decoding(**options))
+    return generate_answers(model, tokenizer, prompts, **options)
 
 
 def test_greedy_tokens_are_those_of_transformers(model, tokenizer):

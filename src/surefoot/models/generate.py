@@ -47,9 +47,16 @@ def generate_answers(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
-    decoding: Decoding,
+    *,
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    pad_id: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
 ) -> list[Generated]:
-    """One answer per prompt (token ids, at least one each). The model's mode is restored."""
+    """One answer per prompt (token ids, at least one each), see `Decoding`. The model's mode is restored."""
+    decoding = Decoding(max_new_tokens, stop_ids, pad_id, temperature, top_p, seed)
     answers: list[list[int]] = [[] for _ in prompts]
     was_training = model.training
     model.eval()
@@ -60,7 +67,7 @@ def generate_answers(
                     answer.append(token)
     finally:
         model.train(was_training)
-    return [_finish(answer, tokenizer, decoding.stop_ids) for answer in answers]
+    return [_finish(answer, tokenizer, stop_ids) for answer in answers]
 
 
 def decode(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding) -> Iterator[list[int | None]]:
