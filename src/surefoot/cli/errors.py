@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -29,30 +31,42 @@ _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:(?P<column>\d+))?")
 _WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s,:\[\]{}]+""")
 
 
-def report_error(error: SurefootError) -> None:
+@dataclass
+class Invocation:
+    """What one call leaves behind for its error messages. locate: finds the place in the config of a fault that names
+    only a key."""
+
+    debug: bool = False
+    locate: Callable[[Fault], Fault] = lambda fault: fault
+
+
+def report_error(error: SurefootError, invocation: Invocation) -> None:
     """One line per fault, with an excerpt where the fault names line and column of a file."""
+    if invocation.debug:
+        _print_traceback(error)
     for fault in error.faults:
-        click.echo("\n".join(fault_lines(fault)), err=True)
+        click.echo("\n".join(fault_lines(invocation.locate(fault))), err=True)
 
 
 def report_usage(error: click.ClickException) -> None:
     """A wrong flag or command in one line, with the help page to read."""
-    hint = ""
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        hint = f" See `{error.ctx.command_path} --help`."
     message = _one_line(error.format_message())
-    click.echo(f"error: {message[:1].lower()}{message[1:]}{hint}", err=True)
+    message = message[:1].lower() + message[1:]
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        end = "" if message.endswith((".", "?")) else "."
+        message = f"{message}{end} See `{error.ctx.command_path} --help`."
+    click.echo(f"error: {message}", err=True)
 
 
-def report_bug(error: BaseException, *, debug: bool) -> None:
+def report_bug(error: Exception, invocation: Invocation) -> None:
     """What nobody foresaw: one line; the traceback only on request."""
-    if debug:
-        report_traceback(error)
-    advice = "" if debug else " (run again with --debug)"
+    if invocation.debug:
+        _print_traceback(error)
+    advice = "" if invocation.debug else " (run again with --debug)"
     click.echo(f"internal error: {type(error).__name__}: {_one_line(str(error))}{advice}", err=True)
 
 
-def report_traceback(error: BaseException) -> None:
+def _print_traceback(error: Exception) -> None:
     click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 

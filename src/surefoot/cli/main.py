@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module, metadata
 from typing import Any, NamedTuple
@@ -22,9 +21,9 @@ import click
 from surefoot.cli.errors import (
     BUG_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
+    Invocation,
     report_bug,
     report_error,
-    report_traceback,
     report_usage,
 )
 from surefoot.errors import SurefootError
@@ -48,13 +47,6 @@ COMMANDS = {
     "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
     "schema": Entry("surefoot.cli.schema", "Print the JSON Schema of the config, for editors."),
 }
-
-
-@dataclass
-class Invocation:
-    """What the options of one call leave behind for error reporting."""
-
-    debug: bool = False
 
 
 def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -137,12 +129,10 @@ class LazyGroup(click.Group):
         except click.Abort:  # Ctrl-C, or the end of input at a prompt
             return INTERRUPTED_EXIT_CODE
         except SurefootError as error:
-            if invocation.debug:
-                report_traceback(error)
-            report_error(error)
+            report_error(error, invocation)
             return error.exit_code
         except Exception as error:
-            report_bug(error, debug=invocation.debug)
+            report_bug(error, invocation)
             return BUG_EXIT_CODE
 
 

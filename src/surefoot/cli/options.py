@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from surefoot.cli.errors import Invocation
+
 if TYPE_CHECKING:
     from surefoot.config.load import LoadedConfig
 
@@ -29,7 +31,9 @@ def config_arguments(command: Command) -> Command:
 
 def load_or_exit(config: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """The checked config. Call it before any heavy import: a mistake goes to `main` as InputError, which prints all
-    faults and exits with 2."""
+    faults and exits with 2. Later errors that name a key of this config are shown at its place in the file."""
     from surefoot.config.load import load_config
 
-    return load_config(config, overrides)
+    loaded = load_config(config, overrides)
+    click.get_current_context().ensure_object(Invocation).locate = loaded.locate
+    return loaded

@@ -100,10 +100,11 @@ def _attention(config: RunConfig) -> Iterator[Problem]:
 def _precision(config: RunConfig) -> Iterator[Problem]:
     base = config.precision.base
     if config.adapter is None and base in ("fp16", "bf16"):
+        harm = "ends in 'Attempting to unscale FP16 gradients'" if base == "fp16" else "loses small updates"
         yield _problem(
             "precision.base",
-            f"full fine-tuning trains the base itself, and what trains is held in fp32, not {base}",
-            f"leave precision.base out (precision.compute: {base} computes in {base}), or add an adapter",
+            f"without an adapter the base itself trains, and training {base} weights {harm}",
+            f"use `precision: {base}`, which computes in {base} over fp32 weights, or add an adapter",
             "adapter",
         )
 

@@ -36,6 +36,18 @@ class LoadedConfig:
     config: RunConfig
     origins: dict[str, str]
     path: str
+    sources: Sources
+
+    def locate(self, fault: Fault) -> Fault:
+        """The fault at its place in the file or the override, where it names a key that was given there.
+
+        Whoever checks the config later (the plan, above all) knows keys and no files.
+        """
+        key = fault.where
+        group_given = key in self.sources.document.keys or key in self.sources.overrides
+        if not group_given and self.origins.get(key, "default") == "default":
+            return fault
+        return Fault(self.sources.of_value(key), f"{key}: {fault.what}", fault.fix)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -62,7 +74,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     config = RunConfig.model_validate(data)
     given = {key for key, _ in _leaves(data)}
     origins = {key: sources.origin(key) if key in given else "default" for key, _ in _leaves(plain_config(config))}
-    return LoadedConfig(config, origins, str(path))
+    return LoadedConfig(config, origins, str(path), sources)
 
 
 def _check_is_file(path: Path) -> None:
