@@ -175,7 +175,8 @@ GO_ON = {  # reading goes on, so that other mistakes are found too
     "'': 1\n": "run.yaml:1:1: : a key must be a plain name",
     "8: 1\n": "run.yaml:1:1: 8: a key must be a plain name",
     "%YAML 1.1\n---\na: no\n": "run.yaml:1:1: %YAML 1.1 gives words like no another meaning; remove this line",
-    'a: "\\ud83d"\n': "run.yaml:1:4: half of a surrogate pair is no character; write the character itself",
+    'a: "\\ud83d"\n': "run.yaml:1:4: \\0 and halves of surrogate pairs are no text; write the character itself",
+    'a: "x\\0"\n': "run.yaml:1:4: \\0 and halves of surrogate pairs are no text; write the character itself",
     "a: " + "9" * 5000: "run.yaml:1:4: a number of 5000 digits; put it in quotes if it is text",
 }
 STOP = {

@@ -159,8 +159,8 @@ class _Builder:
         return self._mapping(stream, path, depth)
 
     def _scalar(self, event: events.ScalarEvent) -> Any:
-        if any("\ud800" <= letter <= "\udfff" for letter in event.value):
-            self._fault(event.start_mark, "half of a surrogate pair is no character", "write the character itself")
+        if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in event.value):
+            self._fault(event.start_mark, "\\0 and halves of surrogate pairs are no text", "write the character itself")
             return ""
         if not event.implicit[0]:  # quoted, or a block of text
             return event.value
