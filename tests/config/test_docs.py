@@ -1,0 +1,34 @@
+"""What docs/configuration.md shows is what surefoot accepts and prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from configs import write_config
+from surefoot.cli.main import main
+from surefoot.config.overrides import expand_short_forms
+from surefoot.config.problems import shape_problems
+from surefoot.config.yaml_reader import parse_yaml
+
+GUIDE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_first_config_is_complete() -> None:
+    (text,) = blocks("yaml")
+    document, faults = parse_yaml(text, "run.yaml")
+    assert faults == []
+    assert shape_problems(expand_short_forms(document.data)) == []
+
+
+def test_the_error_looks_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path, learning_rte="1e-4")
+    assert CliRunner().invoke(main, ["train", "run.yaml"]).stderr in blocks("")
