@@ -14,15 +14,11 @@ from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.config.yaml_reader import parse_yaml
 
-GUIDE = Path(__file__).parents[2] / "docs" / "configuration.md"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+GUIDE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def test_the_first_config_is_complete() -> None:
-    (text,) = blocks("yaml")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
     document, faults = parse_yaml(text, "run.yaml")
     assert faults == []
     assert shape_problems(expand_short_forms(document.data)) == []
@@ -31,4 +27,4 @@ def test_the_first_config_is_complete() -> None:
 def test_the_error_looks_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path, learning_rte="1e-4")
-    assert CliRunner().invoke(main, ["train", "run.yaml"]).stderr in blocks("")
+    assert CliRunner().invoke(main, ["train", "run.yaml"]).stderr in GUIDE
