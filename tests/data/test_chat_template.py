@@ -139,7 +139,8 @@ def test_a_template_that_changes_earlier_turns_is_laid_out_turn_by_turn(llama3):
     example, template, encoder, _ = encode_one(tokenizer, (*ONE, ("user", "And three?"), ("assistant", "Five.")))
     block = "<think>\n\n</think>\n\n"
     assert learned(tokenizer, example) == [f"{block}Four.<|im_end|>", f"{block}Five.<|im_end|>"]
-    assert "changes earlier answers" in template.notes[0]
+    assert template.notes == ()
+    assert "changes earlier answers" in template.dialogue_notes[0]
     asked = prompt_ids(conversation((*ONE, ("user", "And three?"))), template, encoder, None)
     assert example.ids[: len(asked)].tolist() == asked
     single, _, _, _ = encode_one(tokenizer, ONE)

@@ -167,6 +167,7 @@ def test_what_is_cut_first(llama3, cut, train_on, kept):
     assert text.replace("<|eot_id|>", "|") == kept
     assert one.truncated == (cut > 0)
     assert one.stop_lost == (not kept.endswith("|"))
+    assert one.prompt_lost == kept.startswith("||")
 
 
 def test_an_answer_beyond_max_length_leaves_no_label(llama3):
@@ -271,6 +272,6 @@ def test_twin_that_leaves_the_stop_token_unlearned(llama3, monkeypatch):
 
 
 def test_twin_that_cuts_the_end_first(llama3, monkeypatch):
-    monkeypatch.setattr(encode_module, "_kept", lambda *arguments: np.arange(arguments[-1]))
+    monkeypatch.setattr(encode_module, "_kept", lambda *arguments: (np.arange(arguments[-1]), False))
     with pytest.raises(AssertionError):
         test_cutting_keeps_bos_frame_and_answers.hypothesis.inner_test(llama3, LONG, "llama3", True, "responses", 75)

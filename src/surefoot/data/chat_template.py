@@ -29,6 +29,7 @@ from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # private-use characters: no template looks for them
+_UNSTABLE = "the chat template changes earlier answers once later turns follow; each is kept as it was written"
 _PROBE = ("user", "assistant", "user", "assistant")
 
 
@@ -47,7 +48,15 @@ def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Templat
         chat.frame(_PROBE[:2])
     except RowFault as fault:
         raise InputError(Fault("data.template", f"tokenizer: {fault.what}", fault.fix)) from None
-    return Template("tokenizer", repr((source, sorted(tokens.items()))), chat.stop_ids, chat.segments, chat.notes())
+    dated = chat_jinja.PRINTS_DATE in source
+    return Template(
+        "tokenizer",
+        identity=repr((source, sorted(tokens.items()))),
+        stop_ids=chat.stop_ids,
+        segments=chat.segments,
+        notes=(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here",) * dated,
+        dialogue_notes=() if chat.is_stable() else (_UNSTABLE,),
+    )
 
 
 @dataclass(frozen=True)
@@ -78,17 +87,12 @@ class _Chat:
     stop_ids: tuple[int, ...]
     _frames: dict[tuple[str, ...], _Frame] = field(default_factory=dict)
 
-    def notes(self) -> tuple[str, ...]:
-        notes = []
-        if chat_jinja.PRINTS_DATE in self.source:
-            notes.append(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here")
+    def is_stable(self) -> bool:
+        """Whether later turns leave earlier ones as they were."""
         try:
-            stable = self.frame(_PROBE).stable
+            return self.frame(_PROBE).stable
         except RowFault:
-            stable = True  # it takes no second turn; a conversation that has one is refused when it comes
-        if not stable:
-            notes.append("the chat template changes earlier answers once later turns follow; each is kept as written")
-        return tuple(notes)
+            return True  # it takes no second answer; a conversation that has one is refused when it comes
 
     def render(self, turns: Sequence[Turn], generation_prompt: bool) -> str:
         return chat_jinja.render(self.source, turns, self.tokens, generation_prompt)

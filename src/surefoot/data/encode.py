@@ -25,14 +25,16 @@ _CHUNK = 1024  # conversations per call of the tokenizer: enough for its threads
 
 @dataclass(frozen=True)
 class Encoded:
-    """ids[T], supervised[T]: what `Example` holds. number, line: its row. control_texts: names of control tokens that
-    the row's texts spell out. An example without a supervised token is to be dropped."""
+    """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_lost, stop_lost: cutting left nothing
+    of the prompt's texts; took a stop token that was to be learned. control_texts: names of control tokens that the
+    row's texts spell out. An example without a supervised token is to be dropped."""
 
     ids: np.ndarray
     supervised: np.ndarray
     number: int
     line: int
     truncated: bool
+    prompt_lost: bool
     stop_lost: bool
     control_texts: int
 
@@ -59,8 +61,9 @@ def encode(
             ids = np.fromiter(itertools.chain.from_iterable(run.ids for run in runs), dtype=np.uint32)
             supervised = _mask(runs, train_on)
             stops = _count(ids[supervised], template.stop_ids)
-            if truncated := len(ids) > max_length:
-                kept = _kept(runs, supervised, train_on, conversation, encoder, max_length)
+            truncated, prompt_lost = len(ids) > max_length, False
+            if truncated:
+                kept, prompt_lost = _kept(runs, supervised, train_on, conversation, encoder, max_length)
                 ids, supervised = ids[kept], supervised[kept]
             yield Encoded(
                 ids,
@@ -68,6 +71,7 @@ def encode(
                 conversation.number,
                 conversation.line,
                 truncated,
+                prompt_lost,
                 stop_lost=_count(ids[supervised], template.stop_ids) < stops,
                 control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
             )
@@ -101,8 +105,9 @@ def _kept(
     conversation: Conversation,
     encoder: TextEncoder,
     max_length: int,
-) -> np.ndarray:
-    """Positions that remain, in order, at most max_length: see the module's text for what goes first."""
+) -> tuple[np.ndarray, bool]:
+    """Positions that remain, in order, at most max_length, and whether no prompt text is left among them. See the
+    module's text for what goes first."""
     last = _last_answer(runs)
     turn_of = np.concatenate([_owners(run, place == 0, train_on, last, encoder) for place, run in enumerate(runs)])
     positions = np.arange(len(turn_of))
@@ -111,7 +116,8 @@ def _kept(
     cuttable = positions[kept & (turn_of >= 0)]
     order = cuttable[np.argsort(is_system[turn_of[cuttable]], kind="stable")]
     kept[order[: max(0, kept.sum() - max_length)]] = False
-    return positions[kept][:max_length]
+    prompt_lost = len(cuttable) > 0 and not kept[cuttable].any()
+    return positions[kept][:max_length], prompt_lost
 
 
 def _owners(run: Run, opening: bool, train_on: TrainOn, last: int, encoder: TextEncoder) -> np.ndarray:

@@ -35,7 +35,7 @@ class Template:
     answer is laid out up to where the model begins to write.
 
     identity: all that its output depends on besides the conversation. stop_ids: tokens that end an answer.
-    notes: what a reader of the audit should know.
+    notes, dialogue_notes: what a reader of the audit should know, always and where there are several answers.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Template:
     stop_ids: tuple[int, ...]
     segments: Callable[[Conversation], tuple[Segment, ...]]
     notes: tuple[str, ...] = ()
+    dialogue_notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""Tokenised data on disk, found again by what it was made from.
+
+The key is a hash of everything that decides the result, so nothing ever has to be declared stale: another file,
+template, tokenizer or length is another folder. A folder appears by one rename and carries the size and SHA-256 of its
+files; one that does not match is made again. The price is disk: old folders stay until the user removes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surefoot import durable
+from surefoot.data.dataset import CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
+from surefoot.data.encode import Encoded
+from surefoot.errors import EnvironmentFault
+
+VERSION = 1  # of the file layout and of how text becomes ids: raise it when either changes
+_ARRAYS = ("ids", "mask", "offsets", "rows")
+_META = "meta.json"
+
+
+def cache_key(parts: Mapping[str, Any]) -> str:
+    """A name for the data that these parts decide: plain JSON values."""
+    return hashlib.sha256(_canonical({"version": VERSION, **parts})).hexdigest()[:32]
+
+
+def open_cache(folder: Path) -> tuple[TokenisedDataset, dict[str, Any]] | None:
+    """The data set and the record written with it, or None when it is absent or not what was written."""
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        intact = meta["sha256"] == _digest(meta["files"], meta["record"]) and all(
+            (folder / name).stat().st_size == facts["size"] and durable.sha256_file(folder / name) == facts["sha256"]
+            for name, facts in meta["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not intact:
+        return None
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+    return TokenisedDataset(**arrays, chosen=np.arange(len(arrays["rows"]))), meta["record"]
+
+
+def write_cache(folder: Path, examples: Iterable[Encoded], record: Mapping[str, Any], vocabulary: int) -> None:
+    """Write the examples and a JSON record. vocabulary: every id is below it. At least one example.
+
+    Raises EnvironmentFault when the disk is full or the place cannot be written. Another process that writes the same
+    content at the same time is no fault.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # what is there did not verify
+    try:
+        with durable.staged_folder(folder) as staging:
+            for name, array in _arrays(list(examples), vocabulary).items():
+                np.save(staging / f"{name}.npy", array, allow_pickle=False)
+            files = {
+                path.name: {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
+                for path in sorted(staging.iterdir())
+            }
+            meta = {"sha256": _digest(files, record), "files": files, "record": record}
+            durable.write_json(staging / _META, meta)
+    except EnvironmentFault:
+        if open_cache(folder) is None:
+            raise
+
+
+def _arrays(examples: list[Encoded], vocabulary: int) -> dict[str, np.ndarray]:
+    width = np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32
+    rows = [(one.number, one.line, _flags(one)) for one in examples]
+    return {
+        "ids": np.concatenate([one.ids for one in examples]).astype(width),
+        "mask": np.concatenate([one.supervised for one in examples]),
+        "offsets": np.cumsum([0, *(len(one.ids) for one in examples)], dtype=np.int64),
+        "rows": np.array(rows, dtype=np.int64),
+    }
+
+
+def _flags(one: Encoded) -> int:
+    cut = TRUNCATED * one.truncated + PROMPT_LOST * one.prompt_lost + STOP_LOST * one.stop_lost
+    return cut + CONTROL_TEXT * (one.control_texts > 0)
+
+
+def _digest(files: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical({"files": files, "record": record})).hexdigest()
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
