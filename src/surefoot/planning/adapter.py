@@ -5,9 +5,9 @@ LoRA adds r * (inputs + outputs) per target, DoRA one more per output; a module 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
+from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import AdapterConfig
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.planning.notes import Notes
@@ -87,8 +87,8 @@ def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
 
 def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
-    near = difflib.get_close_matches(name.rpartition(".")[2], existing, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(existing)}"
+    near = nearest_word(name.rpartition(".")[2], list(existing))
+    return f"did you mean {near}?" if near else f"there are {', '.join(existing)}"
 
 
 def _sizes(module: ModuleFact) -> tuple[int, int]:

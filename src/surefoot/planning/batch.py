@@ -100,8 +100,8 @@ def _checkpointing(request: Switch, examples: int, forecast: Callable[[int, Choi
     plan = forecast(examples, without)
     if memory.fits(plan):
         return without
-    room = gib(memory.usable(plan.available))
-    reason = f"without it {examples} x the longest example would need {gib(plan.total)} of {room}"
+    room = readable(memory.usable(plan.available))
+    reason = f"without it {examples} x the longest example would need {readable(plan.total)} of {room}"
     return Choice(True, reason, "hardware")
 
 
@@ -109,12 +109,12 @@ def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
     """States are exact, so a run whose states do not fit is refused; activations are a forecast: a caution."""
     states = plan.weights + plan.gradients + plan.optimizer
     if states > plan.available:
-        what = f"weights, gradients and optimizer need {gib(states)}, and there are {gib(plan.available)}"
+        what = f"weights, gradients and optimizer need {readable(states)}, and there are {readable(plan.available)}"
         notes.refuse("model", what, "train an adapter, hold the base in 16 bits, or take a smaller model")
     elif not memory.fits(plan):
         advice = "lower data.max_length" if micro == 1 else "lower batch.micro or data.max_length"
-        room = f"{gib(memory.usable(plan.available))} that are usable of {gib(plan.available)}"
-        forecast = f"the forecast of {gib(plan.total)} for {micro} x {longest} tokens"
+        room = f"{readable(memory.usable(plan.available))} that are usable of {readable(plan.available)}"
+        forecast = f"the forecast of {readable(plan.total)} for {micro} x {longest} tokens"
         notes.caution(f"{forecast} exceeds the {room}; if memory runs out, {advice}")
 
 
@@ -122,5 +122,8 @@ def _batch(size: Choice[int], micro: Choice[int]) -> BatchPlan:
     return BatchPlan(size, micro, math.ceil(size.value / micro.value))
 
 
-def gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+def readable(size: int) -> str:
+    """Bytes for people: 70.2 GiB, 320 MiB, 1.5 MiB."""
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 10 * 2**20 else f"{size / 2**20:.1f} MiB"

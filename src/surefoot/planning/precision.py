@@ -18,7 +18,7 @@ _PRODUCT_GAIN = 1.5
 # Below this width a CPU step spends its time on small operations: with bf16 products several times as fast, whole LoRA
 # steps gained 14, 16, 25 % at widths 64, 128, 192 and 43, 83 % at 256, 512 (4 layers, 1 536 tokens, AMX). Not measuring
 # there also keeps the choice of small models the same on a busy machine.
-_NARROW = 256
+NARROW = 256
 
 
 def plan_precision(
@@ -55,14 +55,15 @@ def _compute(
     if request.compute != "auto":
         _check_compute(request.compute, hardware, products, notes)
         return Choice(request.compute, "asked for", "user")
-    if not full and request.base != "auto":
+    if not full and request.base in ("bf16", "fp16"):
         _check_compute(request.base, hardware, products, notes)
         return Choice(request.base, "the type of the base that was asked for", "user")
-    if hardware.kind == "cpu" and width < _NARROW:
+    if hardware.kind == "cpu" and width < NARROW:
         return Choice("fp32", f"layers {width} wide gain little from 16 bits on a CPU", "default")
     if "fp32" in products and "bf16" in products:
         gain = products["bf16"] / products["fp32"]
-        speeds = f"bf16 {_teraflops(products['bf16'])}, fp32 {_teraflops(products['fp32'])} at this model's shapes"
+        where = "one thread, this model's shapes" if hardware.kind == "cpu" else "this model's shapes"
+        speeds = f"bf16 {_teraflops(products['bf16'])}, fp32 {_teraflops(products['fp32'])} ({where})"
         if gain >= _PRODUCT_GAIN:
             return Choice("bf16", f"{gain:.1f} times as fast: {speeds}", "measured")
         return Choice("fp32", f"bf16 would gain less than {_PRODUCT_GAIN - 1:.0%}: {speeds}", "measured")

@@ -16,7 +16,7 @@ from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.hardware import Hardware
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
-from surefoot.planning.batch import gib, plan_batch
+from surefoot.planning.batch import readable, plan_batch
 from surefoot.planning.environment import environment_findings
 from surefoot.planning.measurements import LengthFacts, Measurements
 from surefoot.planning.memory import Workload
@@ -135,7 +135,9 @@ def _check_length(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
 def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:
     """The plan counts on all memory, so that it comes out the same twice; others may be using some of it now."""
     if hardware.free is not None and memory.total > hardware.free:
-        notes.caution(f"the forecast is {gib(memory.total)}, and only {gib(hardware.free)} are free right now")
+        notes.caution(
+            f"the forecast is {readable(memory.total)}, and only {readable(hardware.free)} are free right now"
+        )
 
 
 def _compile(config: RunConfig, notes: Notes) -> Choice[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from surefoot.config.nearest import nearest_word
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
@@ -43,8 +42,8 @@ def _auto(tokenizer: TokenizerFacts) -> Choice[str]:
 
 def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"use auto, {', '.join(NAMES)}"
+        near = nearest_word(name, NAMES)
+        fix = f"did you mean {near}?" if near else f"use auto, {', '.join(NAMES)}"
         notes.refuse("data.template", f"unknown template {name!r}", fix)
     elif name == "tokenizer" and tokenizer.chat_template is None:
         notes.refuse("data.template", "the tokenizer brings no chat template", "use auto, alpaca or plain")

@@ -6,9 +6,9 @@ is masked by position and never by id.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
+from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import RunConfig
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
@@ -71,8 +71,8 @@ def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Note
 def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
     choice = _Pad(Choice(token, "asked for", "user"), tokenizer.ids.get(token, 0))
     if token not in tokenizer.ids:
-        near = difflib.get_close_matches(token, tokenizer.special.values(), n=1)
-        fix = f"did you mean {near[0]}?" if near else "use auto, add, or a special token of this tokenizer"
+        near = nearest_word(token, list(tokenizer.special.values()))
+        fix = f"did you mean {near}?" if near else "use auto, add, or a special token of this tokenizer"
         notes.refuse("tokenizer.pad", f"the tokenizer has no token {token!r}", fix)
     elif not tokenizer.is_special(token):
         what = f"{token!r} is an ordinary token (id {choice.id}): text can contain it"

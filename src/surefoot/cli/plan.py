@@ -1,0 +1,40 @@
+"""`surefoot plan`: every choice of a run with its reason, before anything is loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from surefoot.cli.options import config_arguments, load_or_exit
+
+
+@click.command()
+@config_arguments
+@click.option("--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, h200, a100, rtx4090, cpu.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json: bool) -> None:
+    """Show how CONFIG.yaml would run: precision, attention, tokens, adapter, memory, batch, each with its reason.
+
+    Needs the model's config.json and tokenizer files, no weights. Without --hardware it measures this machine for a
+    second or two.
+    """
+    loaded = load_or_exit(config, overrides)
+
+    from surefoot import hardware
+    from surefoot.stages.planned import make_plan
+
+    described = hardware.preset(machine) if machine else None
+    made = make_plan(loaded.config, hardware=described)
+    if as_json:
+        import json
+
+        from surefoot.planning.serial import plan_to_json
+
+        click.echo(json.dumps(plan_to_json(made), indent=2, ensure_ascii=False))
+        return
+    from surefoot.report.console import open_console
+    from surefoot.report.plan_table import plan_table
+
+    open_console(sys.stdout, hardware.terminal_wishes()).show(plan_table(made))

@@ -1,0 +1,176 @@
+"""Is this form of attention right on this machine, and how fast is it? Forward and backward, at the run's shapes.
+
+Every form is first held against float64: output and gradients, at an odd length and at one that leaves 64 modulo 128,
+the latter with logits far below zero, because there a fused kernel has returned NaN gradients (PyTorch issue 196678).
+Only what passes is timed.
+
+Shapes: B rows, H query heads, K key and value heads, T tokens, D numbers per head.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.plan import DType
+from surefoot.probe.matmul import TORCH_DTYPE
+from surefoot.probe.timing import best_seconds
+
+Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# Largest relative error (Frobenius norm of the difference over the norm of float64's result). Kernels that keep logits
+# in fp32 were measured at up to 5 units in the last place of a 16-bit result, and at 1.4e-4 in fp32 with far logits.
+# Storing logits of -120 in bf16, as eager attention does, rounds them to halves and gives 30 to 60 units: it fails.
+GATE: Mapping[DType, float] = {"fp32": 1e-3, "bf16": 16 * 2.0**-8, "fp16": 16 * 2.0**-11}
+_FAR = 120.0
+_ODD_LENGTH, _LENGTH_64_MOD_128 = 333, 704
+_ROUNDS = 30
+_TIMED_TOKENS = 1024  # a longer run gains at least as much from a fused kernel
+_TIMED_HEADS = 4  # heads are independent
+_BACKEND = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs with float64's answer. name: completes "the gradient of q is not finite at …"."""
+
+    name: str
+    inputs: tuple[torch.Tensor, ...]  # q [B, H, T, D], k and v [B, K, T, D], gradient of the output [B, H, T, D]
+    expected: Mapping[str, torch.Tensor]
+
+
+def attention_trials(
+    forms: Sequence[str],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    length: int,
+    dtype: DType,
+    device: torch.device,
+    budget: float = 1.0,
+) -> tuple[AttentionTrial, ...]:
+    """One trial per form: eager, flash, mem_efficient, cudnn, math. length: tokens of a typical row.
+
+    budget: seconds for the timing alone; the checks take about as long on a slow CPU.
+    """
+    groups = heads // kv_heads
+    cases = check_cases(groups, head_dim, dtype, device)
+    checked = {name: check(form_named(name, masked=False), cases, dtype) for name in forms}
+    if "cudnn" in checked and not checked["cudnn"][0]:  # its known fault needs a mask tensor
+        checked["cudnn"] = check(form_named("cudnn", masked=True), cases, dtype)
+    passed = [name for name in forms if not checked[name][0]]
+    rows, tokens = max(1, _TIMED_TOKENS // length), min(length, _TIMED_TOKENS)
+    inputs = _inputs(
+        rows, groups, min(kv_heads, max(1, _TIMED_HEADS // groups)), tokens, head_dim, TORCH_DTYPE[dtype], device
+    )
+    runs = {name: partial(_forward_backward, form_named(name, masked=False), inputs) for name in passed}
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    seconds = best_seconds(runs, budget=budget, rounds=_ROUNDS, wait=wait)
+    return tuple(AttentionTrial(name, seconds.get(name, 0.0), *checked[name]) for name in forms)
+
+
+def form_named(name: str, *, masked: bool) -> Form:
+    """A form by name. masked: SDPA gets causality as a mask tensor instead of is_causal."""
+    if name == "eager":
+        return eager
+
+    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = _causal_mask(q).expand(q.shape[0], 1, -1, -1) if masked else None
+        with sdpa_kernel(_BACKEND[name]):
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=not masked, enable_gqa=q.shape[1] != k.shape[1]
+            )
+
+    return sdpa
+
+
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Two products and an fp32 softmax, as in transformers: the textbook formula with every step stored."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    scores = scores + torch.zeros_like(scores).masked_fill(~_causal_mask(q), torch.finfo(q.dtype).min)
+    return scores.softmax(dim=-1, dtype=max(torch.float32, q.dtype, key=lambda kind: kind.itemsize)).to(q.dtype) @ v
+
+
+def check_cases(groups: int, head_dim: int, dtype: DType, device: torch.device) -> tuple[Case, ...]:
+    """Inputs rounded to `dtype`, so that only the kernel's own error is measured."""
+    odd = _inputs(1, groups, 1, _ODD_LENGTH, head_dim, TORCH_DTYPE[dtype], device)
+    far = _inputs(1, groups, 1, _LENGTH_64_MOD_128, head_dim, TORCH_DTYPE[dtype], device)
+    shift = math.sqrt(_FAR * math.sqrt(head_dim))  # q0 * k0 / sqrt(D) = -_FAR for every pair of tokens
+    with torch.no_grad():
+        far[0][..., 0], far[1][..., 0] = shift, -shift
+    return (
+        Case(f"{_ODD_LENGTH} tokens", odd, _reference(odd)),
+        Case(f"{_LENGTH_64_MOD_128} tokens with logits of -{_FAR:g}", far, _reference(far)),
+    )
+
+
+def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[str, float]]:
+    """(failure, largest relative error by tensor). The failure is empty when all errors are within the gate."""
+    errors: dict[str, float] = {}
+    for case in cases:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                found = _forward_backward(form, case.inputs)
+            except RuntimeError as error:
+                return f"cannot run: {_why(said, error)}", errors
+        for name, tensor in found.items():
+            if not torch.isfinite(tensor).all():
+                return f"the {name} is not finite at {case.name}", errors
+            wanted = case.expected[name]
+            error = float((tensor.double() - wanted).norm() / wanted.norm())
+            errors[name] = max(error, errors.get(name, 0.0))
+            if error > GATE[dtype]:
+                return f"the {name} is off by {error:.2g} at {case.name}, more than {GATE[dtype]:.2g}", errors
+    return "", errors
+
+
+def _inputs(
+    rows: int, groups: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Random q, k, v that want gradients, and a gradient for the output."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = []
+    for heads in (groups * kv_heads, kv_heads, kv_heads, groups * kv_heads):
+        tensor = torch.randn(rows, heads, tokens, head_dim, generator=generator)
+        tensors.append(tensor.to(device, dtype).requires_grad_(len(tensors) < 3))
+    return tuple(tensors)
+
+
+def _forward_backward(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    *qkv, gradient = inputs
+    output = form(*qkv)
+    q, k, v = torch.autograd.grad(output, qkv, gradient)
+    return {"output": output.detach(), "gradient of q": q, "gradient of k": k, "gradient of v": v}
+
+
+def _reference(inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return _forward_backward(eager, [tensor.detach().double().requires_grad_() for tensor in inputs])
+
+
+def _causal_mask(q: torch.Tensor) -> torch.Tensor:
+    """[1, 1, T, T], True where a query may look."""
+    tokens = q.shape[2]
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()[None, None]
+
+
+def _why(said: Sequence[warnings.WarningMessage], error: RuntimeError) -> str:
+    """torch explains a refused kernel in warnings, and says in the error only that there is none."""
+    texts = [str(warning.message).partition("(Triggered")[0].strip() for warning in said]
+    return next((text for text in texts if text and not text.endswith("because:")), str(error).splitlines()[0])

@@ -1,0 +1,90 @@
+"""How fast this machine multiplies matrices of the model's shapes in each type.
+
+On a CPU without instructions for 16-bit products bf16 can be hundreds of times slower than fp32, with them several
+times faster. So every type first multiplies something small, and one that would take too long skips the full shape.
+
+CPU products are timed on one thread: the types compare the same, and a thread that waits for another one, which some
+other program has pushed aside, would drown the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch.nn import functional as F
+
+from surefoot.planning.plan import DType
+from surefoot.probe.timing import best_seconds
+
+TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Numbers in the weight at most: a slice of a large matrix multiplies at the same rate as the whole.
+_NUMBERS = {"cpu": 2**21, "cuda": 2**26}
+_ROWS = {"cpu": 512, "cuda": 4096}  # tokens in flight, enough for the full rate
+_SMALL_NUMBERS, _SMALL_ROWS = 2**18, 16  # 42 ms even where bf16 is 500 times slower than fp32
+
+
+def product_rates(
+    shapes: Iterable[tuple[int, int]],
+    device: torch.device,
+    *,
+    dtypes: Sequence[DType],
+    budget: float = 0.25,
+) -> dict[DType, float]:
+    """FLOP/s by dtype for x [rows, inputs] times weight [outputs, inputs], the largest of `shapes` (inputs, outputs).
+
+    On a CPU per thread. budget: seconds, exceeded where single runs are slower. A type that the device refuses is
+    absent.
+    """
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    with _one_thread() if device.type == "cpu" else nullcontext():
+        return _small_then_full(largest, device, dtypes, budget)
+
+
+def _small_then_full(
+    largest: tuple[int, int], device: torch.device, dtypes: Sequence[DType], budget: float
+) -> dict[DType, float]:
+    small = _rates(_SMALL_ROWS, _slice(largest, _SMALL_NUMBERS), device, dtypes, budget / 5, rounds=3)
+    rows, shape = _ROWS[device.type], _slice(largest, _NUMBERS[device.type])
+    quick: list[DType] = [dtype for dtype in small if 2 * rows * shape[0] * shape[1] / small[dtype] <= budget]
+    return small | _rates(rows, shape, device, quick, budget, rounds=20)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _slice(shape: tuple[int, int], most: int) -> tuple[int, int]:
+    """The shape, halved along its longer side until it has at most `most` numbers."""
+    inputs, outputs = shape
+    while inputs * outputs > most:
+        inputs, outputs = (inputs, outputs // 2) if outputs >= inputs else (inputs // 2, outputs)
+    return inputs, outputs
+
+
+@torch.no_grad()
+def _rates(
+    rows: int, shape: tuple[int, int], device: torch.device, dtypes: Iterable[DType], budget: float, rounds: int
+) -> dict[DType, float]:
+    inputs, outputs = shape
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    runs = {}
+    for dtype in dtypes:
+        left, right = x.to(device, TORCH_DTYPE[dtype]), weight.to(device, TORCH_DTYPE[dtype])
+        try:
+            F.linear(left[:1], right)
+        except RuntimeError:  # this device has no such product
+            continue
+        runs[dtype] = lambda left=left, right=right: F.linear(left, right)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    seconds = best_seconds(runs, budget=budget, rounds=rounds, wait=wait)
+    return {dtype: 2 * rows * inputs * outputs / seconds[dtype] for dtype in runs}

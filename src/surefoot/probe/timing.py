@@ -1,0 +1,44 @@
+"""Timing under a budget: the best of many short runs, taken in turns.
+
+The best run is the one that other programs disturbed least; taking turns keeps a slow second from hitting one candidate
+alone. The first run of each warms up and is not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+Clock = Callable[[], float]
+
+
+def best_seconds(
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    budget: float,
+    rounds: int,
+    wait: Callable[[], object] = lambda: None,
+    clock: Clock = time.perf_counter,
+) -> dict[str, float]:
+    """Seconds of the best run per name. budget: seconds in all; each gets one counted run even when they are used up.
+
+    wait: makes the device finish its work (synchronise), so that a run is timed to its end.
+    """
+    end = clock() + budget
+    best: dict[str, float] = {}
+    for run in runs.values():
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            if name in best and clock() > end:
+                return best | {name: _timed(run, wait, clock) for name, run in runs.items() if name not in best}
+            best[name] = min(best.get(name, float("inf")), _timed(run, wait, clock))
+    return best
+
+
+def _timed(run: Callable[[], object], wait: Callable[[], object], clock: Clock) -> float:
+    wait()
+    start = clock()
+    run()
+    wait()
+    return clock() - start

@@ -1,0 +1,130 @@
+"""The plan as people read it: every choice with who decided and why, memory by kind, environment, cautions.
+
+Tables without frames: the same text lines up on a terminal, in a pipe and in run.log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from surefoot.planning.batch import readable
+from surefoot.planning.memory import fits, usable
+from surefoot.planning.plan import Choice, RunPlan
+
+Row = tuple[str, str, str, str]  # what, value, who decided, why
+_VALUE_WIDTH = 34  # columns: "<|reserved_special_token_0|> (322)"
+
+
+def plan_table(plan: RunPlan) -> RenderableType:
+    """For `Console.show`: four parts, of which the last two are left out where there is nothing to say."""
+    parts: list[RenderableType] = [_choices(plan), Text(), _memory(plan)]
+    if plan.environment:
+        parts += [Text(), _environment(plan)]
+    for caution in plan.cautions:
+        parts += [Text(), Text(f"caution: {caution}", style="yellow")]
+    return Group(*parts)
+
+
+def _table(*columns: str) -> Table:
+    """The last column takes what is left of the width; of the others only values wrap."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for name in columns[:-1]:
+        value = name == "value"
+        table.add_column(name, no_wrap=not value, overflow="fold", max_width=_VALUE_WIDTH if value else None)
+    table.add_column(columns[-1], overflow="fold", ratio=1)
+    return table
+
+
+def _choices(plan: RunPlan) -> Table:
+    table = _table("choice", "value", "by", "why")
+    for what, value, source, reason in choice_rows(plan):
+        table.add_row(what, value, source, Text(reason, style="dim"))
+    return table
+
+
+def choice_rows(plan: RunPlan) -> Iterator[Row]:
+    """Every choice of the plan in the order in which a run meets them."""
+    yield _row("device", plan.device)
+    precision = plan.precision
+    yield _row("precision.compute", precision.compute)
+    yield _row("precision.base", precision.base)
+    yield _row("precision.trainable", precision.trainable)
+    yield _row("precision.scaler", precision.scaler)
+    yield _row("precision.tf32", precision.tf32)
+    attention = plan.attention
+    yield _row("attention", attention.implementation)
+    yield _row("attention.kernels", attention.kernels)
+    yield _row("attention.expected", attention.expected)
+    tokens = plan.tokenizer
+    yield _row("tokenizer.pad", tokens.pad_token, f"{tokens.pad_token.value} ({tokens.pad_id})")
+    yield _row("tokenizer.bos", tokens.bos)
+    yield _row("tokenizer.stop", tokens.stop)
+    yield _row("template", tokens.template)
+    yield from _adapter_rows(plan)
+    yield _row("batch.size", plan.batch.size)
+    yield _row("batch.micro", plan.batch.micro, f"{plan.batch.micro.value} x {plan.batch.accumulation}")
+    yield _row("gradient_checkpointing", plan.memory.gradient_checkpointing)
+    yield _row("compile", plan.compile)
+    yield _row("threads", plan.threads)
+
+
+def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
+    share = f"{plan.trainable:,} of {plan.parameters:,} parameters train ({plan.trainable / plan.parameters:.2%})"
+    adapter = plan.adapter
+    if adapter is None:
+        yield "adapter", "none", "default", f"full fine-tuning: {share}"
+        return
+    yield "adapter", adapter.kind.value, adapter.kind.source, share
+    scale = "alpha / sqrt(rank)" if adapter.rslora else "alpha / rank"
+    sizes = f"rank {adapter.rank}, alpha {adapter.alpha:g}"
+    yield "adapter.scale", sizes, "user", f"scale is {scale}; dropout {adapter.dropout:g}"
+    targets = adapter.targets
+    yield "adapter.targets", _last_components(targets.value), targets.source, targets.reason
+    if adapter.modules_to_save:
+        yield "adapter.modules_to_save", ", ".join(adapter.modules_to_save), "user", "trained in full"
+
+
+def _memory(plan: RunPlan) -> Table:
+    memory = plan.memory
+    table = _table("memory", "forecast", "")
+    table.add_row("weights", readable(memory.weights), "base, adapter, cast copies")
+    table.add_row("gradients", readable(memory.gradients), "")
+    table.add_row("optimizer", readable(memory.optimizer), "")
+    table.add_row("activations", readable(memory.activations), "")
+    table.add_row("logits", readable(memory.logits), "")
+    verdict = "fits" if fits(memory) else "more than"
+    table.add_row(
+        "total",
+        readable(memory.total),
+        f"{verdict} {readable(usable(memory.available))} usable of {readable(memory.available)}",
+    )
+    return table
+
+
+def _environment(plan: RunPlan) -> Table:
+    table = _table("environment", "verdict", "effect")
+    for finding in plan.environment:
+        shown = "".join(letter if letter.isprintable() else "?" for letter in f"{finding.name}={finding.value}")
+        table.add_row(shown, finding.verdict, finding.effect)
+    return table
+
+
+def _row(what: str, choice: Choice, value: str = "") -> Row:
+    return what, value or _shown(choice.value), choice.source, choice.reason
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _last_components(names: tuple[str, ...]) -> str:
+    """q_proj, k_proj, … once each: the full names stand in plan.json."""
+    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))

@@ -1,0 +1,124 @@
+"""A config becomes a plan: read the model's facts, look at the machine, measure what is not decided yet, resolve.
+
+`surefoot plan` and every training stage come through here. The model's weights are not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from surefoot import hardware as machine
+from surefoot.config.schema import RunConfig
+from surefoot.families import find
+from surefoot.families.model_facts import ModelFacts, read_model_facts
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.hardware import Hardware
+from surefoot.models.folder import read_config, stored_tensors
+from surefoot.models.hub import resolve_folder
+from surefoot.planning.kernels import ORDER, obstacle
+from surefoot.planning.measurements import LengthFacts, Measurements
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.precision import NARROW
+from surefoot.planning.resolve import precision_for, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+_MEASUREMENTS = TypeAdapter(Measurements)
+
+
+def make_plan(
+    config: RunConfig,
+    *,
+    hardware: Hardware | None = None,
+    measure: bool = True,
+    measurements: Mapping[str, object] | None = None,
+    lengths: LengthFacts | None = None,
+) -> RunPlan:
+    """The plan of a run.
+
+    hardware: a preset to plan for; None looks at this machine and, with `measure`, times products and attention on it.
+    measurements: those of an earlier plan; then nothing is measured. lengths: of the examples, where they are known.
+    Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached.
+    """
+    folder = resolve_folder(config.model.path, config.model.revision, weights=False)
+    model, tokenizer = _model_facts(folder), read_tokenizer_facts(folder)
+    environment = machine.read_environment()
+    found = hardware or machine.detect()
+    seen = None if measurements is None else _MEASUREMENTS.validate_python(dict(measurements))
+    if seen is None and measure and not found.preset:
+        seen = _measure(config, model, found, environment, lengths)
+    return resolve(config, model, tokenizer, found, measurements=seen, environment=environment, lengths=lengths)
+
+
+def _model_facts(folder: Path) -> ModelFacts:
+    """Facts from config.json; where no family is known, from the names and shapes of the stored tensors as well."""
+    config = read_config(folder)  # refuses what would run code, and adapters
+    shapes = None
+    if find(str(config.get("model_type"))) is None and any(folder.glob("*.safetensors")):
+        shapes = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
+    return read_model_facts(folder, shapes)
+
+
+def _measure(
+    config: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    environment: Mapping[str, str],
+    lengths: LengthFacts | None,
+) -> Measurements | None:
+    """What the request leaves open. A narrow model on a CPU is planned without: there the defaults always stand."""
+    if hardware.kind == "cpu" and model.hidden < NARROW:
+        return None
+    import torch
+
+    device = torch.device(hardware.kind)
+    products = _products(config, model, device)
+    partial = Measurements(products=products)
+    dtype = precision_for(config, model, hardware, partial, environment, Notes()).compute.value
+    forms = _open_forms(config, model, hardware, dtype)
+    if not forms:
+        return partial
+    from surefoot.probe.attention import attention_trials
+
+    length = lengths.typical if lengths else config.data.max_length
+    trials = attention_trials(
+        forms,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        length=length,
+        dtype=dtype,
+        device=device,
+    )
+    return Measurements(products=products, attention=trials, attention_dtype=dtype, attention_length=length)
+
+
+def _products(config: RunConfig, model: ModelFacts, device: torch.device) -> dict[DType, float]:
+    """Rates of fp32 and of the type that is asked for, or bf16 where it is left open."""
+    asked = config.precision.compute
+    if asked == "fp32":
+        return {}
+    from surefoot.probe.matmul import product_rates
+
+    shapes = [module.linear for module in model.layer_linears if module.linear]
+    return product_rates(shapes, device, dtypes=("fp32", "bf16" if asked == "auto" else asked))
+
+
+def _open_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType) -> list[str]:
+    """Forms of attention to try: those that can run here; of the kernels switched by hand, the ones that are on."""
+    request = config.attention
+    if request.implementation in ("eager", "flash_attention_2"):
+        return []
+    switches = (request.flash, request.mem_efficient, request.cudnn, request.math)
+    if any(switch != "auto" for switch in switches):
+        return ["cudnn"] if request.cudnn == "on" and hardware.kind == "cuda" else []
+    usable = [
+        kernel for kernel in ORDER if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout)
+    ]
+    return [*usable, *(["eager"] if request.implementation == "auto" else [])]
