@@ -13,7 +13,7 @@ from surefoot.models import generate
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.generate import generate_answers, sample
+from surefoot.models.generate import Decoding, generate_answers, sample, stream_text
 from tiny import tiny_llama
 
 PROMPTS = [[320, 7, 9, 200, 33], [320, 41], [320, *range(50, 75)]]
@@ -118,3 +118,17 @@ def test_sampling_follows_the_probabilities():
         allowed = torch.tensor([sample(logits, top_p, draw) for draw in places]).unique().tolist()
         warped = TopPLogitsWarper(top_p)(torch.zeros(1, 1), logits[None]) if top_p < 1 else logits[None]
         assert allowed == warped[0].isfinite().nonzero().flatten().tolist()
+
+
+def test_pieces_of_a_stream_are_whole_characters(tokenizer, monkeypatch):
+    text = "a trout — 🐟 é"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) > len(text)  # some characters take several tokens
+    steps = [[token] for token in [*ids, EOS, 7]]
+    monkeypatch.setattr(generate, "decode", lambda *_: iter(steps))
+    pieces = list(stream_text(None, tokenizer, [320], Decoding(99, (EOS,), EOS)))
+    assert "".join(pieces) == text
+    assert "🐟" in pieces
+    assert not any("\ufffd" in piece for piece in pieces)
+    monkeypatch.setattr(generate, "_INCOMPLETE", "nothing")  # twin: half characters would be shown
+    assert any("\ufffd" in piece for piece in stream_text(None, tokenizer, [320], Decoding(99, (EOS,), EOS)))

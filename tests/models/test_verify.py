@@ -98,6 +98,15 @@ def test_a_plan_for_another_device_or_attention_is_reported_in_full(folder):
     assert [fault.where for fault in error.value.faults] == ["plan: attention", "plan: devices"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_head_of_a_mixed_model_is_its_own(tmp_path, dtype):
+    folder = tiny_llama(tmp_path / "untied")
+    model = load_model(folder, dtype=dtype, attention_implementation="sdpa", device=CPU)
+    plan = adapter_plan(linear_names(model), modules_to_save=("lm_head",))
+    model = add_adapter(model, plan, seed=1, base="base", autocast=dtype != torch.float32)
+    assert verify_head(model, CPU) == 0.0
+
+
 def test_a_model_that_scales_its_logits_is_found(folder, monkeypatch):
     model, _ = set_up(folder)
     assert verify_head(model.train(), CPU) == 0.0

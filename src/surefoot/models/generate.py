@@ -20,6 +20,8 @@ from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 from surefoot.models.attention import decoding_context
 from surefoot.models.forward import causal_model, output_head, positions_from_mask
 
+_INCOMPLETE = "\ufffd"  # what tokenizers put for bytes that are no character yet
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -92,6 +94,23 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
         mask = torch.cat((mask, torch.ones_like(ids)), dim=1)
 
 
+def stream_text(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], decoding: Decoding
+) -> Iterator[str]:
+    """The answer to one prompt in pieces, each as soon as its characters are complete: one can take several tokens."""
+    ids: list[int] = []
+    shown = ""
+    for (token,) in decode(model, [prompt], decoding):
+        if token is None or token in decoding.stop_ids:
+            break
+        ids.append(token)
+        text = _text(tokenizer, ids)
+        if not text.endswith(_INCOMPLETE):
+            yield text[len(shown) :]
+            shown = text
+    yield _text(tokenizer, ids)[len(shown) :]
+
+
 @torch.no_grad()
 def _next_logits(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, cache: Cache) -> torch.Tensor:
     """[B, V] in fp32, after the new ids[B, n]. mask: [B, S] over everything so far; the cache grows by n."""
@@ -132,6 +151,10 @@ def sample(logits: torch.Tensor, top_p: float, draw: float) -> int:
 def _finish(answer: list[int], tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> Generated:
     stopped = bool(answer) and answer[-1] in stop_ids
     ids = answer[:-1] if stopped else answer
+    return Generated(tuple(ids), _text(tokenizer, ids), stopped)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     text = tokenizer.decode(ids, skip_special_tokens=True)
     assert isinstance(text, str)
-    return Generated(tuple(ids), text, stopped)
+    return text

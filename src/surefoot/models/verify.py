@@ -76,10 +76,12 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
     was_training = model.training
     model.eval()
     try:
-        ids = torch.arange(8, device=device).unsqueeze(0)
-        own = base(input_ids=ids, use_cache=False).logits.float()
-        hidden = base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        ours = output_head(model)(hidden).float()
+        # A 16-bit base has fp32 parts besides (adapters, modules trained in full), which meet under autocast only.
+        with torch.autocast(device.type, dtype=base.dtype, enabled=base.dtype != torch.float32):
+            ids = torch.arange(8, device=device).unsqueeze(0)
+            own = base(input_ids=ids, use_cache=False).logits.float()
+            hidden = base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            ours = output_head(model)(hidden).float()
     finally:
         model.train(was_training)
     difference = float((own - ours).abs().max() / own.abs().max())

@@ -1,0 +1,113 @@
+"""`surefoot chat`: a conversation in the terminal, or line by line on a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from surefoot.data.formats import Turn
+    from surefoot.models.generate import Decoding
+    from surefoot.stages.open_model import OpenModel
+
+_HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+
+
+@click.command()
+@click.argument("model")
+@click.option("--adapter", help="An adapter folder to put over MODEL.")
+@click.option("--system", help="System text at the start of the conversation.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: up to 256]")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: most likely token."
+)
+@click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+def chat(
+    model: str,
+    adapter: str | None,
+    system: str | None,
+    max_new_tokens: int | None,
+    temperature: float,
+    top_p: float,
+    seed: int,
+) -> None:
+    """Talk to MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
+
+    Answers appear as they are written. On a pipe, every line is a turn and only answers are printed.
+    """
+    from surefoot.data.formats import Turn
+    from surefoot.errors import InputError
+    from surefoot.models.generate import Decoding
+    from surefoot.stages.open_model import open_for_use, room_for
+
+    opened = open_for_use(model, adapter)
+    click.echo(f"{opened.described}\n{_HELP}" if sys.stdin.isatty() else opened.described, err=True)
+    start = [Turn("system", system)] if system else []
+    turns = list(start)
+    for number, line in enumerate(_typed_lines()):
+        if line.strip() in ("/exit", "/quit"):
+            return
+        if line.strip() == "/reset":
+            turns = list(start)
+            click.echo("the conversation starts anew", err=True)
+            continue
+        try:
+            turns, ids = _with_question(opened, start, turns, Turn("user", line))
+            room = room_for(opened, [ids], max_new_tokens)
+        except InputError as error:
+            turns = list(start)
+            click.echo(f"{error}; the conversation starts anew", err=True)
+            continue
+        decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, temperature, top_p, seed + number)
+        turns.append(Turn("assistant", _print_answer(opened, ids, decoding)))
+
+
+def _with_question(
+    opened: OpenModel, start: list[Turn], turns: list[Turn], question: Turn
+) -> tuple[list[Turn], list[int]]:
+    """The conversation with one more question, and its ids. A template for one turn (alpaca) forgets the others."""
+    from surefoot.errors import InputError
+    from surefoot.stages.open_model import conversation_ids
+
+    try:
+        return [*turns, question], conversation_ids(opened, [*turns, question])
+    except InputError as error:
+        if turns == start:
+            raise
+        click.echo(f"{error.faults[0].what}: every line starts anew", err=True)
+        return [*start, question], conversation_ids(opened, [*start, question])
+
+
+def _typed_lines() -> Iterator[str]:
+    """What the user types, without blank lines, until the end of input."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+        return
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            click.echo()
+            return
+        if line.strip():
+            yield line
+
+
+def _print_answer(opened: OpenModel, ids: list[int], decoding: Decoding) -> str:
+    """Print the answer as it grows and return it; Ctrl-C ends it where it is."""
+    from surefoot.models.generate import stream_text
+
+    pieces: list[str] = []
+    try:
+        with opened.context():
+            for piece in stream_text(opened.model, opened.tokenizer, ids, decoding):
+                click.echo(piece, nl=False)
+                pieces.append(piece)
+    except KeyboardInterrupt:
+        click.echo(" …", nl=False)
+    click.echo()
+    return "".join(pieces)

@@ -1,0 +1,159 @@
+"""Open whatever a user points at, ready to answer: base model, adapter, run, checkpoint or merged model.
+
+A run folder's plan.json says how its model was trained: template, BOS, stop tokens, dtype. For a model from elsewhere
+the planner decides as it would before training, so that answers before and after are asked for in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot import hardware
+from surefoot.config.schema import DataConfig, ModelConfig, RunConfig
+from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.segments import Template, prompt_ids
+from surefoot.data.templates import make_template
+from surefoot.data.text_encoder import Piece, TextEncoder
+from surefoot.errors import Fault, InputError, SurefootError
+from surefoot.families.files import read_json
+from surefoot.families.model_facts import ModelFacts, read_model_facts
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.hardware import Hardware
+from surefoot.models.hub import resolve_folder
+from surefoot.models.load import load_model, load_tokenizer
+from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.saved_adapter import SavedAdapter, is_adapter, open_adapter, read_adapter
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
+from surefoot.planning.serial import plan_from_json
+from surefoot.planning.tokenizer import plan_tokenizer
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """model: in eval mode. positions: the longest sequence it takes. context: to be entered around generation.
+    described: one line on what was opened and how it is asked."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    encoder: TextEncoder
+    template: Template
+    bos_id: int | None
+    pad_id: int
+    positions: int
+    context: Callable[[], AbstractContextManager[object]]
+    described: str
+
+
+def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
+    """path: a folder or hub id, of a model or of an adapter, which records its base. adapter: one to put over `path`.
+
+    Raises InputError for what is not intact and for an adapter whose base is not found; EnvironmentFault where the hub
+    does not give it.
+    """
+    base, saved = _find(path, adapter)
+    trained = saved.folder if saved else base
+    plan = _saved_plan(trained)
+    facts = read_model_facts(base)
+    with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
+    tokens = plan.tokenizer if plan else _plan_tokens(path, facts, with_tokenizer)
+    machine = hardware.detect()
+    dtype = _dtype(plan.precision.base.value if plan else facts.stored, machine)
+    model: nn.Module = load_model(
+        base,
+        dtype=TORCH_DTYPE[dtype],
+        attention_implementation="sdpa",
+        device=torch.device(machine.kind),
+        vocab_rows=saved.rows if saved else None,
+    )
+    if saved:
+        model = open_adapter(model, saved)
+    encoder = TextEncoder(load_tokenizer(with_tokenizer))
+    over = f" with the adapter {adapter or path}" if saved else ""
+    return OpenModel(
+        model=model,
+        tokenizer=encoder.tokenizer,
+        encoder=encoder,
+        template=make_template(tokens.template.value, encoder, tokens.stop.value),
+        bos_id=tokens.bos_id if tokens.bos.value else None,
+        pad_id=tokens.pad_id,
+        positions=facts.max_positions,
+        context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
+        described=f"{path if not saved or adapter else saved.base}{over}, {dtype} on {machine.kind}, "
+        f"template {tokens.template.value} ({tokens.template.reason})",
+    )
+
+
+def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
+    """The token ids that ask for the next answer. Raises InputError where the template cannot lay the turns out."""
+    try:
+        return prompt_ids(Conversation(tuple(turns)), opened.template, opened.encoder, opened.bos_id)
+    except RowFault as fault:
+        raise InputError(Fault("prompt", fault.what, fault.fix)) from None
+
+
+def raw_ids(opened: OpenModel, text: str) -> list[int]:
+    """The text to be continued as it is, behind BOS where the model uses one. Control tokens may be spelled out."""
+    (ids,) = opened.encoder.encode([Piece(text, literal=False, opening=True)])
+    return ids if opened.bos_id is None or ids[:1] == [opened.bos_id] else [opened.bos_id, *ids]
+
+
+def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | None, usual: int = 256) -> int:
+    """How many new tokens: `wanted`, or up to `usual` that fit. Raises InputError where they do not fit."""
+    longest = max(map(len, prompts))
+    free = opened.positions - longest
+    if free < (wanted or 1):
+        what = f"{longest} tokens and {wanted or 1} new ones are more than the model's {opened.positions} positions"
+        raise InputError(Fault("prompt", what, "shorten it, or lower --max-new-tokens"))
+    return wanted or min(usual, free)
+
+
+def _find(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
+    """The folder of the model, and the adapter over it."""
+    folder = resolve_folder(path, None, weights=True)
+    if adapter is not None:
+        over = resolve_folder(adapter, None, weights=True)
+        if not is_adapter(over):
+            raise InputError(Fault(adapter, "is no adapter: it has no adapter_config.json", "name it as the model"))
+        return folder, read_adapter(over)
+    if not is_adapter(folder):
+        return folder, None
+    saved = read_adapter(folder)
+    try:
+        if not saved.base:
+            raise InputError("it is not recorded")
+        return resolve_folder(saved.base, saved.revision, weights=True), saved
+    except SurefootError as error:
+        what = f"its base model {saved.base} cannot be opened: {error.faults[0]}"
+        fault = Fault(str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}")
+        raise type(error)(fault) from error
+
+
+def _saved_plan(folder: Path) -> RunPlan | None:
+    """The plan of the run that wrote this folder; a checkpoint's stands beside it."""
+    for place in (folder, folder.resolve().parent) if folder.name.startswith("checkpoint-") else (folder,):
+        if (place / "plan.json").is_file():
+            return plan_from_json(read_json(place / "plan.json").get("plan", {}))
+    return None
+
+
+def _plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
+    config = RunConfig(stage="sft", model=ModelConfig(path=path), data=DataConfig(train="none"), output="none")
+    notes = Notes()
+    tokens = plan_tokenizer(config, facts, read_tokenizer_facts(folder), notes)
+    if notes.faults:
+        raise InputError(notes.faults)
+    return tokens
+
+
+def _dtype(stored: DType, machine: Hardware) -> DType:
+    """As stored, where this machine computes in it; fp32 is right everywhere."""
+    fast = {"fp32": True, "bf16": machine.bf16, "fp16": machine.fp16 and machine.kind != "cpu"}
+    return stored if fast[stored] else "fp32"
