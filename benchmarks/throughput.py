@@ -33,12 +33,11 @@ from transformers import (
 )
 
 from surefoot.config.load import load_config
-from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples
-from surefoot.objectives.sft import sft_loss
+from surefoot.models.load import load_tokenizer
 from surefoot.stages.planned import make_plan
 from surefoot.stages.setup import set_up
-from surefoot.stages.sft import prepare_sft
+from surefoot.stages.sft import sft_stage
 from surefoot.training.step import train_step
 
 WARM_UP = 2  # steps of each turn that are not counted
@@ -54,9 +53,7 @@ def build_base(folder: Path, texts: list[str], layers: int, hidden: int) -> None
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False)
-    )
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False))
     bpe.add_special_tokens(["<s>", "</s>", "<pad>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     tokenizer.save_pretrained(folder)
@@ -74,3 +71,169 @@ def build_base(folder: Path, texts: list[str], layers: int, hidden: int) -> None
         pad_token_id=tokenizer.pad_token_id,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+class StepClock(TrainerCallback):
+    """Seconds and loss of every optimizer step of HF's Trainer."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+        self._started = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds.append(time.perf_counter() - self._started)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            self.losses.append(logs["loss"])
+
+
+class InOrder(Trainer):
+    """Examples in the order given, so that both sides see the same ones at the same step."""
+
+    def _get_train_sampler(self, train_dataset=None):
+        return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
+
+
+def theirs(base: Path, rows: list[dict], config, precision: str, folder: Path):
+    """A Trainer over `rows`, ready to train; a fresh model each turn."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=DTYPE[precision], attn_implementation="sdpa")
+    if config.adapter:
+        torch.manual_seed(config.seed)
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                r=config.adapter.rank,
+                lora_alpha=int(config.adapter.alpha),
+                target_modules="all-linear",
+                use_dora=config.adapter.kind == "dora",
+                task_type="CAUSAL_LM",
+            ),
+        )
+    clock = StepClock()
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=config.batch.size,
+        max_steps=len(rows) // config.batch.size,
+        learning_rate=config.optim.lr,
+        lr_scheduler_type="constant",
+        max_grad_norm=config.optim.max_grad_norm,
+        bf16=precision == "bf16",
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        seed=config.seed,
+        remove_unused_columns=False,
+        gradient_checkpointing=False,
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
+    trainer = InOrder(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, padding=True),
+        callbacks=[clock],
+    )
+    return trainer, clock
+
+
+def ours(config, plan, base: Path, tokenizer, stage, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds and losses of `steps` optimizer steps, batches included; a fresh model each turn."""
+    setup = set_up(config, plan, base, tokenizer, None)
+    seconds, losses = [], []
+    for step in range(1, steps + 1):
+        started = time.perf_counter()
+        batches = stage.step_batches(step)
+        report = train_step(
+            setup.engine,
+            stage.objective,
+            batches,
+            step=step,
+            lr=config.optim.lr,
+            scale=None,
+            settings=setup.settings,
+        )
+        seconds.append(time.perf_counter() - started)
+        losses.append(report.loss)
+    return seconds, losses
+
+
+def examples_in_order(config, stage, steps: int) -> tuple[list[dict], int]:
+    """The examples of our first steps as rows for HF's collator, and their real tokens from step WARM_UP on."""
+    rows, tokens = [], 0
+    for step in range(1, steps + 1):
+        _, indices = step_examples(config.seed, step - 1, len(stage.data.train), config.batch.size)
+        for index in indices:
+            example = stage.data.train[int(index)]
+            labels = example.ids.copy()
+            labels[~example.supervised] = -100
+            rows.append({"input_ids": example.ids.tolist(), "labels": labels.tolist()})
+            tokens += len(example.ids) if step > WARM_UP else 0
+    return rows, tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/instruct/alpaca_en_demo.json"))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--precision", choices=sorted(PARITY), default="bf16")
+    parser.add_argument("--adapter", choices=["lora", "dora", "full"], default="lora")
+    options = parser.parse_args()
+    if not options.data.is_file():
+        sys.exit(f"{options.data}: no such file; name an alpaca .json with --data")
+    texts = [" ".join(str(v) for v in row.values()) for row in json.loads(options.data.read_text(encoding="utf-8"))]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        build_base(folder / "base", texts, options.layers, options.hidden)
+        compare(options, folder)
+
+
+def compare(options: argparse.Namespace, folder: Path) -> None:
+    base = folder / "base"
+    (folder / "run.yaml").write_text(
+        f"stage: sft\nmodel: {base}\noutput: {folder / 'run'}\nprecision: {options.precision}\nattention: sdpa\n"
+        f"data: {{train: {options.data}, max_length: 512, template: alpaca}}\n"
+        f"batch: {{size: {options.batch}}}\noptim: {{lr: 2e-4, schedule: constant, warmup: 0.0}}\n"
+        + ("" if options.adapter == "full" else f"adapter: {{kind: {options.adapter}, rank: 32, alpha: 64}}\n")
+    )
+    config = load_config(folder / "run.yaml").config
+    tokenizer = load_tokenizer(base)
+    plan = make_plan(config)
+    stage = sft_stage(config, plan, tokenizer)
+    rows, tokens = examples_in_order(config, stage, options.steps)
+    ratios, peer_rates, our_rates = [], [], []
+    for turn in range(options.turns):
+        trainer, clock = theirs(base, rows, config, options.precision, folder / "peer")
+        trainer.train()
+        seconds, losses = ours(config, plan, base, tokenizer, stage, options.steps)
+        worst = max(abs(a - b) for a, b in zip(losses, clock.losses, strict=True))
+        if worst > PARITY[options.precision]:
+            sys.exit(f"no parity, so no times: losses differ by up to {worst:.3g}\n{losses}\n{clock.losses}")
+        peer, own = sum(clock.seconds[WARM_UP:]), sum(seconds[WARM_UP:])
+        peer_rates.append(tokens / peer)
+        our_rates.append(tokens / own)
+        ratios.append(peer / own)
+        print(
+            f"turn {turn + 1}: losses agree to {worst:.1e}; HF + PEFT {tokens / peer:,.0f} tok/s, "
+            f"surefoot {tokens / own:,.0f} tok/s, ratio {peer / own:.2f}",
+            flush=True,
+        )
+    print(
+        f"{options.adapter} {options.precision}, {options.layers} x {options.hidden}, batch {options.batch}: median "
+        f"{statistics.median(peer_rates):,.0f} -> {statistics.median(our_rates):,.0f} real tokens/s, "
+        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from surefoot.cli.options import config_arguments, load_or_exit
 
 @click.command()
 @config_arguments
-@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies; start where there is none.")
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
 def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: bool, dry_run: bool) -> int:

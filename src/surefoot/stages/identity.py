@@ -13,6 +13,7 @@ from typing import Any
 from surefoot import hardware
 from surefoot.config.load import dump_config
 from surefoot.config.schema import RunConfig
+from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, IntegrityError
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.run_folder import saved_identity
@@ -26,14 +27,12 @@ _MUST_MATCH = {
 }
 
 
-def run_identity(
-    config: RunConfig, plan: RunPlan, base: Path, data_sha256: dict[str, str], tokenizer_digest: str
-) -> dict[str, Any]:
-    """JSON-able; goes into every manifest. data_sha256: "train", "eval" -> hash of the file."""
+def run_identity(config: RunConfig, plan: RunPlan, base: Path, data: PreparedData) -> dict[str, Any]:
+    """JSON-able; goes into every manifest."""
     return {
         "config": hashlib.sha256(dump_config(config).encode()).hexdigest(),
-        "data": data_sha256,
-        "tokenizer": tokenizer_digest,
+        "data": data.audit.source.sha256,
+        "tokenizer": data.tokenizer_sha256,
         "base": base_fingerprint(base),
         "versions": hardware.versions(),
         "threads": plan.threads.value,

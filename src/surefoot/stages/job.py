@@ -80,7 +80,8 @@ def make_job(
                     setup.model,
                     tokenizer,
                     stage.data.eval,
-                    plan,
+                    stop_ids=stage.data.template.stop_ids,
+                    pad_id=plan.tokenizer.pad_id,
                     count=config.samples.count,
                     max_new_tokens=config.samples.max_new_tokens,
                 )

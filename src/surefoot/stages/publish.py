@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from surefoot import durable
 from surefoot.config.schema import RunConfig
+from surefoot.data.order import steps_per_epoch
+from surefoot.data.prepare import PreparedData
 from surefoot.errors import IntegrityError
-from surefoot.report.card import CardFacts, DataFile, model_card
+from surefoot.planning.plan import RunPlan
+from surefoot.report.card import model_card
 from surefoot.report.plots import draw_curves
 from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.report.rows import Row, is_eval_row
+from surefoot.stages.card_facts import card_facts
 from surefoot.stages.timetable import Timetable
 from surefoot.training.checkpoint import MANIFEST, OPTIMIZER, STATE, manifest, read_manifest
 from surefoot.training.report import EvalReport
@@ -46,17 +52,18 @@ def is_published(run: Path, step: int) -> bool:
 
 def publish(
     config: RunConfig,
+    plan: RunPlan,
     run: Path,
     state: RunState,
     *,
     rows: Sequence[Row],
     timetable: Timetable,
-    examples: int,
-    card: Mapping[str, Any],
+    data: PreparedData,
+    tokenizer: PreTrainedTokenizerBase,
     identity: Mapping[str, Any],
-    more: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any],
 ) -> Published:
-    """card: fields of CardFacts that only the wiring knows. examples: seen in training, over all sessions."""
+    """more: figures that go into all_results.json besides the usual ones."""
     best = state.best if config.checkpoint.best == "loss" else None
     step = best.step if best else state.step
     names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
@@ -67,7 +74,7 @@ def publish(
             rows,
             steps=state.step,
             epoch=timetable.epoch(state.step),
-            examples=examples,
+            examples=_examples_seen(state.step, plan.batch.size.value, len(data.train)),
             tokens=state.tokens,
             supervised=state.supervised,
             skipped=state.guard.skipped,
@@ -78,11 +85,18 @@ def publish(
         more,
     )
     plots, cautions = draw_curves(run, rows, run.name)
-    facts = CardFacts(**card, results=results, plots=tuple(plots))
-    durable.write_text(run / "README.md", model_card(facts))
-    paths = [run / name for name in (*names, "config.yaml", "plan.json", "data.json", "all_results.json", "README.md")]
+    card = card_facts(config, plan, run.name, data, tokenizer, results, plots)
+    durable.write_text(run / "README.md", model_card(card))
+    listed = (*names, "config.yaml", "plan.json", "environment.json", "data.json", "all_results.json", "README.md")
+    paths = [run / name for name in (*listed, *plots)]
     durable.write_json(run / MANIFEST, manifest(run, paths, state.step, {**identity, "published_step": step}))
     return Published(results, step, tuple(cautions))
+
+
+def _examples_seen(steps: int, size: int, count: int) -> int:
+    """With repetitions; the last batch of an epoch may be short."""
+    epochs, rest = divmod(steps, steps_per_epoch(count, size))
+    return epochs * count + min(rest * size, count)
 
 
 def _take_model(run: Path, chosen: Path, last: Path) -> list[str]:
@@ -106,16 +120,3 @@ def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
                 row["eval_runtime"],
             )
     return None
-
-
-def data_file(role: str, facts: Mapping[str, Any]) -> DataFile:
-    """The card's line about one file, from what data.json says of it."""
-    return DataFile(
-        role,
-        Path(facts["file"]).name,
-        facts["sha256"],
-        facts["records"],
-        facts["examples"],
-        facts["tokens"],
-        facts["supervised"],
-    )

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot import hardware
 from surefoot.config.schema import RunConfig
 from surefoot.errors import STOPPED_EXIT_CODE
 from surefoot.models.attention import verify_attention
 from surefoot.models.hub import resolve_folder
-from surefoot.models.load import load_tokenizer
+from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import RunPlan
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
@@ -33,8 +32,8 @@ from surefoot.stages.planned import make_plan
 from surefoot.stages.publish import is_published, publish
 from surefoot.stages.records import write_records
 from surefoot.stages.run_folder import Claim, Mode, claim, occupy
-from surefoot.stages.setup import Setup, set_up
-from surefoot.stages.sft import Stage, sft_stage
+from surefoot.stages.setup import Setup, planned_tokenizer, set_up
+from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.training.checkpoint import load_state
 from surefoot.training.interrupt import StopRequest
@@ -91,12 +90,14 @@ def prepare(config: RunConfig, mode: Mode, console: Console) -> Prepared:
     """Claim, plan, read the data; show each. Every refusal that needs no weights happens here."""
     found = claim(config, mode)
     _say_what_was_found(console, found)
-    plan = _plan(config, found)
-    console.show(plan_table(plan))
+    draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
-    tokenizer = load_tokenizer(base)
-    stage = sft_stage(config, plan, tokenizer)
-    console.show(audit_report(stage.data))
+    tokenizer = planned_tokenizer(base, draft.tokenizer)
+    data = prepare_sft(config, draft.tokenizer, tokenizer)
+    plan = _plan(config, found, length_facts(data.train))
+    console.show(plan_table(plan))
+    console.show(audit_report(data))
+    stage = sft_stage(config, plan, data)
     timetable = make_timetable(
         config.duration, config.eval_every, config.checkpoint.every, stage.steps_per_epoch, stage.step_tokens
     )
@@ -118,11 +119,13 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
         console.say(f"no checkpoint in {found.folder}: starting at step 0")
 
 
-def _plan(config: RunConfig, found: Claim) -> RunPlan:
-    """A resumed run keeps its plan; where a key that may change did, the plan is made anew from the old measurements."""
+def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
+    """A resumed run keeps its plan; where a key that may change did, it is made anew from the old measurements."""
     if found.plan is None:
-        return make_plan(config)
-    return make_plan(config, measurements=found.plan.measurements) if found.changes else found.plan
+        return make_plan(config, lengths=lengths)
+    if found.changes:
+        return make_plan(config, lengths=lengths, measurements=found.plan.measurements)
+    return found.plan
 
 
 def _is_done(run: Prepared) -> bool:
@@ -151,9 +154,7 @@ def _train_and_publish(
 ) -> int:
     config, folder = run.config, run.found.folder
     with open_observer(config, folder, setup, run.timetable, console) as observer, StopRequest() as stop:
-        job = make_job(
-            config, run.plan, folder, run.stage, setup, run.timetable, run.identity, run.tokenizer, observer
-        )
+        job = make_job(config, run.plan, folder, run.stage, setup, run.timetable, run.identity, run.tokenizer, observer)
         outcome = train(job, setup.state, observer, stop)
     if outcome.reason == "interrupted":
         command = footer.resume_command(typed)
@@ -169,7 +170,8 @@ def _train_and_publish(
         outcome.state,
         rows=observer.rows,
         timetable=run.timetable,
-        data=audit_to_json(run.stage.data),
+        data=run.stage.data,
+        tokenizer=run.tokenizer,
         identity=run.identity,
         more=more,
     )

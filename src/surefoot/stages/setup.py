@@ -16,15 +16,16 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.errors import Fault, InputError
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.forward import causal_model
-from surefoot.models.load import load_model
+from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.verify import verify_head, verify_model
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import adamw, load_optimizer_tensors, trainable_parameters
@@ -44,6 +45,23 @@ class Setup:
     state: RunState
     write_model: Callable[[Path], None]
     verified: dict[str, Any]
+
+
+def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenizerBase:
+    """The tokenizer with the planned PAD, so that whoever loads the run pads as the run did.
+
+    A PAD without a token of its own (a spare or an added row) becomes one: its id is the next free one.
+    """
+    tokenizer = load_tokenizer(folder)
+    pad = tokens.pad_token.value
+    if tokenizer.convert_tokens_to_ids(pad) == tokens.pad_id:
+        tokenizer.pad_token = pad
+    else:
+        tokenizer.add_special_tokens({"pad_token": pad})
+    if tokenizer.pad_token_id != tokens.pad_id:
+        what = f"planned PAD {pad} as id {tokens.pad_id}, but the tokenizer gives it {tokenizer.pad_token_id}"
+        raise InputError(Fault("tokenizer.pad", what, "name an existing special token"))
+    return tokenizer
 
 
 def set_up(
@@ -104,7 +122,12 @@ def _load(
     if plan.adapter is None:
         return model.train()
     adapted = add_adapter(
-        model, plan.adapter, seed=config.seed, base=config.model.path, revision=config.model.revision
+        model,
+        plan.adapter,
+        seed=config.seed,
+        base=config.model.path,
+        revision=config.model.revision,
+        autocast=plan.precision.compute.value != "fp32",
     )
     if checkpoint is not None:
         load_adapter_weights(adapted, checkpoint.folder, save_embedding=tokens.added_rows > 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from torch import nn
@@ -13,14 +12,17 @@ from transformers import PreTrainedTokenizerBase
 from surefoot import hardware
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
-from surefoot.data.cache import TokenisedDataset
+from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.models.generate import generate_answers
 from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+
+_TYPICAL = 90  # percentile: about the longest of the ten or so examples of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,8 @@ class Stage:
     eval_batches: Callable[[], Iterator[Batch]] | None
 
 
-def sft_stage(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Stage:
-    """Read, render, tokenise and audit the data (or find it in the cache). Raises InputError for bad data."""
-    data = prepare_sft(config, plan, tokenizer)
+def sft_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The data under a plan."""
     train, size, micro, pad = data.train, plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
 
     def step_batches(step: int) -> Sequence[Batch]:
@@ -47,7 +48,7 @@ def sft_stage(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBa
 
     def step_tokens(step: int) -> int:
         _, indices = step_examples(config.seed, step - 1, len(train), size)
-        return sum(train.length(int(index)) for index in indices)
+        return int(train.lengths[indices].sum())
 
     evaluation = data.eval
     return Stage(
@@ -60,16 +61,19 @@ def sft_stage(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBa
     )
 
 
-def prepare_sft(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
-    """The data of a config under its plan."""
-    data, tokens = config.data, plan.tokenizer
+def prepare_sft(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
+    """Read, render, tokenise and audit the data, or find it in the cache; of the plan it needs the tokenizer's part
+    alone. Raises InputError for bad data."""
+    data = config.data
     return prepare_data(
-        Path(data.train),
+        data.train,
         data.eval,
         layout=data.format,
         template=tokens.template.value,
+        template_asked=data.template != "auto",
         tokenizer=tokenizer,
         bos_id=tokens.bos_id if tokens.bos.value else None,
+        pad_id=tokens.pad_id,
         stop_ids=tokens.stop.value,
         max_length=data.max_length,
         max_samples=data.max_samples,
@@ -79,9 +83,16 @@ def prepare_sft(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizer
     )
 
 
+def length_facts(train: TokenisedDataset) -> LengthFacts:
+    """What the planner wants to know of the examples before it chooses kernels and micro-batches."""
+    supervised = max(train.supervised(index) / train.length(index) for index in range(len(train)))
+    typical = int(np.percentile(train.lengths, _TYPICAL, method="higher"))
+    return LengthFacts(longest=int(train.lengths.max()), typical=typical, supervised=supervised)
+
+
 def batches_by_length(dataset: TokenisedDataset, rows: int, pad_id: int) -> Iterator[Batch]:
     """The whole data set, longest examples first, so that padding is small and memory runs out at once or never."""
-    order = np.argsort([-dataset.length(index) for index in range(len(dataset))], kind="stable")
+    order = np.argsort(-dataset.lengths, kind="stable")
     for start in range(0, len(order), rows):
         yield from micro_batches(dataset, order[start : start + rows], rows, pad_id)
 
@@ -90,8 +101,9 @@ def sample_answers(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     dataset: TokenisedDataset,
-    plan: RunPlan,
     *,
+    stop_ids: Sequence[int],
+    pad_id: int,
     count: int,
     max_new_tokens: int,
 ) -> list[tuple[str, str]]:
@@ -106,9 +118,7 @@ def sample_answers(
         tokenizer,
         prompts,
         max_new_tokens=max_new_tokens,
-        stop_ids=plan.tokenizer.stop.value,
-        pad_id=plan.tokenizer.pad_id,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
     )
-    return [
-        (str(tokenizer.decode(prompt)), answer.text) for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    return [(str(tokenizer.decode(prompt)), answer.text) for prompt, answer in zip(prompts, answers, strict=True)]
