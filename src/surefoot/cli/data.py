@@ -1,0 +1,63 @@
+"""`surefoot data`: what the model would learn from, before anything is loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from surefoot.cli.options import config_arguments, load_or_exit
+
+if TYPE_CHECKING:
+    from surefoot.config.schema import RunConfig
+    from surefoot.planning.notes import Notes
+    from surefoot.planning.plan import TokenizerPlan
+
+
+@click.command()
+@config_arguments
+@click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON, as data.json holds it.")
+def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show what CONFIG.yaml would train on: counts, what was cut or dropped, and samples with the learned part marked.
+
+    Needs the model's config.json and tokenizer files, no weights and no GPU. The tokenised data stay in the cache,
+    where `surefoot train` finds them.
+    """
+    loaded = load_or_exit(config, overrides)
+
+    from surefoot import hardware
+    from surefoot.models.hub import resolve_folder
+    from surefoot.planning.notes import Notes
+    from surefoot.report.console import open_console
+    from surefoot.report.data_audit import audit_report, audit_to_json
+    from surefoot.stages.setup import planned_tokenizer
+    from surefoot.stages.sft import prepare_sft
+
+    model = loaded.config.model
+    folder, notes = resolve_folder(model.path, model.revision, weights=False), Notes()
+    tokens = _plan_tokens(loaded.config, folder, notes)
+    prepared = prepare_sft(loaded.config, tokens, planned_tokenizer(folder, tokens))
+    if as_json:
+        import json
+
+        click.echo(json.dumps(audit_to_json(prepared), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console.show(audit_report(prepared))
+    for caution in notes.cautions:
+        console.say(f"caution: {caution}", style="yellow")
+
+
+def _plan_tokens(config: RunConfig, folder: Path, notes: Notes) -> TokenizerPlan:
+    """The tokenizer's part of the plan: that of another machine may be looked at here."""
+    from surefoot.errors import InputError
+    from surefoot.families.model_facts import read_model_facts
+    from surefoot.families.tokenizer_facts import read_tokenizer_facts
+    from surefoot.planning.tokenizer import plan_tokenizer
+
+    tokens = plan_tokenizer(config, read_model_facts(folder), read_tokenizer_facts(folder), notes)
+    if notes.faults:
+        raise InputError(notes.faults)
+    return tokens

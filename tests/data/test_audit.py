@@ -1,0 +1,244 @@
+"""The proofs fail for every way to get BOS, PAD or a stop token wrong, and the counts are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from surefoot.data import proofs
+from surefoot.data.audit import Audit, SourceFacts, audit_dataset, cautions
+from surefoot.data.dataset import CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
+from surefoot.data.text_encoder import TextEncoder
+from surefoot.errors import InputError
+
+SOURCE = SourceFacts("d.json", "0" * 64, "alpaca", "it has an output", "llama3", 9, 9, (), (), ())
+
+
+@pytest.fixture
+def encoder(llama3_pad) -> TextEncoder:
+    return TextEncoder(llama3_pad)
+
+
+@pytest.fixture
+def ids(llama3_pad) -> dict[str, int]:
+    names = {
+        "bos": "<|begin_of_text|>",
+        "eos": "<|end_of_text|>",
+        "eot": "<|eot_id|>",
+        "pad": "<|finetune_right_pad_id|>",
+    }
+    return {name: llama3_pad.convert_tokens_to_ids(text) for name, text in names.items()}
+
+
+def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = ()) -> TokenisedDataset:
+    """Each example: its ids, and a mask such as "..##"."""
+    lengths = [len(numbers) for numbers, _ in examples]
+    rows = [(place + 1, 10 * (place + 1), flag) for place, flag in enumerate(flags or (0,) * len(examples))]
+    return TokenisedDataset(
+        ids=np.concatenate([numbers for numbers, _ in examples]).astype(np.uint16),
+        mask=np.array([letter == "#" for _, mask in examples for letter in mask]),
+        offsets=np.cumsum([0, *lengths]),
+        rows=np.array(rows),
+        chosen=np.arange(len(examples)),
+    )
+
+
+def audited(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> Audit:
+    asked = {
+        "bos_id": ids["bos"],
+        "pad_id": ids["pad"],
+        "stop_ids": (ids["eos"], ids["eot"]),
+        "train_on": "responses",
+        **how,
+    }
+    return audit_dataset(data, SOURCE, encoder, **asked)
+
+
+def fault_of(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> str:
+    with pytest.raises(InputError) as caught:
+        audited(data, encoder, ids, **how)
+    return str(caught.value)
+
+
+def test_a_sound_data_set(encoder, ids):
+    data = dataset(
+        ([ids["bos"], 5, 6, 7, ids["eot"]], "...##"),
+        ([ids["bos"], 0, 0, ids["eos"], 9, 8, ids["eot"], 3], "..##.##."),
+        flags=(0, CONTROL_TEXT),
+    )
+    audit = audited(data, encoder, ids)
+    assert (audit.kept, audit.answers, audit.ended) == (2, 3, 3)
+    assert (audit.tokens, audit.supervised_tokens, audit.supervised_share) == (13, 6, 6 / 13)
+    assert (audit.shortest, audit.median, audit.p95, audit.longest) == (5, 5, 5, 8)
+    assert (audit.bos, audit.pad) == ("<|begin_of_text|>", "<|finetune_right_pad_id|>")
+    assert audit.stops == ("<|end_of_text|>", "<|eot_id|>")
+    assert audit.control_text == 1
+    assert audit.duplicates == audit.overlap == audit.truncated == 0
+
+
+# What can be wrong with BOS: the id list of the second example, its mask, and whether BOS is planned.
+WRONG_BOS = {
+    "missing": ("5 6 eot", ".##", True),
+    "twice": ("bos bos 6 eot", "..##", True),
+    "again later": ("bos 6 bos eot", ".###", True),
+    "not first": ("6 bos 7 eot", "..##", True),
+    "not wanted": ("bos 6 7 eot", "..##", False),
+    "not wanted later": ("5 bos 7 eot", "..##", False),
+}
+
+
+def numbers(text: str, ids: dict[str, int]) -> list[int]:
+    return [ids[word] if word in ids else int(word) for word in text.split()]
+
+
+@pytest.mark.parametrize("case", WRONG_BOS)
+def test_bos_must_stand_exactly_where_it_was_planned(encoder, ids, case):
+    text, mask, planned = WRONG_BOS[case]
+    good = "bos 5 eot" if planned else "5 6 eot"
+    data = dataset((numbers(good, ids), "..#"), (numbers(text, ids), mask))
+    message = fault_of(data, encoder, ids, bos_id=ids["bos"] if planned else None)
+    where = "exactly once, at the start" if planned else "nowhere"
+    assert message.startswith(f"d.json:20: row 2: BOS must stand {where}, and here it does not")
+
+
+def test_a_bos_that_also_ends_answers_is_looked_for_at_the_start_only(encoder, ids):
+    both = {"bos_id": ids["eos"], "stop_ids": (ids["eos"],)}
+    audited(dataset((numbers("eos 5 6 eos", ids), "..##")), encoder, ids, **both)
+    assert "BOS must" in fault_of(dataset((numbers("eos eos 6 eos", ids), "..##")), encoder, ids, **both)
+    assert "BOS must" in fault_of(dataset((numbers("5 6 eos", ids), ".##")), encoder, ids, **both)
+
+
+def test_a_tokenizer_without_bos_has_none_to_prove(encoder, ids):
+    encoder.bos_id = None
+    assert audited(dataset((numbers("bos 5 eot", ids), ".##")), encoder, ids, bos_id=None).bos is None
+
+
+def test_pad_that_a_text_contains_is_refused(encoder, ids):
+    """Id 0 is "!" in Llama 3: the classic `pad_token_id = 0`."""
+    data = dataset((numbers("bos 5 eot", ids), ".##"), (numbers("bos 0 7 eot", ids), "..##"))
+    message = fault_of(data, encoder, ids, pad_id=0)
+    assert message == "d.json:20: row 2: PAD is '!' (id 0), which the data contains; choose another tokenizer.pad"
+    assert audited(data, encoder, ids, pad_id=4).pad == "row 4"
+
+
+def test_pad_may_be_a_stop_token(encoder, ids):
+    audit = audited(dataset((numbers("bos 5 eot", ids), ".##")), encoder, ids, pad_id=ids["eot"])
+    assert (audit.answers, audit.ended, audit.pad) == (1, 1, "<|eot_id|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("bos 5 6 eot", "..#."),  # the stop token carries no label
+        ("bos 5 6 7", "..##"),  # there is none
+        ("bos 5 eot 7", "..##"),  # it is not the last label
+        ("bos 5 6 eot 7 8 eot", ".##.#.#"),  # only the second answer ends
+    ],
+)
+def test_an_answer_without_a_learned_stop_is_refused(encoder, ids, text, mask):
+    good = (numbers("bos 5 eot", ids), ".##")
+    message = fault_of(dataset(good, (numbers(text, ids), mask)), encoder, ids)
+    assert message.startswith("d.json:20: row 2: an answer does not end with a supervised stop token")
+
+
+def test_a_cut_answer_may_lack_its_stop_and_is_counted(encoder, ids):
+    data = dataset(
+        (numbers("bos 5 6 7", ids), ".###"), (numbers("bos 5 eot", ids), ".##"), flags=(TRUNCATED | STOP_LOST, 0)
+    )
+    audit = audited(data, encoder, ids)
+    assert (audit.truncated, audit.stop_lost, audit.answers, audit.ended) == (1, 1, 2, 1)
+
+
+def test_learning_everything_needs_a_stop_somewhere(encoder, ids):
+    mode = {"train_on": "everything"}
+    audited(dataset((numbers("bos 5 eot 7", ids), ".###")), encoder, ids, **mode)
+    assert "an answer does not" in fault_of(dataset((numbers("bos 5 6 7", ids), ".###")), encoder, ids, **mode)
+
+
+def test_parts_do_not_change_what_is_found(encoder, ids, monkeypatch):
+    good = (numbers("bos 5 eot", ids), ".##")
+    data = dataset(*[good] * 7, (numbers("bos 5 6", ids), ".##"))
+    for chunk in (1, 2, 3, 100):
+        monkeypatch.setattr(proofs, "_CHUNK", chunk)
+        assert fault_of(data, encoder, ids).startswith("d.json:80: row 8: ")
+        assert audited(data.subset(range(7)), encoder, ids).answers == 7
+
+
+def test_copies_and_overlap_are_counted(encoder, ids):
+    one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
+    relabelled = (one[0], "..#")
+    train = dataset(one, other, one, one)
+    audit = audited(dataset(one, relabelled, other), encoder, ids, training=train)
+    assert (audit.overlap, audit.duplicates) == (2, 0)
+    assert audited(train, encoder, ids).duplicates == 2
+
+
+def test_samples_are_first_middle_last_with_their_labels(encoder, ids):
+    good = (numbers("bos 5 6 eot", ids), "..##")
+    samples = audited(dataset(*[good] * 5), encoder, ids).samples
+    assert [(sample.number, sample.line, sample.tokens) for sample in samples] == [(1, 10, 4), (3, 30, 4), (5, 50, 4)]
+    parts = [(part.text, part.supervised, part.control) for part in samples[0].parts]
+    assert parts == [
+        ("<|begin_of_text|>", False, True),
+        ("&", False, False),
+        ("'", True, False),
+        ("<|eot_id|>", True, True),
+    ]
+    assert len(audited(dataset(good), encoder, ids).samples) == 1
+
+
+def test_cautions_are_sentences_with_numbers(encoder, ids):
+    good = (numbers("bos 5 6 eot", ids), "..##")
+    flags = (TRUNCATED | PROMPT_LOST, TRUNCATED | STOP_LOST, CONTROL_TEXT, 0)
+    data = dataset(good, good, good, (numbers("bos 7 eot", ids), "..#"), flags=flags)
+    facts = SourceFacts(
+        "d.json", "", "alpaca", "", "llama3", 9, 9, tuple((n, 10 * n) for n in range(5, 10)), ("answer",), ("a note",)
+    )
+    audit = audit_dataset(
+        data,
+        facts,
+        encoder,
+        bos_id=ids["bos"],
+        pad_id=ids["pad"],
+        stop_ids=(ids["eot"],),
+        train_on="responses",
+        training=data,
+    )
+    assert cautions(audit) == (
+        "a note",
+        "fields that nothing reads: answer",
+        "5 rows dropped: no label fits into max_length (lines 50, 60, 70 …)",
+        "2 of 4 examples are longer than max_length and were cut: "
+        "1 lost all of the prompt's text, 1 the end of the answer",
+        "1 examples spell out control tokens; they are encoded as plain text",
+        "2 examples are exact copies of others",
+        "4 of 4 evaluation examples are in the training data as well",
+    )
+
+
+def test_few_cuts_are_no_caution(encoder, ids):
+    good = (numbers("bos 5 6 eot", ids), "..##")
+    data = dataset(
+        *[(numbers(f"bos {n} eot", ids), "..#") for n in range(1, 100)], good, flags=(TRUNCATED,) + (0,) * 99
+    )
+    assert cautions(audited(data, encoder, ids)) == ()
+
+
+# --- the checks above have teeth: without a proof its wrong data passes -----------------------------------------------
+
+
+@pytest.mark.parametrize("case", WRONG_BOS)
+def test_twin_without_the_bos_proof(encoder, ids, monkeypatch, case):
+    monkeypatch.setattr(proofs, "_prove_bos", lambda *arguments: None)
+    text, mask, planned = WRONG_BOS[case]
+    audited(dataset((numbers(text, ids), mask)), encoder, ids, bos_id=ids["bos"] if planned else None)
+
+
+def test_twin_without_the_pad_proof(encoder, ids, monkeypatch):
+    monkeypatch.setattr(proofs, "_prove_pad", lambda *arguments: None)
+    audited(dataset((numbers("bos 0 7 eot", ids), "..##")), encoder, ids, pad_id=0)
+
+
+def test_twin_without_the_stop_proof(encoder, ids, monkeypatch):
+    monkeypatch.setattr(proofs, "_prove_ends", lambda *arguments: np.ones(1, dtype=bool))
+    audited(dataset((numbers("bos 5 6 eot", ids), "..#.")), encoder, ids)

@@ -1,0 +1,161 @@
+"""The cache gives back what was put in, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot import durable
+from surefoot.data import cache
+from surefoot.data.cache import cache_key, open_cache, write_cache
+from surefoot.data.dataset import CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED
+from surefoot.data.encode import Encoded
+from surefoot.data.loader import micro_batches
+from surefoot.errors import EnvironmentFault
+
+RECORD = {"layout": "alpaca", "dropped": [[3, 9]], "rows": 4}
+
+
+def example(number: int, *ids: int, learned: int = 1, **cut: bool) -> Encoded:
+    mask = np.arange(len(ids)) >= len(ids) - learned
+    facts = {"truncated": False, "prompt_lost": False, "stop_lost": False, "control_texts": 0, **cut}
+    return Encoded(np.array(ids, dtype=np.uint32), mask, number, 10 * number, **facts)
+
+
+EXAMPLES = [
+    example(1, 5, 6, 7),
+    example(2, 65_535, 0, learned=2, truncated=True, stop_lost=True),
+    example(4, *range(1, 9), learned=5, truncated=True, prompt_lost=True, control_texts=3),
+]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    write_cache(tmp_path / "cache" / "key", EXAMPLES, RECORD, vocabulary=65_536)
+    return tmp_path / "cache" / "key"
+
+
+def test_what_was_written_comes_back(folder):
+    found = open_cache(folder)
+    assert found is not None
+    dataset, record = found
+    assert record == RECORD
+    assert len(dataset) == 3
+    for index, one in enumerate(EXAMPLES):
+        read = dataset[index]
+        assert read.ids.tolist() == one.ids.tolist()
+        assert read.supervised.tolist() == one.supervised.tolist()
+        assert (read.number, dataset.line(index)) == (one.number, one.line)
+        assert dataset.length(index) == len(one.ids)
+        assert dataset.supervised(index) == one.supervised.sum()
+    assert dataset.lengths.tolist() == [3, 2, 8]
+    assert dataset.flags().tolist() == [0, TRUNCATED | STOP_LOST, TRUNCATED | PROMPT_LOST | CONTROL_TEXT]
+    assert isinstance(dataset.ids, np.memmap)
+
+
+@pytest.mark.parametrize(("vocabulary", "width"), [(65_536, np.uint16), (65_537, np.uint32)])
+def test_ids_take_the_least_room(tmp_path, vocabulary, width):
+    write_cache(tmp_path / "a", EXAMPLES, RECORD, vocabulary)
+    found = open_cache(tmp_path / "a")
+    assert found is not None
+    assert found[0].ids.dtype == width
+
+
+def test_a_subset_is_a_view_in_its_own_order(folder):
+    found = open_cache(folder)
+    assert found is not None
+    part = found[0].subset([2, 0]).subset([1])
+    assert len(part) == 1
+    assert part[0].ids.tolist() == [5, 6, 7]
+    assert part.lengths.tolist() == [3]
+    assert part.ids is found[0].ids
+
+
+def test_every_flipped_byte_and_every_cut_is_seen(folder):
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        for place in range(0, len(whole), 7):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x20]) + whole[place + 1 :])
+            assert open_cache(folder) is None, (path.name, place)
+        path.write_bytes(whole[:-1])
+        assert open_cache(folder) is None or path.name == "meta.json"  # its last byte is a line end
+        path.unlink()
+        assert open_cache(folder) is None
+        path.write_bytes(whole)
+    assert open_cache(folder) is not None
+
+
+def test_a_damaged_cache_is_written_anew(folder):
+    (folder / "ids.npy").write_bytes(b"")
+    assert open_cache(folder) is None
+    write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
+    assert open_cache(folder) is not None
+    assert [path.name for path in folder.parent.iterdir()] == ["key"]
+
+
+def test_the_key_depends_on_every_part(monkeypatch):
+    parts = {"file": "ab", "max_length": 8, "bos": None, "train_on": "last"}
+    changed = [{**parts, name: "other"} for name in parts]
+    keys = {cache_key(parts), *(cache_key(one) for one in changed)}
+    assert cache_key(dict(reversed(parts.items()))) == cache_key(parts)
+    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    assert len({*keys, cache_key(parts)}) == 6
+
+
+def test_two_processes_may_write_the_same(folder, monkeypatch):
+    """The other one was first: its folder appears between our look and our rename."""
+    monkeypatch.setattr(cache.shutil, "rmtree", lambda *arguments, **how: None)
+    write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
+    assert open_cache(folder) is not None
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*arguments, **how):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(EnvironmentFault, match="No space left") as caught:
+        write_cache(tmp_path / "key", EXAMPLES, RECORD, vocabulary=9)
+    assert str(tmp_path / "key") in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_twin_without_hashes_believes_a_flipped_bit(folder, monkeypatch):
+    hashes = {path.name: durable.sha256_file(path) for path in folder.iterdir()}
+    monkeypatch.setattr(durable, "sha256_file", lambda path: hashes[path.name])
+    data = bytearray((folder / "ids.npy").read_bytes())
+    data[-1] ^= 1
+    (folder / "ids.npy").write_bytes(bytes(data))
+    assert open_cache(folder) is not None
+
+
+def test_meta_is_plain_json(folder):
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    assert sorted(meta["files"]) == ["ids.npy", "mask.npy", "offsets.npy", "rows.npy"]
+
+
+# --- the loader ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 7])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_micro_batches_hold_the_step_whatever_their_size(folder, micro, side):
+    found = open_cache(folder)
+    assert found is not None
+    batches = micro_batches(found[0], np.array([0, 2, 1, 2]), micro, pad_id=0, side=side)
+    assert [len(batch.examples) for batch in batches[:-1]] == [micro] * (len(batches) - 1)
+    assert [number for batch in batches for number in batch.examples] == [4, 4, 1, 2]  # longest first, ties in order
+    assert sum(batch.weight for batch in batches) == 5 + 5 + 1 + 1  # the first token of an example is never a target
+    assert sum(batch.tokens for batch in batches) == 8 + 8 + 3 + 2
+
+
+def test_twin_without_sorting_pads_more(folder):
+    found = open_cache(folder)
+    assert found is not None
+    sizes = [batch.input_ids.numel() for batch in micro_batches(found[0], [0, 2, 1, 2], 2, pad_id=0)]
+    unsorted = [batch.input_ids.numel() for pair in ([0, 2], [1, 2]) for batch in micro_batches(found[0], pair, 2, 0)]
+    assert sum(sizes) == 22
+    assert sum(unsorted) == 32

@@ -1,0 +1,115 @@
+"""Which examples a step sees follows from seed and step alone, on every machine and in every release."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surefoot.data import order
+from surefoot.data.order import epoch_order, step_examples, steps_per_epoch
+from surefoot.data.split import split
+from surefoot.errors import InputError
+
+
+def philox_words(key: tuple[int, int], counter: int) -> list[int]:
+    """Philox4x64-10 (Salmon et al., 2011) by hand: the four words of one block."""
+    mask = 2**64 - 1
+    c, k = [counter & mask, counter >> 64 & mask, 0, 0], list(key)
+    for _ in range(10):
+        low0, low1 = 0xD2E7470EE14C6C93 * c[0], 0xCA5A826395121157 * c[2]
+        c = [(low1 >> 64) ^ c[1] ^ k[0], low1 & mask, (low0 >> 64) ^ c[3] ^ k[1], low0 & mask]
+        k = [(k[0] + 0x9E3779B97F4A7C15) & mask, (k[1] + 0xBB67AE8584CAA73B) & mask]
+    return c
+
+
+def test_the_order_is_that_of_philox_words_by_hand():
+    key = np.random.SeedSequence(42, spawn_key=(0, 3)).generate_state(2, np.uint64).tolist()
+    words = [word for block in range(1, 4) for word in philox_words((key[0], key[1]), block)]
+    assert epoch_order(42, 3, 12).tolist() == sorted(range(12), key=lambda place: words[place])
+
+
+def test_stored_orders_stay():
+    """These numbers must never change: they are the order of runs that may be resumed years later."""
+    assert epoch_order(42, 0, 10).tolist() == [2, 3, 5, 9, 0, 1, 6, 7, 8, 4]
+    assert epoch_order(42, 1, 10).tolist() == [0, 8, 2, 5, 3, 4, 1, 6, 9, 7]
+    assert epoch_order(2**32 - 1, 10**6, 5).tolist() == [2, 4, 3, 1, 0]
+    assert split(10, 3, seed=42)[1].tolist() == [2, 5, 9]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 5), st.integers(1, 200), st.integers(1, 40))
+def test_an_epoch_holds_every_example_once(seed, epoch, count, batch):
+    steps = steps_per_epoch(count, batch)
+    seen = [step_examples(seed, epoch * steps + step, count, batch) for step in range(steps)]
+    assert {found for found, _ in seen} == {epoch}
+    assert [len(indices) for _, indices in seen] == [batch] * (count // batch) + [count % batch] * (count % batch > 0)
+    assert np.concatenate([indices for _, indices in seen]).tolist() == epoch_order(seed, epoch, count).tolist()
+    assert sorted(epoch_order(seed, epoch, count)) == list(range(count))
+
+
+def test_epochs_and_seeds_differ():
+    orders = {tuple(epoch_order(seed, epoch, 50)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+    assert tuple(order.permutation(1, (order.HELD_OUT,), 50)) not in orders
+
+
+def test_a_step_needs_no_step_before_it():
+    order.permutation.cache_clear()
+    late = step_examples(7, 23, 11, 4)
+    order.permutation.cache_clear()
+    walked = [step_examples(7, step, 11, 4) for step in range(24)][23]
+    assert (late[0], late[1].tolist()) == (walked[0], walked[1].tolist()) == (7, late[1].tolist())
+
+
+def test_another_process_gets_the_same():
+    code = "from surefoot.data.order import epoch_order; print(epoch_order(5, 2, 40).tolist())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == str(epoch_order(5, 2, 40).tolist())
+
+
+def test_nobody_can_disturb_the_order():
+    with pytest.raises(ValueError, match="read-only"):
+        epoch_order(1, 0, 5)[0] = 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 300), st.integers(0, 9), st.data())
+def test_a_split_is_a_partition(count, seed, data):
+    held_out = data.draw(st.integers(1, count - 1) | st.floats(0.001, 0.4))
+    train, evaluation = split(count, held_out, seed)
+    assert sorted([*train, *evaluation]) == list(range(count))
+    assert list(train) == sorted(train)
+    assert list(evaluation) == sorted(evaluation)
+    assert len(evaluation) == (held_out if isinstance(held_out, int) else max(1, round(held_out * count)))
+    assert split(count, held_out, seed)[1].tolist() == evaluation.tolist()
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(10, 10), (10, 1000), (1, 0.5), (3, 0.99)])
+def test_a_split_that_leaves_nothing_is_refused(count, held_out):
+    with pytest.raises(InputError) as caught:
+        split(count, held_out, 0)
+    assert str(caught.value).startswith(f"data.eval: {held_out} holds out ")
+    assert "none to train on" in str(caught.value)
+
+
+# --- the checks above have teeth -------------------------------------------------------------------------------------
+
+
+def test_twin_with_one_order_for_all_epochs(monkeypatch):
+    honest = order.permutation
+    monkeypatch.setattr(order, "permutation", lambda seed, stream, count: honest(seed, stream[:1], count))
+    with pytest.raises(AssertionError):
+        test_epochs_and_seeds_differ()
+
+
+def test_twin_with_another_generator_is_seen(monkeypatch):
+    monkeypatch.setattr(
+        order, "permutation", lambda seed, stream, count: np.random.default_rng((seed, *stream)).permutation(count)
+    )
+    with pytest.raises(AssertionError):
+        test_stored_orders_stay()

@@ -1,0 +1,262 @@
+"""From files to data sets: once, then from the cache; a split only when asked; faults by file and key."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot.data import encode, prepare
+from surefoot.data.formats import Conversation, Turn
+from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.data.segments import prompt_ids
+from surefoot.data.text_encoder import TextEncoder
+from surefoot.errors import InputError
+
+ALPACA_DEMO = Path(__file__).parents[3] / "shared/data/instruct/alpaca_en_demo.json"
+
+
+def records(count: int, start: int = 0) -> list[dict[str, str]]:
+    return [
+        {"instruction": f"Add {n} and 1!", "input": "", "output": f"It is {n + 1}."}
+        for n in range(start, start + count)
+    ]
+
+
+def write(path: Path, values: list) -> Path:
+    text = json.dumps(values) if path.suffix == ".json" else "".join(json.dumps(value) + "\n" for value in values)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return write(tmp_path / "train.jsonl", records(20))
+
+
+@pytest.fixture
+def run(llama3, tmp_path):
+    def call(train, evaluation="none", **how) -> PreparedData:
+        asked = {
+            "layout": "auto",
+            "template": "tokenizer",
+            "template_asked": False,
+            "tokenizer": llama3,
+            "bos_id": llama3.bos_token_id,
+            "pad_id": llama3.eos_token_id,
+            "stop_ids": (llama3.eos_token_id,),
+            "max_length": 200,
+            "max_samples": None,
+            "train_on": "responses",
+            "seed": 3,
+            "cache": tmp_path / "cache",
+            **how,
+        }
+        return prepare_data(train, evaluation, **asked)
+
+    return call
+
+
+@pytest.fixture
+def tokenised(monkeypatch) -> list[int]:
+    """How many conversations were tokenised, call by call."""
+    seen: list[int] = []
+    honest = encode.encode
+
+    def counted(conversations, *arguments, **how):
+        seen.append(len(conversations))
+        return honest(conversations, *arguments, **how)
+
+    monkeypatch.setattr(prepare, "encode", counted)
+    return seen
+
+
+def same(one, other) -> bool:
+    return len(one) == len(other) and all(
+        np.array_equal(a.ids, b.ids) and np.array_equal(a.supervised, b.supervised) and a.number == b.number
+        for a, b in zip(map(one.__getitem__, range(len(one))), map(other.__getitem__, range(len(other))), strict=True)
+    )
+
+
+def test_nothing_is_held_out_unless_asked(run, file):
+    data = run(file)
+    assert len(data.train) == 20
+    assert data.eval is data.eval_audit is None
+    assert [data.train[index].number for index in range(20)] == list(range(1, 21))
+    source = data.audit.source
+    assert (source.rows, source.used, source.dropped, source.layout, source.template) == (
+        20,
+        20,
+        (),
+        "alpaca",
+        "tokenizer",
+    )
+    assert source.unused == ()
+    assert data.audit.answers == data.audit.ended == 20
+
+
+def test_the_second_start_tokenises_nothing(run, file, tokenised, monkeypatch):
+    first = run(file)
+    monkeypatch.setattr(prepare, "parse_rows", None)  # the rows are not even parsed again
+    monkeypatch.setattr(TextEncoder, "encode", None)
+    second = run(file)
+    assert tokenised == [20]
+    assert same(first.train, second.train)
+    assert first.audit == second.audit
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_length": 199},
+        {"max_samples": 19},
+        {"train_on": "everything"},
+        {"template": "alpaca"},
+        {"bos_id": None},
+        {"layout": "alpaca"},
+    ],
+)
+def test_another_method_is_another_cache(run, file, tokenised, change):
+    run(file)
+    run(file, **change)
+    assert len(tokenised) == 2
+
+
+def test_another_content_tokenizer_or_chat_template_is_another_cache(run, file, tokenised, llama3_pad, llama3):
+    run(file)
+    run(file, tokenizer=llama3_pad, stop_ids=(llama3_pad.eos_token_id,), pad_id=llama3_pad.eos_token_id)
+    original = llama3.chat_template
+    try:
+        llama3.chat_template = original.replace("| trim", "")
+        run(file)
+    finally:
+        llama3.chat_template = original
+    write(file, records(19))
+    run(file)
+    assert tokenised == [20, 20, 20, 19]
+
+
+def test_the_same_content_elsewhere_is_the_same_cache(run, file, tokenised):
+    run(file)
+    copy = file.with_name("copy.jsonl")
+    copy.write_bytes(file.read_bytes())
+    assert run(copy).audit.source.file == str(copy)
+    assert tokenised == [20]
+
+
+def test_a_damaged_cache_is_made_again(run, file, tokenised, tmp_path):
+    run(file)
+    (path,) = (tmp_path / "cache").rglob("ids.npy")
+    intact = path.read_bytes()
+    path.write_bytes(intact[:-3] + bytes([intact[-3] ^ 4]) + intact[-2:])
+    run(file)
+    assert path.read_bytes() == intact
+    assert tokenised == [20, 20]
+
+
+@pytest.mark.parametrize(("asked", "count"), [(5, 5), (0.25, 5)])
+def test_a_split_is_disjoint_repeatable_and_said(run, file, asked, count):
+    data = run(file, asked)
+    assert data.eval is not None
+    assert data.eval_audit is not None
+    train, held_out = ({one[index].number for index in range(len(one))} for one in (data.train, data.eval))
+    assert (len(held_out), train & held_out, train | held_out) == (count, set(), set(range(1, 21)))
+    assert same(run(file, asked).eval, data.eval)
+    assert not same(run(file, asked, seed=4).eval, data.eval)
+    assert data.audit.source.part == "without 5 held out for evaluation"
+    assert data.eval_audit.source.part == "5 held out by the seed"
+
+
+def test_an_evaluation_file_is_not_shortened_and_overlap_is_counted(run, file, tmp_path):
+    other = write(tmp_path / "eval.json", records(6, start=18))
+    data = run(file, str(other), max_samples=19)
+    assert data.eval_audit is not None
+    assert (data.audit.kept, data.audit.source.rows, data.audit.source.used) == (19, 20, 19)
+    assert (data.eval_audit.kept, data.eval_audit.overlap) == (6, 1)
+    assert data.eval_audit.source.file == str(other)
+
+
+def test_too_large_a_split_names_the_key(run, file):
+    with pytest.raises(InputError, match=r"^data\.eval: 20 holds out 20 of 20 examples"):
+        run(file, 20)
+
+
+def test_no_label_left_anywhere_is_an_error(run, file):
+    with pytest.raises(InputError) as caught:
+        run(file, template="alpaca", max_length=20)
+    assert str(caught.value).startswith("data.max_length: no label is left in any of 20 examples")
+
+
+def test_a_dropped_row_is_named(run, tmp_path):
+    wide = {"instruction": "Add.", "input": "x", "output": "b"}  # its frame is longer than the others'
+    file = write(tmp_path / "d.jsonl", [*records(2), wide, *records(2)])
+    lengths = run(file, template="alpaca").train.lengths
+    data = run(file, template="alpaca", max_length=int(lengths[0]) - 5)
+    assert data.audit.source.dropped == ((3, 3),)
+    assert (data.audit.kept, data.audit.source.rows) == (4, 5)
+    assert [data.train[index].number for index in range(4)] == [1, 2, 4, 5]
+
+
+def test_text_records_need_no_template(run, tmp_path):
+    file = write(tmp_path / "text.jsonl", [{"text": "Once."}, {"text": "Twice!"}])
+    data = run(file)
+    assert (data.template.name, data.audit.source.template, data.audit.source.layout) == ("plain", "plain", "text")
+    assert data.audit.supervised_tokens == data.audit.tokens - 2  # all but BOS
+    with pytest.raises(InputError) as caught:
+        run(file, template_asked=True)
+    assert len(caught.value.faults) == 2
+    assert "text.jsonl:1: row 1: the tokenizer template lays out turns" in str(caught.value)
+
+
+def test_unused_fields_are_told(run, tmp_path):
+    file = write(tmp_path / "d.json", [{**record, "answer": "x"} for record in records(2)])
+    assert run(file).audit.source.unused == ("answer",)
+
+
+def test_faults_come_with_file_and_line(run, tmp_path, file):
+    lines = file.read_text().split("\n")
+    lines[6] = lines[6].replace("It is 7.", "")
+    file.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=r"train\.jsonl:7: row 7: has an empty 'output'"):
+        run(file)
+    with pytest.raises(InputError, match="no such file"):
+        run(tmp_path / "none.json")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_pad_that_stands_in_the_text_is_refused_also_from_the_cache(run, file):
+    run(file)
+    with pytest.raises(InputError, match=r"row 1: PAD is '!' \(id 0\), which the data contains"):
+        run(file, pad_id=0)
+
+
+def test_generation_is_given_what_was_trained(run, file, llama3):
+    data = run(file)
+    example = data.train[4]
+    prompt = Conversation((Turn("user", "Add 4 and 1!"),))
+    asked = prompt_ids(prompt, data.template, TextEncoder(llama3), llama3.bos_token_id)
+    assert example.ids[: example.supervised.argmax()].tolist() == asked
+
+
+def test_no_absolute_path_is_kept(run, file, tmp_path):
+    run(os.path.abspath(file))
+    for path in (tmp_path / "cache").rglob("*.json"):
+        assert str(tmp_path) not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not ALPACA_DEMO.exists(), reason="the shared sample data are not here")
+@pytest.mark.parametrize("template", ["tokenizer", "llama3", "alpaca", "plain"])
+def test_real_data(run, template, llama3):
+    data = run(ALPACA_DEMO, template=template, max_length=4096)
+    audit = data.audit
+    assert (audit.kept, audit.source.rows, audit.source.dropped, audit.truncated) == (999, 999, (), 0)
+    assert audit.answers == audit.ended == 999
+    values = json.loads(ALPACA_DEMO.read_text(encoding="utf-8"))
+    for index in (0, 500, 998):
+        example = data.train[index]
+        learned = llama3.decode(example.ids[example.supervised].tolist())
+        stop = "<|eot_id|>" if template in ("tokenizer", "llama3") else "<|end_of_text|>"
+        assert learned.removesuffix(stop).strip() == values[index]["output"].strip()

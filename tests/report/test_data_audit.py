@@ -1,0 +1,110 @@
+"""The audit can be read without colours, holds no escape codes on a pipe, and no path of this machine in data.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pytest
+import rich.console
+from transformers import AutoTokenizer
+
+from surefoot.data.audit import Sample, SamplePart
+from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.report.console import as_plain_text
+from surefoot.report.data_audit import audit_report, audit_to_json
+from tiny import llama3_tokenizer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> PreparedData:
+    folder = tmp_path_factory.mktemp("audit")
+    tokenizer = AutoTokenizer.from_pretrained(llama3_tokenizer(folder / "tokenizer"))
+    records = [{"instruction": f"Add {n} and 1!", "output": f"It is\n{n + 1}."} for n in range(10)]
+    (folder / "d.json").write_text(json.dumps([*records, records[0]]), encoding="utf-8")
+    return prepare_data(
+        folder / "d.json",
+        3,
+        layout="auto",
+        template="tokenizer",
+        template_asked=False,
+        tokenizer=tokenizer,
+        bos_id=tokenizer.bos_token_id,
+        pad_id=tokenizer.eos_token_id,
+        stop_ids=(tokenizer.eos_token_id,),
+        max_length=64,
+        max_samples=None,
+        train_on="responses",
+        seed=0,
+        cache=folder / "cache",
+    )
+
+
+def on_a_terminal(data: PreparedData) -> str:
+    out = io.StringIO()
+    rich.console.Console(file=out, force_terminal=True, color_system="standard", width=120).print(audit_report(data))
+    return out.getvalue()
+
+
+def test_plain_text_marks_what_is_learned(data):
+    text = as_plain_text(audit_report(data))
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert text.startswith(f"training data: {data.audit.source.file}\n")
+    assert "examples  8 of 11 records, without 3 held out for evaluation, 0 dropped, 0 cut to length" in text
+    assert "BOS       <|begin_of_text|>, exactly once, at the start of every example" in text
+    assert "stop      8 of 8 answers end with a learned <|end_of_text|> or <|eot_id|>" in text
+    assert "PAD       <|end_of_text|>, masked by position" in text
+    first = data.audit.samples[0].number - 1
+    assert f"\n\n    ⟦It is\n    {first + 1}.<|eot_id|>⟧" in text
+    assert text.count("⟦") == text.count("⟧") == 4  # three samples and the line that explains the marks
+
+
+def test_a_terminal_gets_colour_besides_the_marks(data):
+    text = on_a_terminal(data)
+    assert "\x1b[1;32m⟦" in text
+    assert text.count("⟦") == 4
+
+
+def test_texts_cannot_talk_to_the_terminal(data):
+    hostile = Sample(1, 1, 3, (SamplePart("\x1b[2J\r\x07[red]\u202e", False, False), SamplePart("a\tb", True, False)))
+    disguised = dataclasses.replace(data, audit=dataclasses.replace(data.audit, samples=(hostile,)))
+    text = as_plain_text(audit_report(disguised))
+    assert "\\x1b[2J\\r\\x07[red]\\u202e⟦a\\tb⟧" in text
+    assert "\x1b[2J" not in on_a_terminal(disguised)
+
+
+def test_long_stretches_are_shortened_and_say_so(data):
+    long = Sample(1, 1, 3, (SamplePart("x" * 2000, True, False),))
+    text = as_plain_text(
+        audit_report(dataclasses.replace(data, audit=dataclasses.replace(data.audit, samples=(long,))))
+    )
+    assert "(1,560 more characters)" in text.replace("\n", " ")
+
+
+def test_json_is_plain_and_free_of_machine_paths(data):
+    assert data.audit.source.file.startswith("/")
+    facts = json.loads(json.dumps(audit_to_json(data), allow_nan=False))
+    assert facts["train"]["file"] == "d.json"
+    assert "/" not in json.dumps({name: facts[name]["file"] for name in ("train", "eval")})
+    assert facts["train"]["examples"] + facts["eval"]["examples"] == facts["train"]["records"] == 11
+    assert facts["train"]["sha256"] == facts["eval"]["sha256"] == data.audit.source.sha256
+    assert facts["train"]["samples"][0]["parts"][0] == {
+        "text": "<|begin_of_text|><|start_header_id|>",
+        "supervised": False,
+        "control": True,
+    }
+    sums = [part for sample in facts["train"]["samples"] for part in sample["parts"] if part["supervised"]]
+    assert all(part["text"] for part in sums)
+
+
+def test_a_relative_name_is_kept_as_given(data):
+    source = dataclasses.replace(data.audit.source, file="../data/d.json")
+    relative = dataclasses.replace(
+        data, audit=dataclasses.replace(data.audit, source=source), eval=None, eval_audit=None
+    )
+    facts = audit_to_json(relative)
+    assert facts["train"]["file"] == "../data/d.json"
+    assert facts["eval"] is None
+    assert "evaluation data" not in as_plain_text(audit_report(relative))
