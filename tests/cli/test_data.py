@@ -62,6 +62,12 @@ def test_a_pipe_gets_plain_text(folder):
     assert "⟦It is 1.<|eot_id|>⟧".encode() in found.stdout
 
 
+def test_a_terminal_without_unicode_still_sees_the_marks(folder):
+    command = [sys.executable, "-m", "surefoot", "data", "run.yaml"]
+    found = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert b"[[It is 1.<|eot_id|>]]" in found.stdout
+
+
 def test_json_is_what_data_json_holds(folder):
     facts = json.loads(call("--json", "data.eval=2").stdout)
     assert (facts["train"]["examples"], facts["eval"]["examples"], facts["train"]["file"]) == (4, 2, "train.jsonl")
