@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from surefoot.cli import chat as chat_module
 from surefoot.cli.main import main
+from surefoot.report.console import clean
 from tiny import tiny_llama
 
 
@@ -47,7 +48,7 @@ def reference(folder: Path, *turns: str, new_tokens: int = 12) -> str:
 def test_one_prompt_prints_its_answer_and_nothing_else(model):
     result = call("generate", model, "--prompt", "What is a heron?", "--max-new-tokens", 12)
     assert result.exit_code == 0
-    assert result.stdout == reference(model, "What is a heron?") + "\n"
+    assert result.stdout == clean(reference(model, "What is a heron?")) + "\n"
     assert result.stderr.count("\n") == 1
     assert str(model) in result.stderr
 
@@ -59,7 +60,14 @@ def test_prompts_come_from_options_a_file_or_a_pipe(model, tmp_path):
     by_file = call("generate", model, "--file", tmp_path / "prompts.txt", "--max-new-tokens", 12)
     by_pipe = call("generate", model, "--max-new-tokens", 12, stdin="\n".join(texts))
     assert by_option.stdout == by_file.stdout == by_pipe.stdout
-    assert by_option.stdout == "".join(f"> {text}\n{reference(model, text)}\n\n" for text in texts)
+    assert by_option.stdout == "".join(f"> {text}\n{clean(reference(model, text))}\n\n" for text in texts)
+
+
+def test_prompts_that_are_not_utf8_are_one_line(model, tmp_path):
+    (tmp_path / "prompts.txt").write_bytes("caf\xe9".encode("latin-1"))
+    result = call("generate", model, "--file", tmp_path / "prompts.txt")
+    assert result.exit_code == 2
+    assert "not UTF-8 at byte 3" in result.stderr
 
 
 def test_json_holds_one_object_per_answer(model):
@@ -75,7 +83,7 @@ def test_raw_text_is_continued_without_a_template(model):
     tokenizer, own = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
     prompt = torch.tensor([tokenizer("A heron is")["input_ids"]])
     expected = own.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=321)[0, prompt.shape[1] :]
-    assert result.stdout.rstrip("\n") == tokenizer.decode(expected, skip_special_tokens=True)
+    assert result.stdout == clean(tokenizer.decode(expected, skip_special_tokens=True)) + "\n"
     assert "template" not in result.stderr
 
 
@@ -124,6 +132,32 @@ def test_help_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_wrong_path_is_answered_without_torch(tmp_path):
+    code = (
+        "import sys; from surefoot.cli.main import main; from surefoot.errors import InputError\n"
+        "for arguments in (['chat', 'no/such/folder'], ['generate', sys.argv[1], '--prompt', 'a']):\n"
+        "    try: main(arguments, standalone_mode=False)\n"
+        "    except InputError as error: print(error)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)
+    assert "no/such/folder" in done.stdout
+    assert "config.json" in done.stdout
+
+
+def test_a_model_cannot_send_codes_to_the_terminal(model, monkeypatch):
+    from surefoot.models import generate
+
+    nasty = "a\x1b[31mb\x1b]0;title\x07c\rd"
+    monkeypatch.setattr(generate, "_text", lambda tokenizer, ids: nasty[: len(ids)])
+    for result in (
+        call("generate", model, "--prompt", "a", "--max-new-tokens", len(nasty)),
+        call("chat", model, "--max-new-tokens", len(nasty), stdin="a\n"),
+    ):
+        assert result.stdout.startswith("a")
+        assert not {"\x1b", "\r", "\x07"} & set(result.stdout)
+
+
 def test_chat_remembers_the_conversation_until_reset(model):
     lines = ["What is a heron?", "", "And a trout?", "/reset", "And a trout?", "/exit", "never read"]
     result = call("chat", model, "--max-new-tokens", 12, stdin="\n".join(lines))
@@ -132,7 +166,7 @@ def test_chat_remembers_the_conversation_until_reset(model):
     second = reference(model, lines[0], first, lines[2])
     anew = reference(model, lines[2])
     assert second != anew  # else the test could not tell
-    assert result.stdout == f"{first}\n{second}\n{anew}\n"
+    assert result.stdout == clean(f"{first}\n{second}\n{anew}\n")
     assert "\r" not in result.output
     assert "\x1b" not in result.output
 
@@ -152,7 +186,7 @@ def test_a_template_for_one_turn_starts_anew_with_every_line(tmp_path):
 def test_a_conversation_that_has_grown_too_long_starts_anew(model):
     result = call("chat", model, "--max-new-tokens", 12, stdin=f"{'fish ' * 600}\nWhat is a heron?\n")
     assert "512 positions" in result.stderr
-    assert result.stdout == reference(model, "What is a heron?") + "\n"
+    assert result.stdout == clean(reference(model, "What is a heron?")) + "\n"
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_chat(model, monkeypatch):
@@ -193,5 +227,5 @@ def test_a_terminal_gets_a_prompt_and_a_hint(model, monkeypatch):
         monkeypatch.setattr("builtins.input", type_line)
         main(["chat", str(model), "--max-new-tokens", "12"], standalone_mode=False)
         out, err = (stream.getvalue().decode() for stream in streams[:2])
-    assert out == reference(model, "What is a heron?") + "\n\n"
+    assert out == clean(reference(model, "What is a heron?")) + "\n\n"
     assert "/reset" in err

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from surefoot.cli.answering import check_models, model_options, printable, sampling_options
+
 if TYPE_CHECKING:
     from surefoot.data.formats import Turn
     from surefoot.models.generate import Decoding
@@ -17,15 +19,9 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops 
 
 
 @click.command()
-@click.argument("model")
-@click.option("--adapter", help="An adapter folder to put over MODEL.")
+@model_options
 @click.option("--system", help="System text at the start of the conversation.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: up to 256]")
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: most likely token."
-)
-@click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@sampling_options
 def chat(
     model: str,
     adapter: str | None,
@@ -39,6 +35,8 @@ def chat(
 
     Answers appear as they are written. On a pipe, every line is a turn and only answers are printed.
     """
+    check_models(model, adapter)
+
     from surefoot.data.formats import Turn
     from surefoot.errors import InputError
     from surefoot.models.generate import Decoding
@@ -105,7 +103,7 @@ def _print_answer(opened: OpenModel, ids: list[int], decoding: Decoding) -> str:
     try:
         with opened.context():
             for piece in stream_text(opened.model, opened.tokenizer, ids, decoding):
-                click.echo(piece, nl=False)
+                click.echo(printable(piece), nl=False)
                 pieces.append(piece)
     except KeyboardInterrupt:
         click.echo(" …", nl=False)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from surefoot.cli.answering import check_models, model_options, printable, sampling_options
+from surefoot.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from surefoot.models.generate import Generated
 
 _TOGETHER = 8  # prompts per batch
 
 
 @click.command()
-@click.argument("model")
-@click.option("--adapter", help="An adapter folder to put over MODEL.")
+@model_options
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; repeat it for several.")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Prompts, one per line.")
 @click.option("--system", help="System text before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: up to 256]")
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: most likely token."
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Sample from the likeliest tokens that add up to this.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Other seeds, other samples.")
+@sampling_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")
 def generate(
     model: str,
@@ -55,10 +51,10 @@ def generate(
     if not texts:
         raise click.UsageError("there is no prompt: use --prompt, --file or a pipe")
 
-    import json
+    check_models(model, adapter)
 
     from surefoot.data.formats import Turn
-    from surefoot.models.generate import generate_answers
+    from surefoot.models.generate import Decoding, generate_answers
     from surefoot.stages.open_model import conversation_ids, open_for_use, raw_ids, room_for
 
     opened = open_for_use(model, adapter)
@@ -68,29 +64,36 @@ def generate(
     room_for(opened, ids, max_new_tokens)  # all prompts are checked before the first is answered
     for start in range(0, len(texts), _TOGETHER):
         batch = ids[start : start + _TOGETHER]
+        decoding = Decoding(
+            max_new_tokens=room_for(opened, batch, max_new_tokens),
+            stop_ids=opened.template.stop_ids,
+            pad_id=opened.pad_id,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed + start,
+        )
         with opened.context():
-            answers = generate_answers(
-                opened.model,
-                opened.tokenizer,
-                batch,
-                max_new_tokens=room_for(opened, batch, max_new_tokens),
-                stop_ids=opened.template.stop_ids,
-                pad_id=opened.pad_id,
-                temperature=temperature,
-                top_p=top_p,
-                seed=seed + start,
-            )
+            answers = generate_answers(opened.model, opened.tokenizer, batch, **vars(decoding))
         for text, answer in zip(texts[start:], answers, strict=False):
-            if as_json:
-                record = {"prompt": text, "answer": answer.text, "stopped": answer.stopped, "tokens": len(answer.ids)}
-                click.echo(json.dumps(record, ensure_ascii=False))
-            else:
-                click.echo(answer.text if len(texts) == 1 else f"> {text}\n{answer.text}\n")
+            click.echo(_as_json(text, answer) if as_json else _as_text(text, answer, alone=len(texts) == 1))
+
+
+def _as_json(prompt: str, answer: Generated) -> str:
+    record = {"prompt": prompt, "answer": answer.text, "stopped": answer.stopped, "tokens": len(answer.ids)}
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _as_text(prompt: str, answer: Generated, alone: bool) -> str:
+    return printable(answer.text if alone else f"> {prompt}\n{answer.text}\n")
 
 
 def _lines(file: Path | None) -> list[str]:
     """Prompts from the file or a pipe; blank lines are skipped."""
     if file is None and sys.stdin.isatty():
         return []
-    text = file.read_text(encoding="utf-8") if file else sys.stdin.read()
-    return [line for line in text.splitlines() if line.strip()]
+    data = file.read_bytes() if file else sys.stdin.buffer.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(Fault(str(file or "stdin"), f"not UTF-8 at byte {error.start}", "save it as UTF-8")) from None
+    return [line.removesuffix("\r") for line in text.split("\n") if line.strip()]

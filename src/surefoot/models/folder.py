@@ -17,6 +17,7 @@ from surefoot.families.files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 _DISTRIBUTED = "shard-*-model-*-of-*.safetensors"  # transformers would prefer these to model.safetensors
 _HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
 
@@ -34,10 +35,16 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
+def check_folder(folder: Path) -> None:
+    """Raises InputError unless the folder holds an adapter, or a model whose config can be used."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        read_config(folder)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries."""
     path = folder / "config.json"
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         raise InputError(Fault(str(folder), "holds an adapter, not a model", "name its base model instead"))
     if not path.is_file():
         raise InputError(Fault(str(folder), "has no config.json", "give a folder with config.json and *.safetensors"))

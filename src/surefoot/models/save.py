@@ -16,11 +16,11 @@ from torch import nn
 
 from surefoot.errors import Fault, InputError
 from surefoot.models.adapters import ADAPTER
+from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.forward import causal_model
 from surefoot.models.quiet import quiet_libraries
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool) -> None:

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
-from surefoot.models.folder import StoredTensor, read_header
+from surefoot.models.folder import ADAPTER_CONFIG, StoredTensor, read_header
 from surefoot.models.load import is_finite
 from surefoot.models.quiet import quiet_libraries
-from surefoot.models.save import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter_weights
+from surefoot.models.save import ADAPTER_WEIGHTS, load_adapter_weights
 
 _READ = frozenset(
     {

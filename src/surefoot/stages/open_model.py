@@ -102,7 +102,11 @@ def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
 def raw_ids(opened: OpenModel, text: str) -> list[int]:
     """The text to be continued as it is, behind BOS where the model uses one. Control tokens may be spelled out."""
     (ids,) = opened.encoder.encode([Piece(text, literal=False, opening=True)])
-    return ids if opened.bos_id is None or ids[:1] == [opened.bos_id] else [opened.bos_id, *ids]
+    if opened.bos_id is not None and ids[:1] != [opened.bos_id]:
+        ids = [opened.bos_id, *ids]
+    if not ids:
+        raise InputError(Fault("prompt", "is empty, and this model begins with no token of its own", "write something"))
+    return ids
 
 
 def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | None, usual: int = 256) -> int:

@@ -1,0 +1,61 @@
+"""What `generate` and `chat` share: which model, how to choose tokens, and text that is safe on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_MODEL = (
+    click.argument("model"),
+    click.option("--adapter", help="An adapter folder to put over MODEL."),
+)
+_SAMPLING = (
+    click.option(
+        "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: up to 256]"
+    ),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="0 takes the likeliest token."),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        default=1.0,
+        help="Sample from the likeliest tokens that add up to this.",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Other seeds, other samples."),
+)
+
+
+def model_options(command: Command) -> Command:
+    """Decorator: MODEL and --adapter."""
+    return _apply(_MODEL, command)
+
+
+def sampling_options(command: Command) -> Command:
+    """Decorator: how the next token is chosen, and how many."""
+    return _apply(_SAMPLING, command)
+
+
+def _apply(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+    for option in reversed(options):  # decorators apply from the last to the first
+        command = option(command)
+    return command
+
+
+def check_models(model: str, adapter: str | None) -> None:
+    """Find the folders and look at their configs, which takes no torch: a wrong path is answered at once."""
+    from surefoot.models.folder import check_folder
+    from surefoot.models.hub import resolve_folder
+
+    for path in (model, adapter):
+        if path is not None:
+            check_folder(resolve_folder(path, weights=True))
+
+
+def printable(text: str) -> str:
+    """Without escape codes: a model can write any character, and a terminal would obey."""
+    from surefoot.report.console import clean
+
+    return clean(text)
