@@ -111,13 +111,15 @@ def _by_switches(
 
 def _default(asked: bool, obstacles: Mapping[SdpaKernel, str], trials: Sequence[AttentionTrial]) -> AttentionPlan:
     kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in ORDER if kernel != "cudnn" and not obstacles[kernel])
-    why = f"flash {obstacles['flash']}; " if obstacles["flash"] else ""
+    notable = [f"flash {obstacles['flash']}"] if obstacles["flash"] else []
+    if not obstacles["cudnn"]:
+        notable.append("cuDNN's stays off: NaN gradients at some shapes (PyTorch 196678)")
     expected = Choice(kernels[0], _FIRST, "default")
     if trials:
         expected = Choice(kernels[0], f"nothing gained {_GAIN - 1:.0%} over it: {_times(trials)}", "measured")
     return AttentionPlan(
         implementation=Choice("sdpa", "asked for", "user") if asked else Choice("sdpa", "fused attention", "default"),
-        kernels=Choice(kernels, f"{why}cuDNN's stays off: NaN gradients at some shapes (PyTorch 196678)", "default"),
+        kernels=Choice(kernels, "; ".join(notable) or "all that can run here", "default"),
         expected=expected,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from surefoot.config.schema import BatchConfig, Switch
 from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.memory import Workload
+from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan
 
@@ -120,10 +120,3 @@ def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
 
 def _batch(size: Choice[int], micro: Choice[int]) -> BatchPlan:
     return BatchPlan(size, micro, math.ceil(size.value / micro.value))
-
-
-def readable(size: int) -> str:
-    """Bytes for people: 70.2 GiB, 320 MiB, 1.5 MiB."""
-    if size >= 2**30:
-        return f"{size / 2**30:.1f} GiB"
-    return f"{size / 2**20:.0f} MiB" if size >= 10 * 2**20 else f"{size / 2**20:.1f} MiB"

@@ -150,3 +150,10 @@ def _dora_bytes(work: Workload) -> int:
 def _logit_bytes(work: Workload) -> int:
     """Logits as computed, in fp32, their log-softmax, and the gradients of both ends."""
     return 4 + 4 + 4 if not work.autocast else 2 + 4 + 4 + 4 + 2
+
+
+def readable(size: int) -> str:
+    """Bytes for people: 70.2 GiB, 320 MiB, 1.5 MiB."""
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 10 * 2**20 else f"{size / 2**20:.1f} MiB"

@@ -16,10 +16,10 @@ from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.hardware import Hardware
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
-from surefoot.planning.batch import readable, plan_batch
+from surefoot.planning.batch import plan_batch
 from surefoot.planning.environment import environment_findings
 from surefoot.planning.measurements import LengthFacts, Measurements
-from surefoot.planning.memory import Workload
+from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.precision import plan_precision

@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from surefoot.planning.batch import readable
-from surefoot.planning.memory import fits, usable
+from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import Choice, RunPlan
 
 Row = tuple[str, str, str, str]  # what, value, who decided, why

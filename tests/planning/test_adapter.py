@@ -1,0 +1,123 @@
+"""Targets by full name, and counts, against what PEFT makes of the same request."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from layouts import LLAMA31_8B, model_facts, run_config
+from surefoot.planning import adapter as module
+from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.notes import Notes
+
+SMALL = LLAMA31_8B | {
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 70,
+}
+
+
+@pytest.fixture
+def decide(tmp_path):
+    def decide(config=SMALL, **request):
+        notes = Notes()
+        adapter = run_config(adapter={"kind": "lora", "rank": 4} | request).adapter
+        return plan_adapter(adapter, model_facts(tmp_path, config), notes), notes
+
+    return decide
+
+
+def by_peft(config, plan):
+    """(adapted modules, trainable parameters) of PEFT's model for this plan."""
+    keys = {key: value for key, value in config.items() if key not in ("model_type", "torch_dtype")}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**keys))
+    tied = config["tie_word_embeddings"] and {"lm_head", "embed_tokens"} & set(plan.modules_to_save)
+    lora = LoraConfig(
+        r=plan.rank,
+        target_modules=list(plan.targets.value),
+        use_dora=plan.kind.value == "dora",
+        modules_to_save=list(plan.modules_to_save) or None,
+        ensure_weight_tying=bool(tied),
+    )
+    adapted = get_peft_model(model, lora)
+    names = [name for name, part in adapted.get_base_model().named_modules() if hasattr(part, "lora_A")]
+    return sorted(names), sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+
+
+TIED = SMALL | {"tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "request_"),
+    [
+        (SMALL, {}),
+        (SMALL, {"kind": "dora"}),
+        (SMALL, {"rank": 7, "targets": ["q_proj", "v_proj"]}),
+        (SMALL, {"targets": ["self_attn.o_proj", "model.layers.1.mlp.up_proj"], "kind": "dora"}),
+        (SMALL, {"targets": ["lm_head", "q_proj"]}),
+        (SMALL, {"modules_to_save": ["lm_head", "embed_tokens"]}),
+        (SMALL, {"modules_to_save": ["norm"]}),
+        (SMALL, {"targets": ["q_proj"], "modules_to_save": ["down_proj"]}),
+        (TIED, {}),
+        (TIED, {"modules_to_save": ["lm_head"]}),
+        (TIED, {"modules_to_save": ["lm_head", "model.embed_tokens"]}),
+        (SMALL | {"head_dim": 16, "attention_bias": True}, {"kind": "dora"}),
+    ],
+)
+def test_targets_and_count_are_pefts(decide, config, request_):
+    plan, notes = decide(config, **request_)
+    assert not notes.faults
+    assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan)
+
+
+def test_forgetting_doras_magnitudes_would_be_noticed(decide, monkeypatch):
+    monkeypatch.setattr(module, "_sizes", lambda target: (target.linear[0], 0))
+    with pytest.raises(AssertionError):
+        test_targets_and_count_are_pefts(decide, SMALL, {"kind": "dora"})
+
+
+def test_names_are_full_and_without_the_head(decide):
+    plan, _ = decide()
+    assert "model.layers.0.self_attn.q_proj" in plan.targets.value
+    assert len(plan.targets.value) == 14
+    assert "lm_head" not in plan.targets.value
+
+
+def test_all_faults_name_what_exists(decide):
+    _, notes = decide(targets=["q_prj", "wq"], modules_to_save=["haed"])
+    assert [fault.where for fault in notes.faults] == [
+        "adapter.targets",
+        "adapter.targets",
+        "adapter.modules_to_save",
+    ]
+    assert "did you mean q_proj?" in str(notes.faults[0])
+    assert "gate_proj" in str(notes.faults[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "key"),
+    [
+        (SMALL, {"targets": ["embed_tokens"]}, "adapter.targets"),
+        (SMALL, {"targets": ["norm"]}, "adapter.targets"),
+        (SMALL, {"targets": ["proj"]}, "adapter.targets"),
+        (TIED, {"targets": ["lm_head"]}, "adapter.targets"),
+        (SMALL, {"modules_to_save": ["q_proj"]}, "adapter.modules_to_save"),
+    ],
+    ids=["embedding", "norm", "part of a name", "head that is tied", "adapted and saved in full"],
+)
+def test_what_cannot_carry_an_adapter_is_refused(decide, config, request_, key):
+    _, notes = decide(config, **request_)
+    assert {fault.where for fault in notes.faults} == {key}
+
+
+def test_published_count_of_llama_31_8b(decide):
+    assert decide(LLAMA31_8B, rank=32)[0].trainable == 83_886_080
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients_needed():
+    with torch.no_grad():
+        yield

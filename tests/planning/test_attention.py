@@ -1,0 +1,238 @@
+"""Which attention a run gets, and whether the rules about kernels agree with torch's own dispatch."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from layouts import run_config
+from surefoot.hardware import Hardware, preset
+from surefoot.planning import attention as module
+from surefoot.planning import kernels
+from surefoot.planning.attention import plan_attention
+from surefoot.planning.kernels import ORDER, obstacle
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.notes import Notes
+
+CPU, H100 = preset("cpu"), preset("h100")
+T4 = Hardware("Tesla T4", "cuda", 2**34, (7, 5), bf16=False, fp16=True, tf32=False, cores=4, preset=False)
+BACKEND = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+NAME = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
+
+
+def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout=0.0, trials=()):
+    notes = Notes()
+    plan = plan_attention(
+        run_config(attention=request).attention,
+        hardware=hardware,
+        compute=compute,
+        head_dim=head_dim,
+        dropout=dropout,
+        trials=trials,
+        notes=notes,
+    )
+    return plan, notes
+
+
+def trial(form, milliseconds=1.0, failure=""):
+    return AttentionTrial(form, 0.0 if failure else milliseconds / 1000, failure)
+
+
+def summary(plan):
+    return plan.implementation.value, plan.kernels.value, plan.expected.value
+
+
+def keys(notes):
+    return [fault.where for fault in notes.faults]
+
+
+def dispatched(dtype, dropout, allowed):
+    """What torch says it would run on a CPU; None where no allowed kernel can."""
+    q = torch.zeros(1, 2, 40, 16, dtype=dtype, requires_grad=True)
+    with warnings.catch_warnings(), sdpa_kernel([BACKEND[kernel] for kernel in allowed]):
+        warnings.simplefilter("ignore")
+        try:
+            return NAME.get(torch._fused_sdp_choice(q, q, q, None, dropout, True))
+        except RuntimeError:
+            return None
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_rules_agree_with_torch_on_a_cpu(dtype, dropout):
+    compute = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    for size in range(1, 5):
+        for allowed in itertools.combinations(ORDER, size):
+            usable = [kernel for kernel in allowed if not obstacle(kernel, CPU, compute, 16, dropout)]
+            assert dispatched(dtype, dropout, allowed) == (usable[0] if usable else None), allowed
+
+
+def test_a_rule_that_forgets_dropout_is_noticed(monkeypatch):
+    def forgetful(kernel, hardware, compute, head_dim, dropout):
+        return kernels.obstacle(kernel, hardware, compute, head_dim, 0.0)
+
+    monkeypatch.setitem(globals(), "obstacle", forgetful)
+    with pytest.raises(AssertionError):
+        test_the_rules_agree_with_torch_on_a_cpu(torch.float32, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "compute", "dropout", "kernels_", "expected"),
+    [
+        (CPU, "fp32", 0.0, ("flash", "math"), "flash"),
+        (CPU, "bf16", 0.0, ("flash", "math"), "flash"),
+        (CPU, "fp32", 0.1, ("math",), "math"),
+        (H100, "bf16", 0.0, ("flash", "mem_efficient", "math"), "flash"),
+        (H100, "bf16", 0.1, ("flash", "mem_efficient", "math"), "flash"),
+        (H100, "fp32", 0.0, ("mem_efficient", "math"), "mem_efficient"),
+        (T4, "fp16", 0.0, ("mem_efficient", "math"), "mem_efficient"),
+    ],
+)
+def test_default(hardware, compute, dropout, kernels_, expected):
+    plan, notes = decide(hardware=hardware, compute=compute, dropout=dropout)
+    assert not notes.faults
+    assert summary(plan) == ("sdpa", kernels_, expected)
+
+
+def test_why_flash_is_not_used_is_said():
+    assert "attention_dropout 0.1" in decide(dropout=0.1)[0].kernels.reason
+    assert "this run computes in fp32" in decide(hardware=H100)[0].kernels.reason
+    assert "196678" in decide(hardware=H100, compute="bf16")[0].kernels.reason
+
+
+class TestMeasured:
+    def test_a_clear_gain_leaves_the_default(self):
+        plan, _ = decide(trials=[trial("flash", 3.0), trial("eager", 1.0), trial("math", 2.0)])
+        assert summary(plan) == ("eager", (), "eager")
+        assert plan.implementation.source == "measured"
+        assert "flash 3" in plan.implementation.reason
+
+    def test_a_small_one_does_not(self):
+        plan, _ = decide(trials=[trial("flash", 1.15), trial("eager", 1.0)])
+        assert summary(plan) == ("sdpa", ("flash", "math"), "flash")
+        assert plan.expected.source == "measured"
+
+    def test_a_lower_bar_would_be_noticed(self, monkeypatch):
+        monkeypatch.setattr(module, "_GAIN", 1.0)
+        with pytest.raises(AssertionError):
+            self.test_a_small_one_does_not()
+
+    def test_a_form_that_failed_its_check_never_wins(self):
+        plan, notes = decide(trials=[trial("flash", 3.0), trial("eager", failure="the output is not finite")])
+        assert plan.expected.value == "flash"
+        assert not notes.cautions
+
+    def test_a_default_that_failed_its_check_is_replaced_with_a_caution(self):
+        plan, notes = decide(trials=[trial("flash", failure="the output is not finite"), trial("math", 9.0)])
+        assert summary(plan) == ("sdpa", ("math",), "math")
+        assert "not finite" in notes.cautions[0]
+
+    def test_nothing_passed(self):
+        _, notes = decide(trials=[trial("flash", failure="broken"), trial("math", failure="broken too")])
+        assert keys(notes) == ["attention"]
+        assert "broken too" in str(notes.faults[0])
+
+    def test_sdpa_on_request_never_becomes_eager(self):
+        plan, _ = decide("sdpa", trials=[trial("flash", 3.0), trial("eager", 1.0), trial("math", 2.0)])
+        assert summary(plan) == ("sdpa", ("math",), "math")
+        assert plan.implementation.source == "user"
+
+    def test_cudnn_may_win_where_it_passed(self):
+        plan, _ = decide(hardware=H100, compute="bf16", trials=[trial("flash", 3.0), trial("cudnn", 2.0)])
+        assert summary(plan) == ("sdpa", ("cudnn", "math"), "cudnn")
+
+
+class TestSwitches:
+    def test_off_takes_a_kernel_away(self):
+        plan, notes = decide({"flash": "off"})
+        assert summary(plan) == ("sdpa", ("math",), "math")
+        assert not notes.faults
+        assert plan.kernels.source == "user"
+
+    def test_seed_002s_settings(self):
+        plan, notes = decide({"flash": "off", "mem_efficient": "on", "math": "on"}, hardware=H100, compute="bf16")
+        assert not notes.faults
+        assert summary(plan) == ("sdpa", ("mem_efficient", "math"), "mem_efficient")
+
+    def test_seed_000s_settings(self):
+        plan, notes = decide({"implementation": "sdpa", "cudnn": "off"}, hardware=H100, compute="bf16")
+        assert not notes.faults
+        assert summary(plan) == ("sdpa", ("flash", "mem_efficient", "math"), "flash")
+
+    def test_cudnn_runs_when_it_is_asked_for(self):
+        plan, notes = decide({"cudnn": "on"}, hardware=H100, compute="bf16")
+        assert not notes.faults
+        assert plan.expected.value == "cudnn"
+
+    def test_but_not_where_it_failed_the_check_here(self):
+        _, notes = decide({"cudnn": "on"}, hardware=H100, compute="bf16", trials=[trial("cudnn", failure="NaN")])
+        assert keys(notes) == ["attention.cudnn"]
+
+    def test_all_off_is_refused(self):
+        everything = dict.fromkeys(("flash", "mem_efficient", "cudnn", "math"), "off")
+        assert keys(decide(everything)[1]) == ["attention"]
+
+    def test_so_is_leaving_only_what_cannot_run(self):
+        _, notes = decide({"math": "off"}, dropout=0.1)
+        assert keys(notes) == ["attention"]
+        assert "attention_dropout" in str(notes.faults[0])
+
+    @pytest.mark.parametrize(
+        ("kernel", "hardware", "compute", "dropout", "says"),
+        [
+            ("flash", H100, "fp32", 0.0, "fp16 and bf16 only"),
+            ("flash", T4, "fp16", 0.0, "capability 8.0"),
+            ("flash", CPU, "fp32", 0.1, "no dropout"),
+            ("mem_efficient", CPU, "fp32", 0.0, "NVIDIA"),
+            ("cudnn", CPU, "bf16", 0.0, "NVIDIA"),
+        ],
+    )
+    def test_a_kernel_that_cannot_run_is_refused_when_asked_for(self, kernel, hardware, compute, dropout, says):
+        _, notes = decide({kernel: "on"}, hardware=hardware, compute=compute, dropout=dropout)
+        assert f"attention.{kernel}" in keys(notes)
+        assert says in str(notes.faults[0])
+
+    def test_heads_beyond_256_do_not_fit_flash(self):
+        assert not decide({"flash": "on"}, hardware=H100, compute="bf16", head_dim=256)[1].faults
+        assert decide({"flash": "on"}, hardware=H100, compute="bf16", head_dim=264)[1].faults
+
+    def test_switches_mean_nothing_outside_sdpa(self):
+        assert keys(decide({"implementation": "eager", "flash": "off"})[1]) == ["attention.flash"]
+
+
+class TestOtherImplementations:
+    def test_eager_is_honoured(self):
+        plan, notes = decide("eager", trials=[trial("flash", 1.0), trial("eager", 9.0)])
+        assert summary(plan) == ("eager", (), "eager")
+        assert not notes.faults
+
+    @pytest.mark.parametrize(
+        ("hardware", "compute", "says"),
+        [
+            (CPU, "bf16", "NVIDIA"),
+            (T4, "fp16", "capability"),
+            (H100, "fp32", "fp16 and bf16"),
+            (T4, "fp32", "fp16 and bf16"),
+        ],
+    )
+    def test_flash_attention_2_is_refused_where_it_cannot_run(self, hardware, compute, says):
+        _, notes = decide("flash_attention_2", hardware=hardware, compute=compute)
+        assert says in "\n".join(map(str, notes.faults))
+
+    def test_or_is_not_installed(self):
+        here = Hardware("H100", "cuda", 2**36, (9, 0), True, True, True, 16, preset=False, flash_attention_2=False)
+        _, notes = decide("flash_attention_2", hardware=here, compute="bf16")
+        assert "not installed" in str(notes.faults[0])
+
+    def test_whether_another_machine_has_it_is_left_open(self):
+        plan, notes = decide("flash_attention_2", hardware=H100, compute="bf16")
+        assert not notes.faults
+        assert summary(plan) == ("flash_attention_2", (), "flash_attention_2")
+        assert "flash-attn" in notes.cautions[0]

@@ -1,0 +1,194 @@
+"""The forecast against what autograd really keeps, in transformers' model with PEFT's adapters."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from layouts import LLAMA31_8B, model_facts, run_config
+from surefoot.hardware import GIB, preset
+from surefoot.planning import memory as module
+from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.attention import plan_attention
+from surefoot.planning.memory import Workload, fits, forecast, usable
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice
+from surefoot.planning.precision import plan_precision
+
+# The formula leaves out a row statistic here and a cast copy of an adapter matrix there, and rounds up for attention
+# that stores its probabilities.
+TOLERANCE = 0.05
+CONFIG = LLAMA31_8B | {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 64,
+}
+ROWS, TOKENS = 2, 96
+OFF = Choice(False, "", "default")
+
+
+def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config=CONFIG):
+    notes, machine = Notes(), preset("cpu")
+    model = model_facts(folder, config)
+    request = run_config(adapter=adapter, precision=precision, attention=attention)
+    types = plan_precision(
+        request.precision,
+        full=adapter is None,
+        width=model.hidden,
+        hardware=machine,
+        products={},
+        environment={},
+        notes=notes,
+    )
+    kernels = plan_attention(
+        request.attention,
+        hardware=machine,
+        compute=types.compute.value,
+        head_dim=model.head_dim,
+        dropout=0.0,
+        trials=(),
+        notes=notes,
+    )
+    planned = plan_adapter(request.adapter, model, notes) if request.adapter else None
+    assert not notes.faults
+    trainable = planned.trainable if planned else model.parameters
+    return Workload(model, types, kernels, planned, trainable, model.parameters)
+
+
+def kept_per_layer(work, adapter, attention):
+    """Bytes that one more decoder layer keeps for its backward pass: the difference of two depths."""
+    return _kept(work, adapter, attention, 2) - _kept(work, adapter, attention, 1)
+
+
+def _kept(work, adapter, attention, layers):
+    keys = {key: value for key, value in CONFIG.items() if key not in ("model_type", "torch_dtype")}
+    implementation = "eager" if attention == "eager" else "sdpa"
+    config = LlamaConfig(**keys | {"num_hidden_layers": layers, "use_cache": False}, attn_implementation=implementation)
+    base = {"fp32": torch.float32, "bf16": torch.bfloat16}[work.precision.base.value]
+    model = AutoModelForCausalLM.from_config(config).to(base)
+    if adapter:
+        lora = LoraConfig(
+            r=adapter["rank"],
+            target_modules="all-linear",
+            use_dora=adapter["kind"] == "dora",
+            lora_dropout=adapter.get("dropout", 0.0),
+        )
+        model = get_peft_model(model, lora).get_base_model()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # held, so that its address is not used again
+        return tensor
+
+    ids = torch.zeros(ROWS, TOKENS, dtype=torch.long)
+    kernels = sdpa_kernel(SDPBackend.MATH) if attention == "math" else nullcontext()
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=work.autocast)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), kernels, cast:
+        hidden = model.train().model(input_ids=ids).last_hidden_state
+    del hidden
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+LORA, DORA = {"kind": "lora", "rank": 8}, {"kind": "dora", "rank": 8}
+BOTH = {"compute": "bf16", "base": "fp32"}
+CASES = [
+    (None, "fp32", "flash"),
+    (None, "bf16", "flash"),
+    (LORA, "fp32", "flash"),
+    (LORA, "bf16", "flash"),
+    (LORA, BOTH, "flash"),
+    (LORA | {"dropout": 0.1}, "fp32", "flash"),
+    (LORA | {"dropout": 0.1}, "bf16", "flash"),
+    (DORA, "fp32", "flash"),
+    (DORA, "bf16", "flash"),
+    (DORA | {"dropout": 0.1}, "bf16", "flash"),
+    (LORA, "fp32", "eager"),
+    (LORA, "bf16", "eager"),
+    (None, "fp32", "math"),
+    (LORA, "bf16", "math"),
+]
+
+
+@pytest.mark.parametrize(("adapter", "precision", "attention"), CASES)
+def test_activations_are_what_autograd_keeps(tmp_path, adapter, precision, attention):
+    request = {"flash": "sdpa", "eager": "eager", "math": {"flash": "off"}}[attention]
+    work = workload(tmp_path, adapter=adapter, precision=precision, attention=request)
+    assert work.attention.expected.value == attention
+    kept = kept_per_layer(work, adapter, attention)
+    cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)  # counted among the weights
+    assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
+
+
+def _cast_per_layer(work):
+    linear = sum(part.parameters for part in work.model.layer_linears) // work.model.layers
+    adapter = work.adapter.trainable // work.model.layers if work.adapter else 0
+    frozen = linear if work.adapter is None or work.precision.base.value == "fp32" else 0
+    return frozen + adapter
+
+
+def test_a_forgotten_term_would_be_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_adapter_token_bytes", lambda work: 0)
+    with pytest.raises(AssertionError):
+        test_activations_are_what_autograd_keeps(tmp_path, DORA, "fp32", "flash")
+
+
+class TestForecast:
+    def of(self, folder, *, examples=1, length=2048, supervised=1.0, checkpointing=OFF, **kinds):
+        work = workload(folder, config=kinds.pop("config", LLAMA31_8B), **kinds)
+        return forecast(
+            work,
+            examples=examples,
+            length=length,
+            supervised=supervised,
+            checkpointing=checkpointing,
+            available=80 * GIB,
+        )
+
+    def test_states_of_an_8b_model(self, tmp_path):
+        full = self.of(tmp_path, precision="fp32")
+        assert (full.weights + full.gradients + full.optimizer) / GIB == pytest.approx(8_030_261_248 * 16 / GIB)
+        lora = self.of(tmp_path, adapter={"kind": "lora", "rank": 32}, precision="bf16")
+        states = lora.weights + lora.gradients + lora.optimizer
+        assert states == 2 * 8_030_261_248 + (4 + 4 + 8 + 2) * 83_886_080
+
+    def test_it_grows_with_rows_and_length_and_shrinks_with_checkpointing(self, tmp_path):
+        one = self.of(tmp_path, adapter=LORA, precision="bf16")
+        two = self.of(tmp_path, adapter=LORA, precision="bf16", examples=2)
+        assert two.activations == pytest.approx(2 * one.activations)
+        assert two.logits == 2 * one.logits
+        on = Choice(True, "", "user")
+        assert self.of(tmp_path, adapter=LORA, precision="bf16", checkpointing=on).activations < one.activations / 5
+
+    def test_stored_probabilities_grow_with_the_square_of_the_length(self, tmp_path):
+        short, long = (self.of(tmp_path, attention="eager", length=length).activations for length in (1024, 8192))
+        fused = [self.of(tmp_path, length=length).activations for length in (1024, 8192)]
+        assert fused[1] == 8 * fused[0]
+        assert long > 20 * short
+
+    def test_only_supervised_positions_have_logits(self, tmp_path):
+        whole, tenth = self.of(tmp_path), self.of(tmp_path, supervised=0.1)
+        assert tenth.logits == pytest.approx(whole.logits / 10, rel=1e-2)
+
+    def test_what_fits_leaves_room(self, tmp_path):
+        plan = self.of(tmp_path, adapter=LORA, precision="bf16")
+        assert fits(plan)
+        assert usable(80 * GIB) < 0.9 * 80 * GIB
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0.0 MiB"), (3 * 2**19, "1.5 MiB"), (320 * 2**20, "320 MiB"), (3 * 2**29, "1.5 GiB")]
+)
+def test_sizes_for_people(size, text):
+    assert module.readable(size) == text

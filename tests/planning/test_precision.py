@@ -1,0 +1,148 @@
+"""Which types a run gets, by request, machine and measurement."""
+
+import itertools
+
+import pytest
+
+from layouts import run_config
+from surefoot.hardware import Hardware, preset
+from surefoot.planning import precision as module
+from surefoot.planning.notes import Notes
+from surefoot.planning.precision import NARROW, plan_precision
+
+LAPTOP, H100 = preset("cpu"), preset("h100")
+AMX = Hardware("Xeon", "cpu", 2**34, None, bf16=True, fp16=False, tf32=False, cores=2, preset=False)
+T4 = Hardware("Tesla T4", "cuda", 2**34, (7, 5), bf16=False, fp16=True, tf32=False, cores=4, preset=False)
+FULL, ADAPTER = True, False
+
+
+def decide(request="auto", *, full=ADAPTER, width=4096, hardware=H100, products=None, environment=None):
+    notes = Notes()
+    config = run_config(precision=request).precision
+    plan = plan_precision(
+        config,
+        full=full,
+        width=width,
+        hardware=hardware,
+        products=products or {},
+        environment=environment or {},
+        notes=notes,
+    )
+    return plan, notes
+
+
+def keys(notes):
+    return [fault.where for fault in notes.faults]
+
+
+@pytest.mark.parametrize("full", [FULL, ADAPTER])
+@pytest.mark.parametrize("hardware", [LAPTOP, AMX, T4, H100], ids=lambda machine: machine.name)
+def test_no_request_ends_with_a_scaler_over_fp16_trainables(hardware, full):
+    """Seed 003: "Attempting to unscale FP16 gradients". Either the plan is sound or the run is refused."""
+    types = ("auto", "fp32", "bf16", "fp16")
+    for compute, base in itertools.product(types, types):
+        plan, notes = decide({"compute": compute, "base": base}, full=full, hardware=hardware)
+        assert plan.trainable.value == "fp32"
+        assert plan.scaler.value == (plan.compute.value == "fp16")
+        if full and not notes.faults:
+            assert plan.base.value == "fp32"
+        for asked, chosen in ((compute, plan.compute.value), (base, plan.base.value)):
+            assert asked in ("auto", chosen) or notes.faults, "replaced without a word"
+
+
+def test_fp16_weights_in_full_fine_tuning_are_refused_with_the_words_of_the_crash():
+    _, notes = decide({"base": "fp16"}, full=FULL)
+    assert keys(notes) == ["precision.base"]
+    assert "Attempting to unscale FP16 gradients" in str(notes.faults[0])
+    assert "compute: fp16" in notes.faults[0].fix
+    assert not decide({"base": "fp16"}, full=ADAPTER)[1].faults  # a frozen base may be fp16
+
+
+@pytest.mark.parametrize(
+    ("request_", "hardware", "full", "compute", "base", "source"),
+    [
+        ("auto", H100, ADAPTER, "bf16", "bf16", "hardware"),
+        ("auto", H100, FULL, "bf16", "fp32", "hardware"),
+        ("auto", LAPTOP, ADAPTER, "fp32", "fp32", "hardware"),
+        ("auto", AMX, ADAPTER, "bf16", "bf16", "hardware"),
+        ("auto", T4, ADAPTER, "fp32", "fp32", "hardware"),
+        ("fp16", T4, ADAPTER, "fp16", "fp16", "user"),
+        ("fp16", T4, FULL, "fp16", "fp32", "user"),
+        ("fp32", H100, ADAPTER, "fp32", "fp32", "user"),
+        ({"compute": "bf16", "base": "fp32"}, H100, ADAPTER, "bf16", "fp32", "user"),
+        ({"base": "bf16"}, LAPTOP, ADAPTER, "bf16", "bf16", "user"),
+        ({"base": "fp32"}, H100, ADAPTER, "bf16", "fp32", "hardware"),
+    ],
+)
+def test_choice_without_measurements(request_, hardware, full, compute, base, source):
+    plan, notes = decide(request_, hardware=hardware, full=full)
+    assert not notes.faults
+    assert (plan.compute.value, plan.base.value, plan.compute.source) == (compute, base, source)
+
+
+def test_the_default_is_left_only_for_a_clear_gain():
+    fast = decide(hardware=AMX, products={"fp32": 1e11, "bf16": 1.6e11})[0].compute
+    close = decide(hardware=AMX, products={"fp32": 1e11, "bf16": 1.4e11})[0].compute
+    assert (fast.value, fast.source) == ("bf16", "measured")
+    assert (close.value, close.source) == ("fp32", "measured")
+    assert "1.6 times" in fast.reason
+
+
+def test_a_lower_bar_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(module, "_PRODUCT_GAIN", 1.0)
+    with pytest.raises(AssertionError):
+        test_the_default_is_left_only_for_a_clear_gain()
+
+
+def test_what_was_measured_beats_what_the_processor_says_of_itself():
+    slow = {"fp32": 2e11, "bf16": 4e8}
+    assert decide(hardware=AMX, products=slow)[0].compute.value == "fp32"
+
+
+def test_a_narrow_model_on_a_cpu_keeps_the_default_whatever_is_measured():
+    fast = {"fp32": 1e11, "bf16": 9e11}
+    assert decide(hardware=AMX, width=NARROW - 1, products=fast)[0].compute.value == "fp32"
+    assert decide(hardware=AMX, width=NARROW, products=fast)[0].compute.value == "bf16"
+    assert decide(hardware=H100, width=NARROW - 1)[0].compute.value == "bf16"
+
+
+class TestExplicitTypes:
+    def test_bf16_that_the_gpu_lacks_is_refused(self):
+        _, notes = decide("bf16", hardware=T4)
+        assert keys(notes) == ["precision.compute"]
+        assert "capability 8.0" in str(notes.faults[0])
+
+    def test_bf16_that_is_slow_is_honoured_with_the_figure(self):
+        plan, notes = decide("bf16", hardware=LAPTOP, products={"fp32": 2e11, "bf16": 5e8})
+        assert plan.compute.value == "bf16"
+        assert "400.0 times slower" in notes.cautions[0]
+
+    def test_unmeasured_it_is_told_by_the_instructions(self):
+        assert "no instructions" in decide("bf16", hardware=LAPTOP)[1].cautions[0]
+        assert not decide("bf16", hardware=AMX)[1].cautions
+        assert not decide("fp32", hardware=LAPTOP)[1].cautions
+
+    def test_products_of_16_bit_weights_cannot_be_wider_or_of_the_other_type(self):
+        for compute, base in (("fp32", "bf16"), ("bf16", "fp16")):
+            assert keys(decide({"compute": compute, "base": base})[1]) == ["precision.base"]
+
+
+class TestTf32:
+    def test_it_follows_the_compute_type(self):
+        assert decide("bf16")[0].tf32.value is True
+        assert decide("fp32")[0].tf32.value is False
+
+    def test_what_is_asked_for_wins(self):
+        assert decide({"compute": "fp32", "tf32": "on"})[0].tf32.value is True
+        assert decide({"compute": "bf16", "tf32": "off"})[0].tf32.value is False
+
+    def test_a_machine_without_it_refuses_on(self):
+        assert keys(decide({"tf32": "on"}, hardware=LAPTOP)[1]) == ["precision.tf32"]
+        assert not decide({"tf32": "off"}, hardware=LAPTOP)[1].faults
+
+    def test_the_override_below_torch_is_followed_or_refused(self):
+        forced_off = {"NVIDIA_TF32_OVERRIDE": "0"}
+        assert decide("bf16", environment=forced_off)[0].tf32.value is False
+        assert keys(decide({"tf32": "on"}, environment=forced_off)[1]) == ["precision.tf32"]
+        assert not decide({"tf32": "off"}, environment=forced_off)[1].faults
+        assert decide("bf16", environment={"NVIDIA_TF32_OVERRIDE": "maybe"})[0].tf32.value is True

@@ -1,0 +1,238 @@
+"""PAD, BOS, stop tokens and template, over tokenizers laid out like real ones."""
+
+import dataclasses
+
+import pytest
+
+from layouts import (
+    LLAMA2_7B,
+    LLAMA3_CHAT,
+    LLAMA31_8B,
+    llama2_tokenizer,
+    llama3_tokenizer,
+    model_facts,
+    run_config,
+    small_tokenizer,
+)
+from surefoot.families.llama import LLAMA
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.planning.notes import Notes
+from surefoot.planning.tokenizer import plan_tokenizer
+
+SMALL = LLAMA31_8B | {"vocab_size": 12}
+TURNS = ["<s>", "</s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+@pytest.fixture
+def decide(tmp_path):
+    def decide(files, config=SMALL, *, family=True, **request):
+        notes = Notes()
+        model = model_facts(tmp_path / "model", config)
+        if not family:
+            model = dataclasses.replace(model, family=None)
+        return plan_tokenizer(run_config(**request), model, files, notes), notes
+
+    return decide
+
+
+@pytest.fixture
+def small(tmp_path):
+    return lambda **changes: small_tokenizer(tmp_path / "tokenizer", **changes)
+
+
+def keys(notes):
+    return [fault.where for fault in notes.faults]
+
+
+def pad(plan):
+    return plan.pad_token.value, plan.pad_id, plan.added_rows
+
+
+class TestPad:
+    def test_the_tokenizers_own_comes_first(self, decide, small):
+        roles = {"eos_token": "</s>", "pad_token": "<pad>"}
+        plan, notes = decide(small(specials=["<s>", "</s>", "<pad>"], roles=roles), SMALL | {"vocab_size": 13})
+        assert pad(plan) == ("<pad>", 12, 0)
+        assert not notes.cautions
+
+    def test_llama_30_gets_a_reserved_token_and_never_the_exclamation_mark(self, decide, tmp_path):
+        plan, _ = decide(read_tokenizer_facts(llama3_tokenizer(tmp_path)), LLAMA31_8B)
+        assert pad(plan) == ("<|reserved_special_token_0|>", 128_002, 0)
+        assert plan.pad_token.source == "family"
+
+    def test_llama_31_gets_its_reserved_pad(self, decide, tmp_path):
+        plan, _ = decide(read_tokenizer_facts(llama3_tokenizer(tmp_path, pad=True)), LLAMA31_8B)
+        assert pad(plan) == ("<|finetune_right_pad_id|>", 128_004, 0)
+
+    def test_llama_2_gets_unk_which_is_special_though_its_id_is_0(self, decide, tmp_path):
+        plan, _ = decide(read_tokenizer_facts(llama2_tokenizer(tmp_path)), LLAMA2_7B)
+        assert pad(plan) == ("<unk>", 0, 0)
+
+    def test_a_pad_that_text_can_contain_is_passed_over(self, decide, small):
+        plan, notes = decide(small(roles={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "!"}))
+        assert plan.pad_id != 0
+        assert "text can contain" in notes.cautions[0]
+
+    def test_trusting_such_a_pad_would_be_noticed(self, decide, small, monkeypatch):
+        monkeypatch.setattr("surefoot.families.tokenizer_facts.TokenizerFacts.is_special", lambda self, token: True)
+        with pytest.raises(AssertionError):
+            self.test_a_pad_that_text_can_contain_is_passed_over(decide, small)
+
+    def test_a_pad_beyond_the_embedding_is_passed_over(self, decide, small):
+        roles = {"eos_token": "</s>", "pad_token": "<pad>"}
+        plan, notes = decide(small(specials=["<s>", "</s>", "<pad>"], roles=roles))
+        assert pad(plan) == ("</s>", 11, 0)
+        assert "beyond the model's 12 rows" in "\n".join(notes.cautions)
+
+    def test_a_reserved_token_that_the_template_writes_is_not_free(self, decide, small):
+        specials = ["<s>", "</s>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"]
+        config = SMALL | {"vocab_size": 14}
+        free, _ = decide(small(specials=specials), config)
+        taken, _ = decide(small(specials=specials, chat_template="x <|reserved_special_token_0|>"), config)
+        assert free.pad_id == 12
+        assert taken.pad_id == 13
+
+    def test_a_reserved_token_that_ends_a_generation_is_not_free(self, decide, small):
+        specials = ["<s>", "</s>", "<|reserved_special_token_0|>"]
+        plan, _ = decide(small(specials=specials, stops=[11, 12]), SMALL | {"vocab_size": 13})
+        assert plan.pad_id == 11
+
+    def test_a_spare_row_belongs_to_no_token(self, decide, small):
+        plan, _ = decide(small(), SMALL | {"vocab_size": 16})
+        assert pad(plan) == ("<|pad|>", 12, 0)
+
+    def test_eos_is_the_last_resort(self, decide, small):
+        plan, _ = decide(small())
+        assert pad(plan) == ("</s>", 11, 0)
+        assert "masked by position" in plan.pad_token.reason
+
+    def test_an_unknown_family_has_no_reserved_tokens(self, decide, small):
+        tokenizer = small(specials=["<s>", "</s>", "<|reserved_special_token_0|>"])
+        plan, _ = decide(tokenizer, SMALL | {"vocab_size": 13}, family=False)
+        assert plan.pad_token.value == "</s>"
+
+    @pytest.mark.parametrize(("rows", "added"), [(12, 1), (13, 0), (20, 0)])
+    def test_add_appends_a_row_only_where_none_is_spare(self, decide, small, rows, added):
+        plan, _ = decide(small(), SMALL | {"vocab_size": rows}, tokenizer={"pad": "add"})
+        assert pad(plan) == ("<|pad|>", 12, added)
+        assert plan.pad_token.source == "user"
+
+    @pytest.mark.parametrize("rows", [12, 20])
+    def test_nothing_else_adds_rows(self, decide, small, rows):
+        assert decide(small(), SMALL | {"vocab_size": rows})[0].added_rows == 0
+
+    def test_a_named_token_must_exist_and_be_special(self, decide, small):
+        plan, notes = decide(small(), tokenizer={"pad": "</s>"})
+        assert not notes.faults
+        assert pad(plan) == ("</s>", 11, 0)
+        ordinary = decide(small(), tokenizer={"pad": "!"})[1]
+        missing = decide(small(), tokenizer={"pad": "</S>"})[1]
+        assert keys(ordinary) == keys(missing) == ["tokenizer.pad"]
+        assert "ordinary" in str(ordinary.faults[0])
+        assert "did you mean </s>?" in str(missing.faults[0])
+
+    def test_a_named_token_needs_a_row(self, decide, small):
+        _, notes = decide(small(specials=["<s>", "</s>", "<pad>"]), tokenizer={"pad": "<pad>"})
+        assert keys(notes) == ["tokenizer.pad"]
+
+
+class TestRows:
+    def test_ordinary_tokens_without_a_row_are_refused(self, decide, small):
+        _, notes = decide(small(), SMALL | {"vocab_size": 9})
+        assert keys(notes)[0] == "model"
+
+    def test_special_ones_are_only_mentioned(self, decide, small):
+        _, notes = decide(small(specials=["<s>", "</s>", "<x>"]))
+        assert not notes.faults
+        assert "<x>" in notes.cautions[0]
+
+
+class TestBos:
+    def test_llama_gets_it_whether_or_not_the_tokenizer_adds_one(self, decide, small):
+        for by_processor in (True, False):
+            plan, _ = decide(small(bos_by_processor=by_processor))
+            assert plan.bos.value is True
+            assert plan.bos_id == 10
+
+    def test_a_family_that_uses_none_gets_none(self, decide, small, monkeypatch):
+        other = dataclasses.replace(LLAMA, uses_bos=False)
+        monkeypatch.setattr("surefoot.families.model_facts.find", lambda model_type: other)
+        assert decide(small(bos_by_processor=True))[0].bos.value is False
+
+    def test_an_unknown_family_follows_its_tokenizer(self, decide, small):
+        assert decide(small(bos_by_processor=True), family=False)[0].bos.value is True
+        assert decide(small(bos_by_processor=False), family=False)[0].bos.value is False
+
+    def test_without_a_token_there_is_none(self, decide, small):
+        tokenizer = small(roles={"eos_token": "</s>"})
+        assert decide(tokenizer)[0].bos.value is False
+        assert keys(decide(tokenizer, bos={"prepend": "on"})[1]) == ["bos.prepend"]
+
+    def test_what_is_asked_for_wins(self, decide, small):
+        plan, _ = decide(small(bos_by_processor=True), bos={"prepend": "off"})
+        assert (plan.bos.value, plan.bos.source) == (False, "user")
+
+
+class TestTemplate:
+    def test_auto_takes_the_tokenizers_own_else_alpaca(self, decide, small):
+        assert decide(small(chat_template="{{ x }}"))[0].template.value == "tokenizer"
+        assert decide(small())[0].template.value == "alpaca"
+
+    def test_names(self, decide, small):
+        for name in ("alpaca", "plain"):
+            plan, notes = decide(small(), data={"train": "unused.jsonl", "template": name})
+            assert not notes.faults
+            assert (plan.template.value, plan.template.source) == (name, "user")
+        _, notes = decide(small(), data={"train": "unused.jsonl", "template": "alpacca"})
+        assert "did you mean alpaca?" in str(notes.faults[0])
+
+    def test_the_tokenizers_own_must_exist(self, decide, small):
+        _, notes = decide(small(), data={"train": "unused.jsonl", "template": "tokenizer"})
+        assert keys(notes) == ["data.template"]
+
+    def test_llama3_needs_its_tokens(self, decide, small):
+        request = {"train": "unused.jsonl", "template": "llama3"}
+        _, notes = decide(small(specials=TURNS[:-1]), SMALL | {"vocab_size": 14}, data=request)
+        assert keys(notes) == ["data.template"]
+        assert "<|eot_id|>" in str(notes.faults[0])
+        assert "<|start_header_id|>" not in str(notes.faults[0])
+        assert not decide(small(specials=TURNS), SMALL | {"vocab_size": 15}, data=request)[1].faults
+
+
+class TestStop:
+    CONFIG = SMALL | {"vocab_size": 15}
+
+    def test_eos_comes_first_then_the_templates_turn_end(self, decide, small):
+        plan, _ = decide(small(specials=TURNS, chat_template=LLAMA3_CHAT), self.CONFIG)
+        assert plan.stop.value == (11, 14)
+
+    def test_a_template_that_writes_no_turn_end_stops_at_eos(self, decide, small):
+        assert decide(small(specials=TURNS), self.CONFIG)[0].stop.value == (11,)
+
+    def test_generation_config_adds_its_own(self, decide, small):
+        tokenizer = small(specials=TURNS, chat_template=LLAMA3_CHAT, stops=[11, 14, 13])
+        plan, notes = decide(tokenizer, self.CONFIG)
+        assert plan.stop.value == (11, 14, 13)
+        assert not notes.cautions
+
+    def test_a_turn_end_that_generation_config_forgets_is_said(self, decide, small):
+        _, notes = decide(small(specials=TURNS, chat_template=LLAMA3_CHAT, stops=[11]), self.CONFIG)
+        assert "<|eot_id|>" in notes.cautions[0]
+
+    def test_an_ordinary_token_never_stops(self, decide, small):
+        assert decide(small(stops=[11, 3]))[0].stop.value == (11,)
+
+    def test_without_eos_the_run_is_refused(self, decide, small):
+        assert keys(decide(small(roles={"bos_token": "<s>"}))[1]) == ["tokenizer"]
+        _, notes = decide(small(roles={"bos_token": "<s>", "eos_token": "<end>"}))
+        assert "'<end>' is not in the vocabulary" in str(notes.faults[0])
+
+
+class TestUntrainedChatTokens:
+    def test_a_llama_3_base_model_is_warned_about(self, decide, tmp_path):
+        request = {"train": "unused.jsonl", "template": "llama3"}
+        base = read_tokenizer_facts(llama3_tokenizer(tmp_path / "base"))
+        chat = read_tokenizer_facts(llama3_tokenizer(tmp_path / "chat", chat=True))
+        assert "base model" in "\n".join(decide(base, LLAMA31_8B, data=request)[1].cautions)
+        assert not decide(base, LLAMA31_8B)[1].cautions  # alpaca writes no chat tokens
+        assert not decide(chat, LLAMA31_8B)[1].cautions
