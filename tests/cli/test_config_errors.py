@@ -324,9 +324,10 @@ def test_faults_without_a_line_to_show_are_one_line(where: str) -> None:
     assert "error: " in line
 
 
-def test_nothing_heavy_is_imported_before_a_config_error(folder: Path) -> None:
+@pytest.mark.parametrize("command", ["train", "plan", "data"])
+def test_nothing_heavy_is_imported_before_a_config_error(folder: Path, command: str) -> None:
     path = write_config(folder, learning_rte="1e-4")
-    assert heavy_modules(["train", str(path)]) == set()
+    assert heavy_modules([command, str(path)]) == set()
 
 
 def test_twin_a_heavy_import_is_noticed(folder: Path) -> None:

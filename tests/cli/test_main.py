@@ -19,6 +19,7 @@ from surefoot.errors import Diverged, EnvironmentFault, Fault, InputError, Integ
 # The surface of the command line. It grows by decision, not by accident: a knob of a run belongs into the config.
 SURFACE = {
     "chat": ["model", "--adapter", "--system", "--max-new-tokens", "--temperature", "--top-p", "--seed"],
+    "data": ["config", "overrides", "--json"],
     "explain": ["key"],
     "generate": [
         "model",
@@ -33,6 +34,7 @@ SURFACE = {
         "--seed",
         "--json",
     ],
+    "plan": ["config", "overrides", "--hardware", "--json"],
     "schema": [],
     "train": ["config", "overrides", "--resume", "--overwrite", "--dry-run"],
     "verify": ["folder", "--same-as", "--json"],
