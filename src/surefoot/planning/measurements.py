@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from surefoot.planning.plan import DType
 
@@ -38,6 +41,19 @@ class Measurements:
     attention: tuple[AttentionTrial, ...] = ()
     attention_dtype: DType | None = None
     attention_length: int | None = None
+
+
+_MEASUREMENTS = TypeAdapter(Measurements)
+
+
+def measurements_to_json(measurements: Measurements) -> dict[str, Any]:
+    """Plain lists, dicts, strings and numbers."""
+    return _MEASUREMENTS.dump_python(measurements, mode="json")
+
+
+def measurements_from_json(data: Mapping[str, object]) -> Measurements:
+    """The inverse; of an empty table, no measurements."""
+    return _MEASUREMENTS.validate_python(dict(data))
 
 
 @dataclass(frozen=True)

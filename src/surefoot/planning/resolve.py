@@ -7,7 +7,6 @@ know (measurements, lengths of the examples) may be left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from surefoot.config.schema import RunConfig
 from surefoot.errors import InputError
@@ -18,7 +17,7 @@ from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.environment import environment_findings
-from surefoot.planning.measurements import LengthFacts, Measurements
+from surefoot.planning.measurements import LengthFacts, Measurements, measurements_to_json
 from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
@@ -94,7 +93,7 @@ def resolve(
         parameters=parameters,
         environment=environment_findings(environment, hardware.kind, values),
         cautions=tuple(notes.cautions),
-        measurements={} if measurements is None else asdict(measurements),
+        measurements={} if measurements is None else measurements_to_json(measurements),
     )
 
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
 from surefoot import hardware as machine
 from surefoot.config.schema import RunConfig
 from surefoot.families import find
@@ -20,7 +18,7 @@ from surefoot.hardware import Hardware
 from surefoot.models.folder import read_config, stored_tensors
 from surefoot.models.hub import resolve_folder
 from surefoot.planning.kernels import ORDER, obstacle
-from surefoot.planning.measurements import LengthFacts, Measurements
+from surefoot.planning.measurements import LengthFacts, Measurements, measurements_from_json
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.precision import NARROW
@@ -28,8 +26,6 @@ from surefoot.planning.resolve import precision_for, resolve
 
 if TYPE_CHECKING:
     import torch
-
-_MEASUREMENTS = TypeAdapter(Measurements)
 
 
 def make_plan(
@@ -50,7 +46,7 @@ def make_plan(
     model, tokenizer = _model_facts(folder), read_tokenizer_facts(folder)
     environment = machine.read_environment()
     found = hardware or machine.detect()
-    seen = None if measurements is None else _MEASUREMENTS.validate_python(dict(measurements))
+    seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
         seen = _measure(config, model, found, environment, lengths)
     return resolve(config, model, tokenizer, found, measurements=seen, environment=environment, lengths=lengths)

@@ -1,0 +1,118 @@
+"""How many rows go through the model at once, and when activations are computed twice."""
+
+import dataclasses
+
+import pytest
+
+from layouts import LLAMA31_8B, LLAMA32_1B, llama3_tokenizer, model_facts, run_config
+from surefoot.errors import InputError
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.hardware import GIB, preset
+from surefoot.planning import batch as module
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.memory import fits, usable
+from surefoot.planning.resolve import resolve
+
+TINY = LLAMA31_8B | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 4, "torch_dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return read_tokenizer_facts(llama3_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+def decide(tmp_path, tokenizer):
+    def decide(config=LLAMA31_8B, *, hardware="h100", memory=None, lengths=None, **request):
+        machine = preset(hardware)
+        if memory is not None:
+            machine = dataclasses.replace(machine, memory=int(memory * GIB))
+        model = model_facts(tmp_path, config)
+        return resolve(
+            run_config(**request), model, tokenizer, machine, measurements=None, environment={}, lengths=lengths
+        )
+
+    return decide
+
+
+def test_a_small_model_takes_the_whole_step_at_once(decide):
+    plan = decide(TINY, batch={"size": 24}, data=_data(256))
+    assert (plan.batch.micro.value, plan.batch.accumulation) == (24, 1)
+    assert not plan.memory.gradient_checkpointing.value
+
+
+def test_micro_is_the_most_that_fits_evened_out(decide):
+    plan = decide(batch={"size": 16})
+    micro = plan.batch.micro.value
+    assert 1 < micro < 16
+    assert fits(plan.memory)
+    assert plan.batch.accumulation * micro >= 16 > (plan.batch.accumulation - 1) * micro
+    one_micro_batch_fewer = -(-16 // (plan.batch.accumulation - 1))
+    larger = decide(batch={"size": 16, "micro": one_micro_batch_fewer}, gradient_checkpointing="off")
+    assert not fits(larger.memory)
+
+
+def test_ignoring_the_memory_would_be_noticed(decide, monkeypatch):
+    monkeypatch.setattr(module, "_most", lambda limit, fits: limit)
+    with pytest.raises(AssertionError):
+        test_micro_is_the_most_that_fits_evened_out(decide)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 64])
+@pytest.mark.parametrize("capacity", [0, 1, 5, 7, 63, 64, 1000])
+def test_the_search_finds_the_largest(limit, capacity):
+    assert module._most(limit, lambda rows: rows <= capacity) == max(1, min(limit, capacity))
+
+
+def test_known_lengths_make_room_for_more_rows_and_stop_where_the_device_is_busy(decide):
+    short = LengthFacts(longest=256, typical=128, supervised=0.2)
+    blind, seeing = decide(batch={"size": 64}), decide(batch={"size": 64}, lengths=short)
+    assert seeing.batch.micro.value > blind.batch.micro.value
+    laptop = decide(TINY, hardware="cpu", batch={"size": 64}, lengths=short)
+    assert laptop.batch.micro.value == 4096 // 128
+    assert "no busier" in laptop.batch.micro.reason
+
+
+class TestCheckpointing:
+    def test_only_where_one_example_does_not_fit_without(self, decide):
+        roomy = decide(LLAMA32_1B, adapter={"kind": "lora"}, hardware="rtx4090", data=_data(2048))
+        tight = decide(LLAMA32_1B, adapter={"kind": "lora"}, hardware="rtx4090", data=_data(16384))
+        assert not roomy.memory.gradient_checkpointing.value
+        assert tight.memory.gradient_checkpointing.value
+        assert "would need" in tight.memory.gradient_checkpointing.reason
+
+    def test_for_the_rows_that_were_asked_for(self, decide):
+        assert not decide(batch={"size": 8, "micro": 1}).memory.gradient_checkpointing.value
+        assert decide(batch={"size": 64, "micro": 64}).memory.gradient_checkpointing.value
+
+    @pytest.mark.parametrize("asked", ["on", "off"])
+    def test_on_request(self, decide, asked):
+        choice = decide(TINY, gradient_checkpointing=asked).memory.gradient_checkpointing
+        assert (choice.value, choice.source) == (asked == "on", "user")
+
+
+class TestTooLarge:
+    def test_states_that_do_not_fit_are_refused_with_the_figures(self, decide):
+        with pytest.raises(InputError) as caught:
+            decide(adapter=None, hardware="h100")
+        assert "133.6 GiB" in str(caught.value)  # 16 bytes per parameter, and bf16 copies of all but the embedding
+        assert "79.1 GiB" in str(caught.value)
+
+    def test_activations_that_do_not_fit_are_a_caution(self, decide):
+        plan = decide(memory=20, data=_data(100_000), batch={"size": 1})
+        assert plan.batch.micro.value == 1
+        assert "data.max_length" in "\n".join(plan.cautions)
+
+    def test_more_rows_than_a_step_has_are_refused(self, decide):
+        with pytest.raises(InputError) as caught:
+            decide(batch={"size": 4, "micro": 8})
+        assert [fault.where for fault in caught.value.faults] == ["batch.micro"]
+
+
+def test_usable_leaves_room_for_what_is_not_counted():
+    assert usable(10 * GIB) == 8 * GIB
+
+
+def _data(length):
+    return {"train": "unused.jsonl", "max_length": length}

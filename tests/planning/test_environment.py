@@ -1,0 +1,124 @@
+"""Which environment variables act on a run; and whether those that are said to be read really are."""
+
+import dataclasses
+import importlib.util
+import mmap
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from surefoot.hardware import ENVIRONMENT_NAMES, read_environment
+from surefoot.planning import environment as module
+from surefoot.planning.environment import VARIABLES, environment_findings
+
+VALUES = {
+    "attention": "sdpa (flash, math)",
+    "accumulation": "4",
+    "compile": "off",
+    "compute": "bf16",
+    "device": "cpu",
+    "tf32": "off",
+    "threads": "2",
+}
+# What reads a name: Python sources of these packages, or compiled code. Names that only CUDA builds hold cannot be
+# looked up in a CPU build; oneDNN puts its names together from "ONEDNN_" or "DNNL_" and the rest.
+PACKAGES = ("torch", "transformers", "accelerate", "huggingface_hub", "peft")
+ONLY_IN_CUDA_BUILDS = {"CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TORCH_CUDNN_SDPA_DEPRIORITIZED"}
+COMPOSED = re.compile("^(ONEDNN|DNNL)_")
+
+
+def test_every_name_that_is_read_has_an_effect_and_the_other_way_round():
+    assert set(ENVIRONMENT_NAMES) == set(VARIABLES)
+
+
+def test_a_name_without_an_effect_would_be_noticed(monkeypatch):
+    monkeypatch.delitem(module.VARIABLES, "SDPA_BACKEND")
+    with pytest.raises(AssertionError):
+        test_every_name_that_is_read_has_an_effect_and_the_other_way_round()
+
+
+def names_in_sources():
+    found = set()
+    for package in PACKAGES:
+        root = Path(importlib.util.find_spec(package).origin).parent
+        for path in root.rglob("*.py"):
+            found.update(re.findall(rb"[\"']([A-Z][A-Z0-9_]{5,})[\"']", path.read_bytes()))
+    return {name.decode() for name in found}
+
+
+def names_in_libraries(names):
+    """Those of `names` that torch's compiled code holds as a whole string."""
+    root = Path(importlib.util.find_spec("torch").origin).parent / "lib"
+    tails = {name: COMPOSED.sub("", name).encode() for name in names}
+    pattern = re.compile(b"\0(" + b"|".join(sorted(set(tails.values()))) + b")(?=\0)")
+    found = set()
+    for library in ("libtorch_cpu.so", "libc10.so"):
+        with (root / library).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            found.update(pattern.findall(content))
+    return {name for name, tail in tails.items() if tail in found}
+
+
+@cache
+def names_that_are_read():
+    names = VARIABLES.keys() - ONLY_IN_CUDA_BUILDS
+    in_sources = names & names_in_sources()
+    return in_sources | names_in_libraries(names - in_sources)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into torch's Linux libraries")
+def test_the_installed_libraries_read_exactly_what_is_said():
+    assert names_that_are_read() == {name for name in VARIABLES.keys() - ONLY_IN_CUDA_BUILDS if VARIABLES[name].reader}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into torch's Linux libraries")
+@pytest.mark.parametrize(("name", "reader"), [("SDPA_BACKEND", "torch"), ("ATEN_CPU_CAPABILITY", "")])
+def test_a_wrong_claim_would_be_noticed(monkeypatch, name, reader):
+    monkeypatch.setitem(module.VARIABLES, name, dataclasses.replace(VARIABLES[name], reader=reader))
+    with pytest.raises(AssertionError):
+        test_the_installed_libraries_read_exactly_what_is_said()
+
+
+def findings(environment, device="cpu"):
+    return {finding.name: finding for finding in environment_findings(environment, device, VALUES)}
+
+
+def test_seed_002s_names_are_reported_as_read_by_nobody():
+    found = findings({"SDPA_BACKEND": "flash", "PYTORCH_SDP_KERNEL": "mem_efficient"})
+    assert {finding.verdict for finding in found.values()} == {"ignored"}
+    assert all("nothing reads this name" in finding.effect for finding in found.values())
+    assert "sdpa (flash, math)" in found["SDPA_BACKEND"].effect
+
+
+def test_what_accelerate_launch_sets_is_beaten_by_the_config():
+    found = findings({"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7"})
+    assert {finding.verdict for finding in found.values()} == {"overridden"}
+    assert found["ACCELERATE_MIXED_PRECISION"].effect.endswith("bf16")
+    assert "4 micro-batches" in found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"].effect
+
+
+def test_what_concerns_another_device_is_ignored():
+    tf32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    assert findings(tf32)["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"].verdict == "ignored"
+    assert findings(tf32, "cuda")["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"].verdict == "overridden"
+    assert findings({"OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"].verdict == "used"
+
+
+def test_unknown_names_and_secrets_are_left_alone(monkeypatch):
+    for name, value in {"HF_TOKEN": "secret", "HOME": "/somewhere", "OMP_NUM_THREADS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    seen = read_environment()
+    assert "HF_TOKEN" not in seen
+    assert "HOME" not in seen
+    assert seen["OMP_NUM_THREADS"] == "2"
+    assert not findings({"HF_TOKEN": "secret"})
+
+
+def test_every_effect_can_be_written():
+    everything = dict.fromkeys(VARIABLES, "1")
+    for device in ("cpu", "cuda"):
+        for finding in environment_findings(everything, device, VALUES):
+            assert "{" not in finding.effect
+            assert finding.effect
