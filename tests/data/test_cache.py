@@ -53,7 +53,8 @@ def test_what_was_written_comes_back(folder):
         assert dataset.supervised(index) == one.supervised.sum()
     assert dataset.lengths.tolist() == [3, 2, 8]
     assert dataset.flags().tolist() == [0, TRUNCATED | STOP_LOST, TRUNCATED | PROMPT_LOST | CONTROL_TEXT]
-    assert isinstance(dataset.ids, np.memmap)
+    assert isinstance(dataset.ids.base, np.memmap)
+    assert not dataset.ids.flags.writeable
 
 
 @pytest.mark.parametrize(("vocabulary", "width"), [(65_536, np.uint16), (65_537, np.uint32)])

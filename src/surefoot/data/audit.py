@@ -6,7 +6,6 @@ meant to do. What is wrong is an error (see `proofs`); what is only odd is a cau
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -103,10 +102,10 @@ def audit_dataset(
 
     Raises InputError, naming the first record, when a proof fails.
     """
-    answers = prove(dataset, source.file, encoder, bos_id=bos_id, pad_id=pad_id, stop_ids=stop_ids, train_on=train_on)
+    proven = prove(dataset, source.file, encoder, bos_id=bos_id, pad_id=pad_id, stop_ids=stop_ids, train_on=train_on)
     flags, lengths = dataset.flags(), dataset.lengths
-    prints = [_fingerprint(dataset, index) for index in range(len(dataset))]
-    known = set() if training is None else {_fingerprint(training, index) for index in range(len(training))}
+    prints = [dataset.fingerprint(index) for index in range(len(dataset))]
+    known = set() if training is None else {training.fingerprint(index) for index in range(len(training))}
     return Audit(
         source,
         kept=len(dataset),
@@ -117,7 +116,7 @@ def audit_dataset(
         duplicates=len(prints) - len(set(prints)),
         overlap=sum(one in known for one in prints),
         tokens=int(lengths.sum()),
-        supervised_tokens=sum(dataset.supervised(index) for index in range(len(dataset))),
+        supervised_tokens=proven.supervised,
         shortest=int(lengths.min()),
         median=int(np.percentile(lengths, 50, method="lower")),
         p95=int(np.percentile(lengths, 95, method="lower")),
@@ -125,8 +124,8 @@ def audit_dataset(
         bos=None if bos_id is None else _name(encoder, bos_id),
         pad=_name(encoder, pad_id),
         stops=tuple(_name(encoder, number) for number in stop_ids),
-        answers=answers.count,
-        ended=answers.closed,
+        answers=proven.answers,
+        ended=proven.closed,
         samples=tuple(_sample(dataset, index, encoder) for index in _spread(len(dataset))),
     )
 
@@ -152,11 +151,6 @@ def cautions(audit: Audit) -> tuple[str, ...]:
     if audit.overlap:
         found.append(f"{audit.overlap} of {audit.kept} evaluation examples are in the training data as well")
     return tuple(found)
-
-
-def _fingerprint(dataset: TokenisedDataset, index: int) -> bytes:
-    example = dataset[index]
-    return hashlib.blake2b(example.ids.tobytes() + example.supervised.tobytes(), digest_size=16).digest()
 
 
 def _spread(count: int) -> list[int]:

@@ -60,10 +60,11 @@ def encode(
         for conversation, layout, runs in zip(chunk, layouts, encode_runs(layouts, encoder, bos_id), strict=True):
             ids = np.fromiter(itertools.chain.from_iterable(run.ids for run in runs), dtype=np.uint32)
             supervised = _mask(runs, train_on)
-            stops = _count(ids[supervised], template.stop_ids)
-            truncated, prompt_lost = len(ids) > max_length, False
+            truncated, prompt_lost, stop_lost = len(ids) > max_length, False, False
             if truncated:
                 kept, prompt_lost = _kept(runs, supervised, train_on, conversation, encoder, max_length)
+                stops = supervised & np.isin(ids, template.stop_ids)
+                stop_lost = bool(stops.sum() > stops[kept].sum())
                 ids, supervised = ids[kept], supervised[kept]
             yield Encoded(
                 ids,
@@ -72,13 +73,9 @@ def encode(
                 conversation.line,
                 truncated,
                 prompt_lost,
-                stop_lost=_count(ids[supervised], template.stop_ids) < stops,
-                control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
+                stop_lost,
+                sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
             )
-
-
-def _count(ids: np.ndarray, wanted: Sequence[int]) -> int:
-    return int(np.isin(ids, wanted).sum())
 
 
 def _mask(runs: Sequence[Run], train_on: TrainOn) -> np.ndarray:
@@ -122,20 +119,23 @@ def _kept(
 
 def _owners(run: Run, opening: bool, train_on: TrainOn, last: int, encoder: TextEncoder) -> np.ndarray:
     """For each token of a run the turn whose prompt text it lies in, -1 where it must stay."""
-    owners: list[int] = []
+    count = len(run.ids)
+    if not any(_is_prompt_text(segment, train_on, last) for segment in run.segments):
+        return np.full(count, -1)
     pieces = pieces_of(run, encoder, opening)
     groups = [run.segments] if len(pieces) == 1 else [(segment,) for segment in run.segments]
+    owners = [np.full(count, -1)]
     for piece, segments in zip(pieces, groups, strict=True):
-        ends = list(itertools.accumulate(len(segment.text) for segment in segments))
-        prompts = [
-            (end - len(segment.text), end, segment.turn)
-            for end, segment in zip(ends, segments, strict=True)
-            if segment.content and not _is_learned(segment, train_on, last)
-        ]
-        _, spans = encoder.spans(piece)
-        owners += [
-            next((turn for left, right, turn in prompts if left <= start < end <= right), -1) for start, end in spans
-        ]
-    # BOS was added or taken away at the front of the first run, so the ends are aligned.
-    count = len(run.ids)
-    return np.array(([-1] * count + owners)[-count:], dtype=np.int64)
+        starts, ends = np.array(encoder.spans(piece)[1], dtype=np.int64).reshape(-1, 2).T
+        owner, position = np.full(len(starts), -1), 0
+        for segment in segments:
+            left, position = position, position + len(segment.text)
+            if _is_prompt_text(segment, train_on, last):
+                owner[(starts >= left) & (ends <= position) & (starts < ends)] = segment.turn
+        owners.append(owner)
+    # BOS may have been added or taken away at the front of the first run, so the ends are aligned.
+    return np.concatenate(owners)[-count:]
+
+
+def _is_prompt_text(segment: Segment, train_on: TrainOn, last: int) -> bool:
+    return segment.content and not _is_learned(segment, train_on, last)

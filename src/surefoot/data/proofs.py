@@ -22,10 +22,11 @@ _CHUNK = 4096  # examples looked at together
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Supervised stretches, and how many of them a supervised stop token closes."""
+class Proven:
+    """supervised: tokens that carry a label. answers: stretches of them. closed: those that end with a stop token."""
 
-    count: int
+    supervised: int
+    answers: int
     closed: int
 
 
@@ -38,15 +39,17 @@ def prove(
     pad_id: int,
     stop_ids: Collection[int],
     train_on: TrainOn,
-) -> Answers:
+) -> Proven:
     """bos_id: None where no BOS is to be put. file: for the fault. An answer cut by max_length may lack its stop."""
-    count = closed = 0
+    supervised = answers = closed = 0
     for part in _parts(dataset, file):
         _prove_bos(part, encoder, bos_id, stop_ids)
         _prove_pad(part, encoder, pad_id, stop_ids)
         ends = _prove_ends(part, stop_ids, train_on)
-        count, closed = count + len(ends), closed + int(ends.sum())
-    return Answers(count, closed)
+        supervised += int(part.mask.sum())
+        answers += len(ends)
+        closed += int(ends.sum())
+    return Proven(supervised, answers, closed)
 
 
 @dataclass(frozen=True)
