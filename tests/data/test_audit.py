@@ -106,6 +106,10 @@ def test_a_bos_that_also_ends_answers_is_looked_for_at_the_start_only(encoder, i
     audited(dataset((numbers("eos 5 6 eos", ids), "..##")), encoder, ids, **both)
     assert "BOS must" in fault_of(dataset((numbers("eos eos 6 eos", ids), "..##")), encoder, ids, **both)
     assert "BOS must" in fault_of(dataset((numbers("5 6 eos", ids), ".##")), encoder, ids, **both)
+    encoder.bos_id = ids["eos"]
+    none = {**both, "bos_id": None}
+    audited(dataset((numbers("5 eos", ids), ".#"), (numbers("5 6 eos", ids), ".##")), encoder, ids, **none)
+    assert "BOS must" in fault_of(dataset((numbers("eos 5 6 eos", ids), "..##")), encoder, ids, **none)
 
 
 def test_a_tokenizer_without_bos_has_none_to_prove(encoder, ids):

@@ -81,12 +81,15 @@ def _parts(dataset: TokenisedDataset, file: str) -> Iterator[_Part]:
 
 
 def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, stop_ids: Collection[int]) -> None:
-    """A BOS that also ends answers (GPT-2) cannot be counted; then only the first two tokens are looked at."""
+    """A BOS that also ends answers (GPT-2) cannot be counted; then only the start is looked at."""
     token = encoder.bos_id if bos_id is None else bos_id
     if token is None:
         return
-    wanted = part.first if bos_id is not None else np.zeros_like(part.first)
-    looked_at = part.first | np.roll(part.first, 1) if token in stop_ids else np.ones_like(part.first)
+    wanted, looked_at = part.first, np.ones_like(part.first)
+    if token in stop_ids:
+        looked_at = part.first if bos_id is None else part.first | np.roll(part.first, 1)  # and the token after it
+    if bos_id is None:
+        wanted = np.zeros_like(part.first)
     wrong = np.flatnonzero(((part.ids == token) != wanted) & looked_at)
     if len(wrong):
         should = "exactly once, at the start" if bos_id is not None else "nowhere"
