@@ -211,12 +211,11 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
     assert cautions(audit) == (
         "a note",
         "fields that nothing reads: answer",
-        "5 rows dropped: no label fits into max_length (lines 50, 60, 70 …)",
-        "2 of 4 examples are longer than max_length and were cut: "
-        "1 lost all of the prompt's text, 1 the end of the answer",
-        "1 examples spell out control tokens; they are encoded as plain text",
-        "2 examples are exact copies of others",
-        "4 of 4 evaluation examples are in the training data as well",
+        "rows dropped, because no label fits into max_length: 5 (lines 50, 60, 70 …)",
+        "examples cut to max_length: 2 of 4; all of the prompt's text was lost in 1, the end of the answer in 1",
+        "examples that spell out control tokens, encoded as plain text: 1",
+        "examples that are exact copies of others: 2",
+        "evaluation examples that the training data hold as well: 4 of 4",
     )
 
 

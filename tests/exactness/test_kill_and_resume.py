@@ -138,19 +138,14 @@ def test_twin_a_resume_that_loses_something_is_noticed(server, world, uninterrup
     output = world[0] / f"twin-{lost}"
     config = write_config(world, "lora", "fp32", output)
     log = output.with_suffix(".txt")
-    assert server.run(["train", config], log, {"at": "step", "n": 6}) == KILLED, log.read_text()
+    assert server.run(["train", config], log, {"at": "step", "n": 5}) == KILLED, log.read_text()
     older, newer = output / "checkpoint-2", output / "checkpoint-4"
     content = json.loads((newer / "MANIFEST.json").read_text())
     shutil.copy(older / lost, newer / lost)
-    if lost == "state.json":
-        shutil.copy(older / lost, newer / lost)
-        state = json.loads((newer / lost).read_text())
-        (newer / lost).write_text(json.dumps({**state, "step": 3}))
     content["files"][lost] = {
         "size": (newer / lost).stat().st_size,
         "sha256": module.durable.sha256_file(newer / lost),
     }
     (newer / "MANIFEST.json").write_text(json.dumps(content))
-    shutil.rmtree(output / "checkpoint-5", ignore_errors=True)
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
     assert compare_folders(uninterrupted("lora", "fp32"), output) != []
