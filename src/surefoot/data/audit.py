@@ -138,18 +138,20 @@ def cautions(audit: Audit) -> tuple[str, ...]:
     if source.dropped:
         lines = ", ".join(str(line) for _, line in source.dropped[:_SAMPLES])
         more = " …" if len(source.dropped) > _SAMPLES else ""
-        found.append(f"{len(source.dropped)} rows dropped: no label fits into max_length (lines {lines}{more})")
+        found.append(
+            f"rows dropped, because no label fits into max_length: {len(source.dropped)} (lines {lines}{more})"
+        )
     if audit.truncated > _CUT_SHARE * audit.kept:
         found.append(
-            f"{audit.truncated} of {audit.kept} examples are longer than max_length and were cut: "
-            f"{audit.prompt_lost} lost all of the prompt's text, {audit.stop_lost} the end of the answer"
+            f"examples cut to max_length: {audit.truncated} of {audit.kept}; all of the prompt's text was lost in "
+            f"{audit.prompt_lost}, the end of the answer in {audit.stop_lost}"
         )
     if audit.control_text:
-        found.append(f"{audit.control_text} examples spell out control tokens; they are encoded as plain text")
+        found.append(f"examples that spell out control tokens, encoded as plain text: {audit.control_text}")
     if audit.duplicates:
-        found.append(f"{audit.duplicates} examples are exact copies of others")
+        found.append(f"examples that are exact copies of others: {audit.duplicates}")
     if audit.overlap:
-        found.append(f"{audit.overlap} of {audit.kept} evaluation examples are in the training data as well")
+        found.append(f"evaluation examples that the training data hold as well: {audit.overlap} of {audit.kept}")
     return tuple(found)
 
 
