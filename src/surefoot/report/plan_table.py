@@ -15,7 +15,7 @@ from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import Choice, RunPlan
 
 Row = tuple[str, str, str, str]  # what, value, who decided, why
-_VALUE_WIDTH = 34  # columns: "<|reserved_special_token_0|> (322)"
+_VALUE_WIDTH = 38  # columns; "<|reserved_special_token_0|> (128002)" stays on one line
 
 
 def plan_table(plan: RunPlan) -> RenderableType:

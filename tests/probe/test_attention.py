@@ -1,0 +1,120 @@
+"""The accuracy gate: forms that are right pass, forms that are wrong in one place do not."""
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from surefoot.probe.attention import GATE, attention_trials, check, check_cases, eager, form_named
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return {dtype: check_cases(2, 16, dtype, CPU) for dtype in ("fp32", "bf16", "fp16")}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("form", ["flash", "math"])
+def test_torchs_kernels_pass(cases, form, dtype):
+    failure, errors = check(form_named(form, masked=False), cases[dtype], dtype)
+    assert failure == ""
+    assert set(errors) == {"output", "gradient of q", "gradient of k", "gradient of v"}
+    assert all(0 < error < GATE[dtype] for error in errors.values())
+
+
+def test_eager_passes_in_fp32_and_fails_in_bf16_where_far_logits_are_rounded(cases):
+    assert check(eager, cases["fp32"], "fp32")[0] == ""
+    failure, _ = check(eager, cases["bf16"], "bf16")
+    assert "logits of -120" in failure
+    assert check(eager, cases["bf16"][:1], "bf16")[0] == ""  # near logits are no trouble
+
+
+def _half_gradient(q, k, v):
+    out = form_named("flash", masked=False)(q, k, v)
+    return out.detach() + (out - out.detach()) / 2
+
+
+def _looks_ahead(q, k, v):
+    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def _nan_gradient_far_below(q, k, v):
+    """What the cuDNN kernel was seen to do: right output, NaN gradient of q, only with far logits."""
+    far = (q.detach() @ k.detach().transpose(2, 3)).min() / q.shape[-1] ** 0.5 < -88.7
+    return form_named("flash", masked=False)(_NanGradient.apply(q) if far else q, k, v)
+
+
+class _NanGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
+
+
+def _refuses(q, k, v):
+    raise RuntimeError("No available kernel.\nmore text")
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        (_half_gradient, "gradient of q is off by 0.5"),
+        (_looks_ahead, "output is off"),
+        (_nan_gradient_far_below, "gradient of q is not finite at 704 tokens with logits of -120"),
+        (_refuses, "cannot run: No available kernel."),
+    ],
+)
+def test_a_broken_form_is_found_and_the_failure_says_where(cases, form, says):
+    assert says in check(form, cases["fp32"], "fp32")[0]
+
+
+def test_without_the_far_case_the_nan_would_be_missed(cases):
+    assert check(_nan_gradient_far_below, cases["fp32"][:1], "fp32")[0] == ""
+
+
+def test_eager_is_transformers_eager():
+    q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    mask = torch.full((9, 9), torch.finfo(q.dtype).min).triu(1)[None, None]
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2
+    theirs, _ = eager_attention_forward(module, q, k, v, mask, scaling=8**-0.5)
+    torch.testing.assert_close(eager(q, k, v), theirs.transpose(1, 2), rtol=1e-5, atol=1e-6)
+
+
+def test_a_mask_tensor_gives_the_same_as_causality():
+    q, k, v = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    for name in ("flash", "math"):
+        plain, masked = form_named(name, masked=False), form_named(name, masked=True)
+        torch.testing.assert_close(plain(q, k, v), masked(q, k, v), rtol=1e-5, atol=1e-6)
+
+
+def test_trials_time_what_passed_and_explain_what_did_not():
+    trials = attention_trials(
+        ("flash", "eager", "mem_efficient"),
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        length=64,
+        dtype="bf16",
+        device=CPU,
+        budget=0.05,
+    )
+    found = {trial.form: trial for trial in trials}
+    assert found["flash"].passed
+    assert found["flash"].seconds > 0
+    assert "logits of -120" in found["eager"].failure
+    assert found["mem_efficient"].failure.startswith("cannot run:")
+    assert found["eager"].seconds == found["mem_efficient"].seconds == 0
+
+
+def test_random_state_and_kernel_switches_are_left_as_they_were():
+    state = torch.get_rng_state()
+    attention_trials(("math",), heads=2, kv_heads=2, head_dim=8, length=32, dtype="fp32", device=CPU, budget=0.01)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()

@@ -1,0 +1,135 @@
+"""From a config to a plan: what is read, what is measured, and what is not."""
+
+from pathlib import Path
+
+import pytest
+
+import surefoot.probe.attention
+import surefoot.probe.matmul
+from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from surefoot import hardware as machine
+from surefoot.errors import InputError
+from surefoot.hardware import Hardware, preset
+from surefoot.planning.measurements import AttentionTrial, LengthFacts
+from surefoot.stages.planned import make_plan
+from tiny import tiny_llama
+
+WIDE = LLAMA31_8B | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE |= {"num_key_value_heads": 2}
+SHORT = {"train": "unused.jsonl", "max_length": 64}
+HERE = Hardware("this CPU", "cpu", 2**35, None, False, False, False, 2, preset=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    llama3_tokenizer(tmp_path)
+    model_facts(tmp_path, WIDE)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def probes(monkeypatch):
+    """Probes that write down what they are asked for, and find bf16 fast and flash best."""
+    asked = []
+
+    def products(shapes, device, *, dtypes):
+        asked.append(("products", tuple(dtypes), max(shapes)))
+        return dict.fromkeys(dtypes, 1e12) | {"fp32": 2e11}
+
+    def attention(forms, **shape):
+        asked.append(("attention", tuple(forms), shape["dtype"], shape["length"], shape["heads"], shape["kv_heads"]))
+        return tuple(AttentionTrial(form, 0.01 * (1 + place), "") for place, form in enumerate(forms))
+
+    monkeypatch.setattr(surefoot.probe.matmul, "product_rates", products)
+    monkeypatch.setattr(surefoot.probe.attention, "attention_trials", attention)
+    monkeypatch.setattr(machine, "detect", lambda: HERE)
+    return asked
+
+
+def test_attention_is_measured_in_the_type_that_the_products_chose(folder, probes):
+    plan = make_plan(run_config(model=folder))
+    assert probes == [
+        ("products", ("fp32", "bf16"), (512, 256)),
+        ("attention", ("flash", "math", "eager"), "bf16", 2048, 4, 2),
+    ]
+    assert (plan.precision.compute.value, plan.precision.compute.source) == ("bf16", "measured")
+    assert plan.attention.expected.value == "flash"
+    assert plan.measurements["attention_dtype"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("request_", "asked"),
+    [
+        ({"precision": "fp32"}, ["attention"]),
+        ({"precision": "fp16"}, ["products", "attention"]),
+        ({"attention": "eager"}, ["products"]),
+        ({"attention": "eager", "precision": "fp32"}, []),
+        ({"attention": {"flash": "off"}}, ["products"]),
+        ({"attention": "sdpa"}, ["products", "attention"]),
+    ],
+)
+def test_what_the_request_decides_is_not_measured(folder, probes, request_, asked):
+    make_plan(run_config(model=folder, **request_))
+    assert [kind for kind, *_ in probes] == asked
+
+
+def test_sdpa_on_request_is_not_compared_with_eager(folder, probes):
+    make_plan(run_config(model=folder, attention="sdpa"))
+    assert probes[-1][1] == ("flash", "math")
+
+
+def test_known_lengths_are_what_attention_is_measured_at(folder, probes):
+    make_plan(run_config(model=folder), lengths=LengthFacts(longest=900, typical=300))
+    assert probes[-1][3] == 300
+
+
+def test_old_measurements_stand_in_for_new_ones(folder, probes):
+    first = make_plan(run_config(model=folder))
+    probes.clear()
+    again = make_plan(run_config(model=folder), measurements=first.measurements)
+    assert probes == []
+    assert again == first
+
+
+def test_nothing_is_measured_for_a_preset_or_on_request(folder, probes):
+    assert make_plan(run_config(model=folder), hardware=preset("h100")).measurements == {}
+    assert make_plan(run_config(model=folder), measure=False).measurements == {}
+    assert probes == []
+
+
+def test_a_narrow_model_on_a_cpu_is_planned_without_measuring(tmp_path, probes):
+    base = tiny_llama(tmp_path)
+    plan = make_plan(run_config(model=str(base), data=SHORT))
+    assert probes == []
+    assert plan.precision.compute.value == "fp32"
+
+
+def test_this_machine_really_is_measured(tmp_path):
+    base = tiny_llama(tmp_path, hidden=256, heads=4, kv_heads=2)
+    plan = make_plan(run_config(model=str(base), data=SHORT))
+    assert set(plan.measurements["products"]) == {"fp32", "bf16"}
+    assert {trial["form"] for trial in plan.measurements["attention"]} >= {"flash", "math", "eager"}
+    assert plan.precision.compute.source == "measured"
+
+
+def test_a_plan_needs_no_weights(tmp_path, probes):
+    base = tiny_llama(tmp_path)
+    (base / "model.safetensors").unlink()
+    assert make_plan(run_config(model=str(base), data=SHORT)).parameters > 0
+
+
+def test_an_unknown_family_is_read_off_its_weights(tmp_path, probes):
+    base = tiny_llama(tmp_path)
+    config = base / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"novel"'))
+    known = make_plan(run_config(model=str(tiny_llama(tmp_path / "known")), data=SHORT))
+    plan = make_plan(run_config(model=str(base), data=SHORT))
+    assert "'novel'" in plan.cautions[0]
+    assert plan.parameters == known.parameters
+    assert set(plan.adapter.targets.value) == set(known.adapter.targets.value)
+
+
+def test_a_config_that_would_fetch_code_is_refused_before_anything_is_planned(folder):
+    model_facts(Path(folder), WIDE | {"_attn_implementation": "someone/kernels"})
+    with pytest.raises(InputError, match="code to download"):
+        make_plan(run_config(model=folder), hardware=preset("cpu"))
