@@ -126,22 +126,9 @@ class _Chat:
         segments: list[Segment] = []
         checks: list[_Check] = []
         done, closing, rest = 0, "", ""  # turns laid out; what ended the last of them; what the template adds then
-        for answer in [*(place for place, role in enumerate(roles) if role == "assistant"), len(roles)]:
-            if answer == len(roles) and done == len(roles):
-                segments.append(Segment(rest, done - 1))
-                break
-            prompt = self._split(turns[:answer], generation_prompt=True)
-            if not prompt[done].startswith(closing):
-                raise RowFault(f"the chat template ends turn {done} differently once others follow", _OTHER_TEMPLATE)
-            segments.append(Segment(prompt[done].removeprefix(closing), done))
-            for place in range(done, answer):
-                segments += [Segment("", place, content=True), Segment(prompt[place + 1], place)]
-            if answer == len(roles):
-                checks.append(_Check(answer, True, prompt, done))
-                break
-            whole = self._split(turns[: answer + 1], generation_prompt=False)
-            if whole[:answer] != prompt[:answer] or not whole[answer].startswith(prompt[answer]):
-                raise RowFault("the chat template's generation prompt is not how its answers begin", _OTHER_TEMPLATE)
+        for answer in [place for place, role in enumerate(roles) if role == "assistant"]:
+            prompt, whole = self._around_answer(turns[: answer + 1])
+            segments += _prompt_segments(prompt, done, closing)
             closing, rest = self._closing(turns[: answer + 1], whole[answer + 1])
             segments += [
                 Segment(whole[answer].removeprefix(prompt[answer]), answer, answer=True),
@@ -150,11 +137,27 @@ class _Chat:
             ]
             checks.append(_Check(answer + 1, False, whole, done))
             done = answer + 1
+        is_open = done < len(roles)
+        if is_open:
+            prompt = self._split(turns, generation_prompt=True)
+            segments += _prompt_segments(prompt, done, closing)
+            checks.append(_Check(len(roles), True, prompt, done))
+        else:
+            segments.append(Segment(rest, done - 1))
         laid_out = "".join(turns[segment.turn].content if segment.content else segment.text for segment in segments)
-        stable = laid_out == self.render(turns, generation_prompt=roles[-1] != "assistant")
+        stable = laid_out == self.render(turns, generation_prompt=is_open)
         if stable:
-            checks = [_Check(len(roles), checks[-1].generation_prompt, checks[-1].pieces, 0)]
+            checks = [_Check(len(roles), is_open, checks[-1].pieces, 0)]
         return _Frame(tuple(segments), tuple(checks), stable)
+
+    def _around_answer(self, turns: Sequence[Turn]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the template writes for all turns but the last, which is an answer, and for all of them."""
+        answer = len(turns) - 1
+        prompt = self._split(turns[:answer], generation_prompt=True)
+        whole = self._split(turns, generation_prompt=False)
+        if whole[:answer] != prompt[:answer] or not whole[answer].startswith(prompt[answer]):
+            raise RowFault("the chat template's generation prompt is not how its answers begin", _OTHER_TEMPLATE)
+        return prompt, whole
 
     def _split(self, turns: Sequence[Turn], generation_prompt: bool) -> tuple[str, ...]:
         """What the template writes around the contents: len(turns) + 1 texts."""
@@ -220,6 +223,16 @@ class _Chat:
 
 _OTHER_TEMPLATE = "choose another data.template (llama3, alpaca, plain)"
 _ONE_ANSWER = "shorten the conversation to one answer"
+
+
+def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Segment]:
+    """The segments from turn `done` on to where the answer begins. closing: what has already been laid out of it."""
+    if not pieces[done].startswith(closing):
+        raise RowFault(f"the chat template ends turn {done} differently once others follow", _OTHER_TEMPLATE)
+    segments = [Segment(pieces[done].removeprefix(closing), done)]
+    for place in range(done, len(pieces) - 1):
+        segments += [Segment("", place, content=True), Segment(pieces[place + 1], place)]
+    return segments
 
 
 def _contents(pieces: Sequence[str], texts: Sequence[str], rendered: str) -> list[str] | None:
