@@ -115,7 +115,7 @@ class TestMeasured:
         assert "flash 3" in plan.implementation.reason
 
     def test_a_small_one_does_not(self):
-        plan, _ = decide(trials=[trial("flash", 1.15), trial("eager", 1.0)])
+        plan, _ = decide(trials=[trial("flash", 1.4), trial("eager", 1.0)])
         assert summary(plan) == ("sdpa", ("flash", "math"), "flash")
         assert plan.expected.source == "measured"
 

@@ -66,12 +66,15 @@ def _automatic(
     choice = _checkpointing(checkpointing, 1, forecast)
     wanted = size.value if busy is None else min(size.value, busy)
     rows = _most(wanted, lambda examples: memory.fits(forecast(examples, choice)))
-    if rows == size.value:
-        reason = f"a whole optimizer step of {longest} tokens per example fits"
+    examples = f"{rows} example{'s' if rows > 1 else ''} of {longest} tokens"
+    if not memory.fits(forecast(rows, choice)):
+        reason = "the least there is; even one example may not fit into memory"
+    elif rows == size.value:
+        reason = f"a whole optimizer step fits: {examples}"
     elif rows == wanted:
-        reason = f"more than {wanted} rows of this data keep the device no busier"
+        reason = f"more than {rows} rows of this data would keep the device no busier"
     else:
-        reason = f"{rows} rows of {longest} tokens fit into memory"
+        reason = f"{examples} fit into memory" if rows > 1 else f"{examples} fits into memory"
     # The same number of micro-batches, evened out: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
     micro = math.ceil(size.value / math.ceil(size.value / rows))
     plan = forecast(micro, choice)
