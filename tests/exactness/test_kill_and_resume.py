@@ -14,7 +14,7 @@ import shutil
 import pytest
 import yaml
 
-from exactness.forkserver import ForkServer
+from forkserver import ForkServer
 from surefoot.report.verification import compare_folders
 from tiny import tiny_llama
 

@@ -1,0 +1,376 @@
+"""`surefoot train` as a user meets it: what it leaves, what it refuses, how it stops and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from forkserver import ForkServer
+from surefoot.report.verification import compare_folders
+from tiny import tiny_llama
+
+ROWS = [
+    {"instruction": f"Say {word} {k} times.", "input": "", "output": " ".join([word] * k)}
+    for word in ("one", "two", "heron", "sky")
+    for k in (1, 2, 4)
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("models") / "base")
+
+
+class Run:
+    """One run folder with its config; call it to run `surefoot train`."""
+
+    def __init__(self, server, folder, base, **changes):
+        self.server, self.folder, self.output = server, folder, folder / "out"
+        (folder / "train.json").write_text(json.dumps(ROWS))
+        self.config = {
+            "stage": "sft",
+            "model": str(base),
+            "adapter": {"kind": "lora", "rank": 4},
+            "data": {"train": str(folder / "train.json"), "eval": 2, "max_length": 128},
+            "batch": {"size": 4},
+            "duration": "6 steps",
+            "eval_every": "3 steps",
+            "checkpoint": {"every": "2 steps"},
+            "output": str(self.output),
+        } | changes
+
+    def __call__(self, *arguments, kill=None):
+        path = self.folder / "run.yaml"
+        path.write_text(yaml.safe_dump(self.config))
+        log = self.folder / "log.txt"
+        log.write_text("")
+        code = self.server.run(["train", str(path), *arguments], log, kill)
+        return code, log.read_text()
+
+    def files(self):
+        return {path.relative_to(self.output).as_posix(): path.read_bytes() for path in self.output.rglob("*.*")}
+
+
+@pytest.fixture
+def run(server, tmp_path, base):
+    return lambda **changes: Run(server, tmp_path, base, **changes)
+
+
+@pytest.fixture(scope="module")
+def finished(server, tmp_path_factory, base):
+    """A finished LoRA run, looked at by several tests and changed by none."""
+    run = Run(server, tmp_path_factory.mktemp("finished"), base)
+    code, log = run()
+    assert code == 0, log
+    return run, log
+
+
+# What a run leaves
+
+
+def test_the_run_folder_has_what_the_ecosystem_expects(finished):
+    run, _ = finished
+    names = {path.name for path in run.output.iterdir()}
+    expected = """adapter_config.json adapter_model.safetensors tokenizer.json tokenizer_config.json chat_template.jinja
+        generation_config.json README.md config.yaml plan.json environment.json data.json trainer_log.jsonl
+        trainer_state.json train_results.json eval_results.json all_results.json training_loss.png
+        training_eval_loss.png run.log MANIFEST.json checkpoint-6"""
+    assert set(expected.split()) <= names
+    assert not [name for name in names if name.startswith(".")]
+
+
+def test_peft_loads_the_output_and_it_answers_as_trained(finished, base):
+    run, _ = finished
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.output)
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.output / "checkpoint-6")
+    tokenizer = AutoTokenizer.from_pretrained(run.output)
+    assert tokenizer.chat_template
+    ids = torch.tensor([tokenizer("Say heron.").input_ids])
+    plain = AutoModelForCausalLM.from_pretrained(base)(ids).logits
+    assert torch.equal(model(ids).logits, again(ids).logits)
+    assert not torch.equal(model(ids).logits, plain)
+
+
+def test_transformers_loads_a_full_fine_tune(run):
+    trained = run(adapter=None)
+    assert trained()[0] == 0
+    model = AutoModelForCausalLM.from_pretrained(trained.output)
+    saved = load_file(trained.output / "checkpoint-6" / "model.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items() if name in saved)
+
+
+def test_no_path_of_the_machine_and_no_none_in_what_is_published(finished):
+    run, _ = finished
+    card = (run.output / "README.md").read_text()
+    assert str(run.folder) not in card
+    assert "None" not in card
+    for name in ("data.json", "environment.json", "trainer_state.json"):
+        assert str(run.folder.parent.parent) not in (run.output / name).read_text() or name == "data.json"
+
+
+def test_the_resolved_config_runs_the_run_again(finished, tmp_path, server):
+    run, _ = finished
+    log = tmp_path / "log.txt"
+    again = tmp_path / "again"
+    assert server.run(["train", str(run.output / "config.yaml"), f"output={again}"], log) == 0, log.read_text()
+    assert compare_folders(run.output, again) == []
+
+
+def test_the_log_has_one_row_per_step_and_never_both_losses(finished):
+    run, _ = finished
+    rows = [json.loads(line) for line in (run.output / "trainer_log.jsonl").read_text().splitlines()]
+    assert [row["current_steps"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["current_steps"] for row in rows if "eval_loss" in row] == [3, 6]
+    assert not [row for row in rows if "loss" in row and "eval_loss" in row]
+    assert rows[-1]["total_steps"] == 6
+
+
+def test_output_on_a_pipe_is_plain_lines(finished):
+    run, log = finished
+    for text in (log, (run.output / "run.log").read_text()):
+        assert "\r" not in text
+        assert "\x1b" not in text
+    assert re.search(r"^step 6/6 · loss \d", log, re.M)
+    assert "surefoot chat" in log
+
+
+def test_the_plan_is_recorded_with_what_was_verified(finished):
+    run, _ = finished
+    plan = json.loads((run.output / "plan.json").read_text())
+    assert plan["verified"]["kernels"] == [plan["plan"]["attention"]["expected"]["value"]]
+    assert plan["verified"]["trainable"] == plan["plan"]["trainable"]
+
+
+def test_a_dry_run_writes_nothing(run):
+    trial = run()
+    code, log = trial("--dry-run")
+    assert code == 0, log
+    assert "nothing was written" in log
+    assert not trial.output.exists()
+
+
+# What it refuses
+
+
+def test_an_occupied_folder_is_refused_and_nothing_changes(finished):
+    run, _ = finished
+    before = run.files()
+    code, log = run()
+    assert code == 2
+    assert "--resume" in log
+    assert run.files() == before
+
+
+def test_overwrite_replaces_a_run_but_not_a_strangers_folder(run):
+    trial = run(duration="2 steps")
+    trial.output.mkdir()
+    (trial.output / "thesis.txt").write_text("years of work")
+    code, log = trial("--overwrite")
+    assert code == 2, log
+    assert (trial.output / "thesis.txt").read_text() == "years of work"
+    (trial.output / "thesis.txt").unlink()
+    assert trial()[0] == 0
+    assert trial("--overwrite", "duration=3 steps")[0] == 0
+    assert (trial.output / "checkpoint-3").is_dir()
+    assert trial("--overwrite", "duration=1 step")[0] == 0
+    assert [path.name for path in trial.output.glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+def test_overwrite_deletes_nothing_before_the_checks_have_passed(run):
+    trial = run(duration="2 steps")
+    assert trial()[0] == 0
+    before = trial.files()
+    assert trial("--overwrite", "adapter.targets=[nothing_proj]")[0] == 2
+    (trial.folder / "train.json").write_text('[{"instruction": "x"}]')
+    assert trial("--overwrite")[0] == 2
+    assert trial.files() == before
+
+
+def test_resume_and_overwrite_contradict(run):
+    code, log = run()("--resume", "--overwrite")
+    assert code == 2
+    assert "give one of them" in log
+
+
+@pytest.mark.parametrize(
+    "tensor", ["model.embed_tokens.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"]
+)
+def test_one_nan_in_the_base_is_refused_before_step_1(run, base, tmp_path, tensor):
+    poisoned = tiny_llama(tmp_path / "poisoned")
+    weights = load_file(poisoned / "model.safetensors")
+    weights[tensor].view(-1)[3] = float("nan")
+    save_file(weights, poisoned / "model.safetensors", metadata={"format": "pt"})
+    trial = run(model=str(poisoned))
+    code, log = trial()
+    assert code == 2
+    assert tensor in log
+    assert "Traceback" not in log
+    assert not trial.output.exists()
+
+
+def test_a_diverging_run_stops_with_names_and_leaves_only_finite_checkpoints(run):
+    trial = run(adapter=None, optim={"lr": 1e30, "max_grad_norm": None, "warmup": 0.0}, duration="12 steps")
+    code, log = trial()
+    assert code == 5, log
+    assert re.search(r"error: step \d+: the loss was not finite, 3 times in a row; examples ", log)
+    assert "was the first non-finite value" in log
+    assert "Traceback" not in log
+    rows = [json.loads(line) for line in (trial.output / "trainer_log.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in rows if "loss" in row][-3:] == [None, None, None]
+    for path in trial.output.rglob("*.safetensors"):
+        assert all(torch.isfinite(tensor).all() for tensor in load_file(path).values()), path
+
+
+# How it goes on
+
+
+def test_resuming_a_finished_run_changes_nothing(finished):
+    run, _ = finished
+    before = run.files()
+    code, log = run("--resume")
+    assert code == 0
+    assert "nothing to do" in log
+    assert run.files() == before
+
+
+def test_resume_without_a_checkpoint_starts(run):
+    code, log = run(duration="1 step")("--resume")
+    assert code == 0, log
+
+
+@pytest.fixture
+def stopped(run):
+    """A run that was killed after step 4; checkpoints 2, 3 (best) and 4 exist."""
+    trial = run()
+    assert trial(kill={"at": "step", "n": 5})[0] == -9
+    return trial
+
+
+def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(stopped, finished):
+    path = stopped.output / "checkpoint-4" / "optimizer.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(bytes(data))
+    code, log = stopped("--resume")
+    assert code == 0, log
+    assert "checkpoint-4/optimizer.safetensors" in log
+    assert "resuming from" in log
+    assert compare_folders(finished[0].output, stopped.output) == []
+
+
+def test_no_checkpoint_that_verifies_is_exit_4(stopped):
+    for folder in stopped.output.glob("checkpoint-*"):
+        (folder / "state.json").write_text("{}")
+    code, log = stopped("--resume")
+    assert code == 4
+    assert "no checkpoint verifies" in log
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "words"),
+    [
+        ("optim.lr=1e-3", 2, "optim.lr"),
+        ("seed=7", 2, "seed"),
+        ("batch.size=2", 2, "batch.size"),
+        ("duration=5 steps", 0, "duration changed"),
+        ("log_every=2", 0, "resuming from"),
+        ("batch.micro=2", 0, "batch.micro changed"),
+    ],
+)
+def test_config_changes_on_resume(stopped, override, code, words):
+    found, log = stopped("--resume", override)
+    assert found == code, log
+    assert words in log
+    assert "Traceback" not in log
+
+
+def test_other_data_under_the_same_name_is_exit_4(stopped):
+    (stopped.folder / "train.json").write_text(json.dumps([*ROWS[:-1], {**ROWS[-1], "output": "else"}]))
+    code, log = stopped("--resume")
+    assert code == 4
+    assert "training data" in log
+
+
+def test_another_base_under_the_same_name_is_exit_4(run, tmp_path):
+    base = tiny_llama(tmp_path / "own")
+    trial = run(model=str(base))
+    assert trial(kill={"at": "step", "n": 4})[0] == -9
+    tiny_llama(base, seed=5)
+    code, log = trial("--resume")
+    assert code == 4
+    assert "base model" in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_says_how_to_go_on_and_leaves_no_process(run, number):
+    trial = run(duration="100000 steps", eval_every=None, checkpoint={"every": "100000 steps"})
+    path = trial.folder / "run.yaml"
+    path.write_text(yaml.safe_dump(trial.config))
+    command = [sys.executable, "-m", "surefoot", "train", str(path)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            break
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    step = int(re.search(r"saved checkpoint-(\d+); continue with:", out)[1])
+    assert (trial.output / f"checkpoint-{step}" / "MANIFEST.json").is_file()
+    assert f"train {path} --resume" in out
+    time.sleep(0.2)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert trial("--resume", f"duration={step + 2} steps")[0] == 0
+
+
+# Every key works
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_checkpointing": "on"},
+        {"tokenizer": {"pad": "add"}},
+        {"adapter": {"kind": "dora", "rank": 2, "rslora": True, "targets": ["q_proj", "v_proj"]}},
+        {"adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"], "dropout": 0.2}},
+        {"attention": "eager"},
+        {"attention": {"flash": "off"}},
+        {"early_stopping": {"patience": 1, "min_delta": 10.0}},
+        {"optim": {"schedule": "wsd", "decay": 0.5, "warmup": "2 steps", "weight_decay": 0.1}},
+        {"duration": "600 tokens", "checkpoint": {"every": "200 tokens"}},
+        {"samples": {"count": 2, "max_new_tokens": 4}},
+        {"data": {"train_on": "everything", "eval": 0.2, "max_samples": 10, "template": "alpaca"}},
+        {"bos": {"prepend": "off"}},
+        {"precision": {"compute": "bf16", "base": "fp32"}},
+        {"batch": {"size": 5, "micro": 2}},
+        {"checkpoint": {"every": "1 step", "keep": 1, "best": "none"}},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_run_with(run, changes):
+    trial = run(**changes)
+    if "data" in changes:
+        trial.config["data"] = {"train": str(trial.folder / "train.json"), "max_length": 128, **changes["data"]}
+    code, log = trial()
+    assert code == 0, log
+    assert (trial.output / "all_results.json").is_file()
