@@ -43,8 +43,9 @@ class ForkServer:
 
 def serve() -> None:
     import peft  # noqa: F401
-    import surefoot.stages.run  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import surefoot.stages.run  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)
