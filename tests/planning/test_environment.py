@@ -10,19 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.hardware import ENVIRONMENT_NAMES, read_environment
+from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.hardware import ENVIRONMENT_NAMES, preset, read_environment
 from surefoot.planning import environment as module
 from surefoot.planning.environment import VARIABLES, environment_findings
+from surefoot.planning.resolve import resolve
 
-VALUES = {
-    "attention": "sdpa (flash, math)",
-    "accumulation": "4",
-    "compile": "off",
-    "compute": "bf16",
-    "device": "cpu",
-    "tf32": "off",
-    "threads": "2",
-}
 # What reads a name: Python sources of these packages, or compiled code. Names that only CUDA builds hold cannot be
 # looked up in a CPU build; oneDNN puts its names together from "ONEDNN_" or "DNNL_" and the rest.
 PACKAGES = ("torch", "transformers", "accelerate", "huggingface_hub", "peft")
@@ -81,32 +75,45 @@ def test_a_wrong_claim_would_be_noticed(monkeypatch, name, reader):
         test_the_installed_libraries_read_exactly_what_is_said()
 
 
-def findings(environment, device="cpu"):
-    return {finding.name: finding for finding in environment_findings(environment, device, VALUES)}
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    small = LLAMA31_8B | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    model, tokenizer = model_facts(folder, small), read_tokenizer_facts(llama3_tokenizer(folder))
+    config = run_config(batch={"size": 8, "micro": 2}, precision="bf16")
+    plans = {
+        device: resolve(config, model, tokenizer, preset(machine), measurements=None, environment={})
+        for device, machine in (("cpu", "cpu"), ("cuda", "h100"))
+    }
+
+    def findings(environment, device="cpu"):
+        return {finding.name: finding for finding in environment_findings(environment, plans[device])}
+
+    return findings
 
 
-def test_seed_002s_names_are_reported_as_read_by_nobody():
+def test_seed_002s_names_are_reported_as_read_by_nobody(findings):
     found = findings({"SDPA_BACKEND": "flash", "PYTORCH_SDP_KERNEL": "mem_efficient"})
     assert {finding.verdict for finding in found.values()} == {"ignored"}
     assert all("nothing reads this name" in finding.effect for finding in found.values())
     assert "sdpa (flash, math)" in found["SDPA_BACKEND"].effect
 
 
-def test_what_accelerate_launch_sets_is_beaten_by_the_config():
+def test_what_accelerate_launch_sets_is_beaten_by_the_config(findings):
     found = findings({"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7"})
     assert {finding.verdict for finding in found.values()} == {"overridden"}
     assert found["ACCELERATE_MIXED_PRECISION"].effect.endswith("bf16")
     assert "4 micro-batches" in found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"].effect
 
 
-def test_what_concerns_another_device_is_ignored():
+def test_what_concerns_another_device_is_ignored(findings):
     tf32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     assert findings(tf32)["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"].verdict == "ignored"
     assert findings(tf32, "cuda")["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"].verdict == "overridden"
     assert findings({"OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"].verdict == "used"
 
 
-def test_unknown_names_and_secrets_are_left_alone(monkeypatch):
+def test_unknown_names_and_secrets_are_left_alone(findings, monkeypatch):
     for name, value in {"HF_TOKEN": "secret", "HOME": "/somewhere", "OMP_NUM_THREADS": "2"}.items():
         monkeypatch.setenv(name, value)
     seen = read_environment()
@@ -116,9 +123,9 @@ def test_unknown_names_and_secrets_are_left_alone(monkeypatch):
     assert not findings({"HF_TOKEN": "secret"})
 
 
-def test_every_effect_can_be_written():
+def test_every_effect_can_be_written(findings):
     everything = dict.fromkeys(VARIABLES, "1")
     for device in ("cpu", "cuda"):
-        for finding in environment_findings(everything, device, VALUES):
+        for finding in findings(everything, device).values():
             assert "{" not in finding.effect
             assert finding.effect

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.planning.plan import EnvironmentFinding
+from surefoot.planning.plan import EnvironmentFinding, RunPlan
 
 Verdict = Literal["used", "overridden", "ignored"]
 Device = Literal["cpu", "cuda"]
@@ -106,11 +106,9 @@ VARIABLES: dict[str, Variable] = {
 }
 
 
-def environment_findings(
-    environment: Mapping[str, str], device: str, values: Mapping[str, str]
-) -> tuple[EnvironmentFinding, ...]:
-    """One finding per known variable that is set. values: what the plan decided, by the names in the effects."""
-    found = []
+def environment_findings(environment: Mapping[str, str], plan: RunPlan) -> tuple[EnvironmentFinding, ...]:
+    """One finding per known variable that is set, in the light of what was decided."""
+    found, device, values = [], plan.device.value, _values(plan)
     for name in sorted(environment.keys() & VARIABLES.keys()):
         variable = VARIABLES[name]
         if variable.device is not None and variable.device != device:
@@ -120,3 +118,17 @@ def environment_findings(
         prefix = f"read by {variable.reader}: " if variable.reader and verdict != "ignored" else ""
         found.append(EnvironmentFinding(name, environment[name], prefix + effect, verdict))
     return tuple(found)
+
+
+def _values(plan: RunPlan) -> dict[str, str]:
+    """The plan's values by the names that stand in the effects."""
+    kernels = ", ".join(plan.attention.kernels.value)
+    return {
+        "attention": plan.attention.implementation.value + (f" ({kernels})" if kernels else ""),
+        "accumulation": str(plan.batch.accumulation),
+        "compile": plan.compile.value,
+        "compute": plan.precision.compute.value,
+        "device": plan.device.value,
+        "tf32": "on" if plan.precision.tf32.value else "off",
+        "threads": str(plan.threads.value),
+    }

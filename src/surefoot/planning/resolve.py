@@ -7,6 +7,7 @@ know (measurements, lengths of the examples) may be left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from surefoot.config.schema import RunConfig
 from surefoot.errors import InputError
@@ -68,16 +69,7 @@ def resolve(
     compile_choice = _compile(config, notes)
     if notes.faults:
         raise InputError(notes.faults)
-    values = {
-        "attention": f"{attention.implementation.value} ({', '.join(attention.kernels.value)})".removesuffix(" ()"),
-        "accumulation": str(batch.accumulation),
-        "compile": compile_choice.value,
-        "compute": precision.compute.value,
-        "device": hardware.kind,
-        "tf32": "on" if precision.tf32.value else "off",
-        "threads": str(hardware.cores),
-    }
-    return RunPlan(
+    plan = RunPlan(
         device=Choice(hardware.kind, hardware.name, "hardware"),
         precision=precision,
         attention=attention,
@@ -86,15 +78,14 @@ def resolve(
         memory=memory,
         batch=batch,
         compile=compile_choice,
-        threads=Choice(
-            hardware.cores, "other thread counts give other last bits, so a resumed run uses the same", "hardware"
-        ),
+        threads=Choice(hardware.cores, "resumed runs use the same: other counts give other last bits", "hardware"),
         trainable=trainable,
         parameters=parameters,
-        environment=environment_findings(environment, hardware.kind, values),
+        environment=(),
         cautions=tuple(notes.cautions),
         measurements={} if measurements is None else measurements_to_json(measurements),
     )
+    return replace(plan, environment=environment_findings(environment, plan))
 
 
 def precision_for(
