@@ -9,14 +9,13 @@ other program has pushed aside, would drown the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.nn import functional as F
 
 from surefoot.planning.plan import DType
-from surefoot.probe.timing import best_seconds
+from surefoot.probe.timing import best_seconds, one_thread
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Numbers in the weight at most: a slice of a large matrix multiplies at the same rate as the whole.
@@ -38,7 +37,7 @@ def product_rates(
     absent.
     """
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
-    with _one_thread() if device.type == "cpu" else nullcontext():
+    with one_thread():
         return _small_then_full(largest, device, dtypes, budget)
 
 
@@ -49,16 +48,6 @@ def _small_then_full(
     rows, shape = _ROWS[device.type], _slice(largest, _NUMBERS[device.type])
     quick: list[DType] = [dtype for dtype in small if 2 * rows * shape[0] * shape[1] / small[dtype] <= budget]
     return small | _rates(rows, shape, device, quick, budget, rounds=20)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _slice(shape: tuple[int, int], most: int) -> tuple[int, int]:

@@ -7,9 +7,24 @@ alone. The first run of each warms up and is not counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
 
 Clock = Callable[[], float]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """CPU operators run on one thread inside. On a busy machine threads that wait for each other cost more than they
+    save."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def best_seconds(
