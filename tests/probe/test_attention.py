@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from surefoot.probe import attention
 from surefoot.probe.attention import GATE, attention_trials, check, check_cases, eager, form_named
 
 CPU = torch.device("cpu")
@@ -118,3 +119,11 @@ def test_random_state_and_kernel_switches_are_left_as_they_were():
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+@pytest.mark.parametrize(("name", "found"), [("cudnn", True), ("flash", False)])
+def test_a_fault_that_needs_a_mask_tensor_is_looked_for_in_cudnn(cases, monkeypatch, name, found):
+    """Its NaN came only with a mask; the other kernels never get one in training."""
+    right = form_named("flash", masked=False)
+    monkeypatch.setattr(attention, "form_named", lambda name, *, masked: _nan_gradient_far_below if masked else right)
+    assert bool(attention._checked(name, cases["fp32"], "fp32")[0]) is found
