@@ -34,10 +34,9 @@ from transformers import (
 
 from surefoot.config.load import load_config
 from surefoot.data.order import step_examples
-from surefoot.models.load import load_tokenizer
 from surefoot.stages.planned import make_plan
-from surefoot.stages.setup import set_up
-from surefoot.stages.sft import sft_stage
+from surefoot.stages.setup import planned_tokenizer, set_up
+from surefoot.stages.sft import length_facts, prepare_sft, sft_stage
 from surefoot.training.step import train_step
 
 WARM_UP = 2  # steps of each turn that are not counted
@@ -207,9 +206,11 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         + ("" if options.adapter == "full" else f"adapter: {{kind: {options.adapter}, rank: 32, alpha: 64}}\n")
     )
     config = load_config(folder / "run.yaml").config
-    tokenizer = load_tokenizer(base)
-    plan = make_plan(config)
-    stage = sft_stage(config, plan, tokenizer)
+    draft = make_plan(config, measure=False)
+    tokenizer = planned_tokenizer(base, draft.tokenizer)
+    data = prepare_sft(config, draft.tokenizer, tokenizer)
+    plan = make_plan(config, lengths=length_facts(data.train))
+    stage = sft_stage(config, plan, data)
     rows, tokens = examples_in_order(config, stage, options.steps)
     ratios, peer_rates, our_rates = [], [], []
     for turn in range(options.turns):

@@ -1,12 +1,15 @@
 """A checkpoint that is found again is the one that was written, or it is not found."""
 
 import json
+import os
 import random
+import resource
+import signal
 
 import pytest
 import torch
 
-from surefoot.errors import Diverged, IntegrityError
+from surefoot.errors import Diverged, EnvironmentFault, IntegrityError
 from surefoot.training import checkpoint as module
 from surefoot.training.checkpoint import (
     Checkpoint,
@@ -182,6 +185,26 @@ def test_a_failed_save_leaves_the_older_one_and_no_traces(tmp_path, engine):
     with pytest.raises(RuntimeError):
         save_checkpoint(tmp_path, engine, RunState(step=2), write_model=failing, trainer_state={}, identity={})
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert newest_verified(tmp_path)[0].step == 1
+
+
+def test_a_full_disk_is_an_environment_fault_and_leaves_the_older_one(tmp_path, engine):
+    """A real limit on file size, in a child process: writes beyond it fail as they do on a full disk."""
+    save(tmp_path, engine, RunState(step=1))
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            save(tmp_path, engine, RunState(step=2))
+        except EnvironmentFault as error:
+            os._exit(error.exit_code if str(tmp_path / "checkpoint-2") in str(error) else 90)
+        except BaseException:
+            os._exit(91)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
     assert newest_verified(tmp_path)[0].step == 1
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from surefoot import durable
-from surefoot.errors import Diverged, Fault, IntegrityError
+from surefoot.errors import Diverged, EnvironmentFault, Fault, IntegrityError
 from surefoot.training.engine import Engine
 from surefoot.training.state import RunState
 
@@ -57,7 +59,7 @@ def save_checkpoint(
     tensors = engine.gather_state()
     _require_finite({**dict(engine.parameters), **tensors}, state.step)
     final = run / f"checkpoint-{state.step}"
-    with durable.staged_folder(final, replace=True) as staging:
+    with durable.staged_folder(final, replace=True) as staging, _disk_faults(final):
         write_model(staging)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         _write_json(staging / STATE, state.to_json())
@@ -174,6 +176,16 @@ def clear_leftovers(run: Path) -> None:
     for path in run.glob(".*checkpoint-*"):
         if path.is_dir():
             shutil.rmtree(path)
+
+
+@contextmanager
+def _disk_faults(folder: Path) -> Iterator[None]:
+    """safetensors reports a full disk as an error of its own kind."""
+    try:
+        yield
+    except SafetensorError as error:
+        what = f"cannot be written: {error}"
+        raise EnvironmentFault(Fault(str(folder), what, "free some space; the last checkpoint is untouched")) from error
 
 
 def _require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:
