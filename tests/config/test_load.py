@@ -180,6 +180,7 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
         "attention.implementation",
         "flash",
     ),
+    (("attention", "{flash: off, mem_efficient: off, cudnn: off, math: off}"),): ("attention.implementation", "cudnn"),
     (("adapter", ""), ("precision", "{base: fp16}")): ("precision.base", "adapter"),
 }
 CONSISTENT: list[dict[str, str]] = [
@@ -192,6 +193,7 @@ CONSISTENT: list[dict[str, str]] = [
     {"batch": "{size: 8, micro: 8}"},
     {"attention": "{implementation: eager, flash: off}"},
     {"attention": "{implementation: sdpa, flash: off, mem_efficient: off, cudnn: off}"},
+    {"attention": "{implementation: eager, flash: off, mem_efficient: off, cudnn: off, math: off}"},
     {"precision": "{base: bf16}"},
     {"precision": "fp16", "adapter": ""},
     {"model": "meta-llama/Llama-3.1-8B"},
@@ -224,6 +226,34 @@ def test_contradictions_vanish_with_their_cause(tmp_path: Path) -> None:
 def test_twin_without_the_rules_contradictions_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "contradictions", lambda _: [])
     assert faults(write_config(tmp_path, early_stopping="{}")) == []
+
+
+PLACES = {  # changes, with M for the model's folder -> the message
+    (("output", "M"),): "run.yaml:5:9: output: is the model's own folder; name another folder",
+    (("output", "M/../llama"),): "run.yaml:5:9: output: is the model's own folder; name another folder",
+    (("output", "M/config.json"),): "run.yaml:5:9: output: models/llama/config.json is a file; name a folder",
+    (("model", "{path: M, revision: main}"),): (
+        "run.yaml:2:M: model.revision: models/llama is a folder on disk, which has no revisions; leave it out"
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), PLACES.items(), ids=str)
+def test_places_in_each_others_way(tmp_path: Path, changes: tuple[tuple[str, str], ...], message: str) -> None:
+    model = str(tmp_path / "models" / "llama")
+    column = len(f"model: {{path: {model}, revision: ") + 1
+    path = write_config(tmp_path, **{key: text.replace("M", model) for key, text in changes})
+    assert faults(path) == [message.replace("2:M:", f"2:{column}:")]
+
+
+def test_twin_without_a_look_at_the_places_they_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "path_problems", lambda _: [])
+    assert faults(write_config(tmp_path, output=str(tmp_path / "models" / "llama"))) == []
+
+
+def test_places_that_are_in_doubt_are_not_compared(tmp_path: Path) -> None:
+    (message,) = faults(write_config(tmp_path, model="{pth: x}", output=str(tmp_path / "models" / "llama")))
+    assert "did you mean path?" in message
 
 
 def test_overrides(tmp_path: Path) -> None:

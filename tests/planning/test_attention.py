@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from layouts import run_config
+from surefoot.config.contradictions import contradictions
 from surefoot.hardware import Hardware, preset
 from surefoot.planning import attention as module
 from surefoot.planning import kernels
@@ -28,9 +29,13 @@ NAME = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
 
 
 def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout=0.0, trials=()):
+    """What `resolve` does: the config's own contradictions, then the policy."""
     notes = Notes()
+    config = run_config(attention=request)
+    for problem in contradictions(config):
+        notes.refuse(problem.key, problem.what, problem.fix)
     plan = plan_attention(
-        run_config(attention=request).attention,
+        config.attention,
         hardware=hardware,
         compute=compute,
         head_dim=head_dim,
@@ -177,12 +182,22 @@ class TestSwitches:
 
     def test_all_off_is_refused(self):
         everything = dict.fromkeys(("flash", "mem_efficient", "cudnn", "math"), "off")
-        assert keys(decide(everything)[1]) == ["attention"]
+        for implementation in ("auto", "sdpa"):
+            assert keys(decide({"implementation": implementation, **everything})[1]) == ["attention.implementation"]
 
     def test_so_is_leaving_only_what_cannot_run(self):
         _, notes = decide({"math": "off"}, dropout=0.1)
         assert keys(notes) == ["attention"]
         assert "attention_dropout" in str(notes.faults[0])
+
+    @pytest.mark.parametrize(
+        ("hardware", "why"),
+        [(CPU, "cudnn exists only on NVIDIA GPUs"), (H100, "cudnn runs only when it is switched on")],
+    )
+    def test_cudnn_does_not_step_in_for_what_was_switched_off(self, hardware, why):
+        _, notes = decide(dict.fromkeys(("flash", "mem_efficient", "math"), "off"), hardware=hardware, compute="bf16")
+        assert keys(notes) == ["attention"]
+        assert why in str(notes.faults[0])
 
     @pytest.mark.parametrize(
         ("kernel", "hardware", "compute", "dropout", "says"),
@@ -204,7 +219,12 @@ class TestSwitches:
         assert decide({"flash": "on"}, hardware=H100, compute="bf16", head_dim=264)[1].faults
 
     def test_switches_mean_nothing_outside_sdpa(self):
-        assert keys(decide({"implementation": "eager", "flash": "off"})[1]) == ["attention.flash"]
+        for name in ("eager", "flash_attention_2"):
+            on, off = ({"implementation": name, "flash": switch} for switch in ("on", "off"))
+            assert keys(decide(on, hardware=H100, compute="bf16")[1]) == ["attention.flash"]
+            plan, notes = decide(off, hardware=H100, compute="bf16")
+            assert not notes.faults  # nothing of SDPA runs, so flash does not either
+            assert summary(plan) == (name, (), name)
 
 
 class TestOtherImplementations:

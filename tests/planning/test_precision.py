@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from layouts import run_config
+from surefoot.config.contradictions import contradictions
 from surefoot.hardware import Hardware, preset
 from surefoot.planning import precision as module
 from surefoot.planning.notes import Notes
@@ -17,10 +18,13 @@ FULL, ADAPTER = True, False
 
 
 def decide(request="auto", *, full=ADAPTER, width=4096, hardware=H100, products=None, environment=None):
+    """What `resolve` does: the config's own contradictions, then the policy."""
     notes = Notes()
-    config = run_config(precision=request).precision
+    config = run_config(precision=request, **({"adapter": None} if full else {}))
+    for problem in contradictions(config):
+        notes.refuse(problem.key, problem.what, problem.fix)
     plan = plan_precision(
-        config,
+        config.precision,
         full=full,
         width=width,
         hardware=hardware,
@@ -54,7 +58,7 @@ def test_fp16_weights_in_full_fine_tuning_are_refused_with_the_words_of_the_cras
     _, notes = decide({"base": "fp16"}, full=FULL)
     assert keys(notes) == ["precision.base"]
     assert "Attempting to unscale FP16 gradients" in str(notes.faults[0])
-    assert "compute: fp16" in notes.faults[0].fix
+    assert "`precision: fp16`" in notes.faults[0].fix
     assert not decide({"base": "fp16"}, full=ADAPTER)[1].faults  # a frozen base may be fp16
 
 

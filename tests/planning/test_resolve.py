@@ -10,6 +10,7 @@ from layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, llama2_tokenizer, llama3_
 from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware, preset
+from surefoot.planning import resolve as module
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.resolve import resolve
 
@@ -175,8 +176,37 @@ def test_all_conflicts_come_at_once(decide):
     assert all(fault.fix for fault in caught.value.faults)
 
 
-def test_the_plan_is_a_function_of_its_arguments(decide):
-    assert decide(SMALL, "chat", "h100") == decide(SMALL, "chat", "h100")
+KERNELS_OFF = dict.fromkeys(("flash", "mem_efficient", "cudnn", "math"), "off")
+CONTRADICTIONS = [  # the key that is named, words of the message, the request
+    ("batch.micro", "more than a step of 2", {"batch": {"size": 2, "micro": 4}}),
+    ("attention.flash", "a kernel of SDPA", {"attention": {"implementation": "eager", "flash": "on"}}),
+    ("attention.implementation", "no SDPA kernel is left", {"attention": KERNELS_OFF}),
+    ("precision.base", "loses small updates", {"adapter": None, "precision": {"base": "bf16"}}),
+    ("precision.base", "Attempting to unscale FP16 gradients", {"adapter": None, "precision": {"base": "fp16"}}),
+    ("samples.count", "data.eval is none", {"samples": {"count": 2}}),
+]
+
+
+@pytest.mark.parametrize(("key", "words", "request_"), CONTRADICTIONS)
+def test_what_the_config_alone_contradicts_is_refused_once(decide, key, words, request_):
+    with pytest.raises(InputError, match=words) as caught:
+        decide(SMALL, "chat", "h100", request_)
+    assert [fault.where for fault in caught.value.faults] == [key]
+    assert caught.value.faults[0].fix
+
+
+@pytest.mark.parametrize(("key", "words", "request_"), CONTRADICTIONS)
+def test_twin_no_policy_repeats_these_rules(decide, monkeypatch, key, words, request_):
+    monkeypatch.setattr(module, "contradictions", lambda config: [])
+    with pytest.raises(pytest.fail.Exception):
+        test_what_the_config_alone_contradicts_is_refused_once(decide, key, words, request_)
+
+
+def test_the_plan_is_a_function_of_its_arguments(decide, tmp_path, monkeypatch):
+    plan = decide(SMALL, "chat", "h100")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unused").write_text("the config calls its run folder so: to plan is not to look")
+    assert decide(SMALL, "chat", "h100") == plan
 
 
 def test_every_choice_has_a_reason(decide):

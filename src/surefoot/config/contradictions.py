@@ -1,11 +1,11 @@
 """Keys that are fine alone and cannot hold together. Only what the config itself shows; the plan checks the rest.
 
+Reading a config asks here, so that a contradiction is shown in the file; planning asks again, for configs made in code.
 A key at its default never contradicts: a saved config spells out all defaults and must load again.
 """
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Callable, Iterator
 
 from surefoot.config.problems import Problem
@@ -88,10 +88,10 @@ def _attention(config: RunConfig) -> Iterator[Problem]:
                 "set attention.implementation to sdpa, or leave this key out",
                 "attention.implementation",
             )
-    if chosen.implementation == "sdpa" and set(kernels.values()) == {"off"}:
+    elif set(kernels.values()) == {"off"}:  # kernels are SDPA's: auto takes it once they are switched
         yield _problem(
             "attention.implementation",
-            "sdpa has no kernel left: flash, mem_efficient, cudnn and math are all off",
+            "no SDPA kernel is left: flash, mem_efficient, cudnn and math are all off",
             "leave one on, or use eager",
             *(f"attention.{name}" for name in kernels),
         )
@@ -109,23 +109,10 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _places(config: RunConfig) -> Iterator[Problem]:
-    model, output = config.model.path, config.output
-    if config.model.revision is not None and os.path.isdir(model):
-        yield _problem(
-            "model.revision", f"{model} is a folder on disk, which has no revisions", "leave it out", "model.path"
-        )
-    if os.path.isdir(model) and os.path.isdir(output) and os.path.samefile(model, output):
-        yield _problem("output", "is the model's own folder", "name another folder", "model.path")
-    if os.path.isfile(output):
-        yield _problem("output", f"{output} is a file", "name a folder")
-
-
 _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _evaluation,
     _schedule,
     _batch,
     _attention,
     _precision,
-    _places,
 )

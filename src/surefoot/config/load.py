@@ -18,7 +18,7 @@ from surefoot.config.contradictions import contradictions
 from surefoot.config.dump import dump_config, plain_config
 from surefoot.config.keys import all_keys
 from surefoot.config.overrides import apply_override, expand_short_forms
-from surefoot.config.paths import expand_home, missing_paths, nearest_path
+from surefoot.config.paths import expand_home, nearest_path, path_problems
 from surefoot.config.problems import Problem, shape_problems, without_consequences
 from surefoot.config.schema import RunConfig
 from surefoot.config.sources import Sources
@@ -92,7 +92,7 @@ def _problems(data: dict[str, Any]) -> list[Problem]:
     doubtful = {key for problem in problems for key in problem.involves}
     config = RunConfig.model_validate(_repaired(data, problems))
     values = {key: value for key, value in _leaves(plain_config(config)) if not _touches(key, doubtful)}
-    problems += missing_paths(values)
+    problems += path_problems(values)
     problems += [
         problem for problem in contradictions(config) if not any(_touches(key, doubtful) for key in problem.involves)
     ]

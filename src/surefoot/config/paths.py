@@ -32,11 +32,18 @@ def expand_home(data: dict[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def missing_paths(values: dict[str, Any]) -> list[Problem]:
-    """What the model path and the data files lack. values: by dotted key; keys whose value is unusable are absent."""
+def path_problems(values: dict[str, Any]) -> list[Problem]:
+    """What the model path, the data files and the run folder lack, and where they are in each other's way.
+
+    values: by dotted key; keys whose value is unusable are absent.
+    """
     problems: list[Problem] = []
-    if isinstance(model := values.get("model.path"), str):
+    model, output = values.get("model.path"), values.get("output")
+    if isinstance(model, str):
         problems += _model(model)
+        problems += _revision(model, values.get("model.revision"))
+    if isinstance(output, str):
+        problems += _output(output, model)
     if isinstance(train := values.get("data.train"), str):
         problems += _data_file("data.train", train)
     if isinstance(evaluation := values.get("data.eval"), str) and evaluation != "none":
@@ -93,6 +100,19 @@ def _model_inside(path: Path) -> str:
     if inside:
         return "did you mean " + " or ".join(inside[:MOST_LISTED]) + "?"
     return "give a folder with config.json, *.safetensors and tokenizer files"
+
+
+def _revision(model: str, revision: Any) -> Iterator[Problem]:
+    if revision is not None and os.path.isdir(model):
+        what = f"{model} is a folder on disk, which has no revisions"
+        yield _problem("model.revision", what, "leave it out")
+
+
+def _output(output: str, model: Any) -> Iterator[Problem]:
+    if os.path.isfile(output):
+        yield _problem("output", f"{output} is a file", "name a folder")
+    elif isinstance(model, str) and os.path.isdir(output) and os.path.isdir(model) and os.path.samefile(model, output):
+        yield _problem("output", "is the model's own folder", "name another folder")
 
 
 def _data_file(key: str, text: str) -> Iterator[Problem]:

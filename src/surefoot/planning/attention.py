@@ -39,7 +39,7 @@ def plan_attention(
     }
     switches = _switches(request)
     if request.implementation in ("eager", "flash_attention_2"):
-        return _not_sdpa(request.implementation, hardware, compute, switches, notes)
+        return _not_sdpa(request.implementation, hardware, compute, notes)
     if switches:
         return _by_switches(switches, obstacles, trials, notes)
     asked = request.implementation == "sdpa"
@@ -60,13 +60,7 @@ def _switches(request: AttentionConfig) -> dict[SdpaKernel, bool]:
     return {kernel: switch == "on" for kernel, switch in asked.items() if switch != "auto"}
 
 
-def _not_sdpa(
-    name: str, hardware: Hardware, compute: DType, switches: Mapping[SdpaKernel, bool], notes: Notes
-) -> AttentionPlan:
-    for kernel in switches:
-        notes.refuse(
-            f"attention.{kernel}", f"switches a kernel of SDPA, and attention is {name}", "use attention: sdpa"
-        )
+def _not_sdpa(name: str, hardware: Hardware, compute: DType, notes: Notes) -> AttentionPlan:
     if name == "flash_attention_2":
         for reason in flash_attention_2_obstacles(hardware, compute):
             fix = "use attention: sdpa, whose flash kernel is the same algorithm"
@@ -96,11 +90,15 @@ def _by_switches(
         )
         if on and why:
             notes.refuse(f"attention.{kernel}", f"is on, but the {kernel} kernel {why}", "leave it out")
-    allowed: list[SdpaKernel] = [kernel for kernel in ORDER if switches.get(kernel, kernel != "cudnn")]
-    kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in allowed if not obstacles[kernel])
+    left: list[SdpaKernel] = [kernel for kernel in ORDER if switches.get(kernel, True)]
+    against = {kernel: obstacles[kernel] for kernel in left}
+    if "cudnn" not in switches:
+        against["cudnn"] = obstacles["cudnn"] or "runs only when it is switched on"
+    kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in left if not against[kernel])
     if not kernels:
-        reasons = "; ".join(f"{kernel} {obstacles[kernel]}" for kernel in allowed)
-        notes.refuse("attention", f"no SDPA kernel is left{f': {reasons}' if reasons else ''}", "leave math on")
+        if left:  # with every kernel off the config contradicts itself, and is refused for that
+            reasons = "; ".join(f"{kernel} {why}" for kernel, why in against.items())
+            notes.refuse("attention", f"no SDPA kernel is left: {reasons}", "leave math on")
         kernels = ("math",)
     named = ", ".join(f"{kernel} {'on' if on else 'off'}" for kernel, on in switches.items())
     return AttentionPlan(

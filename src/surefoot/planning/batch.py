@@ -46,9 +46,6 @@ def plan_batch(
     )
     if request.micro == "auto":
         return _automatic(size, checkpointing, forecast, _busy_rows(kind, lengths), longest, notes)
-    if request.micro > request.size:
-        what = f"is {request.micro}, more than the {request.size} examples of an optimizer step"
-        notes.refuse("batch.micro", what, "lower it, or raise batch.size")
     choice = _checkpointing(checkpointing, request.micro, forecast)
     plan = forecast(request.micro, choice)
     _warn(plan, request.micro, longest, notes)

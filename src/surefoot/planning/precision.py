@@ -100,9 +100,7 @@ def _in_hardware(dtype: DType, hardware: Hardware) -> bool:
 
 
 def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) -> Choice[DType]:
-    if full:
-        if request.base in ("fp16", "bf16"):
-            _refuse_full(request.base, notes)
+    if full:  # a 16-bit base is then a contradiction within the config, refused there
         return Choice("fp32", "all parameters train, and trainable parameters are fp32", "default")
     if request.base == "auto":
         if compute == "fp32":
@@ -116,14 +114,6 @@ def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) ->
         what = f"products of {request.base} weights are {request.base} products, not {compute}"
         notes.refuse("precision.base", what, f"use precision: {{compute: {request.base}}} or {{base: fp32}}")
     return Choice(request.base, "asked for", "user")
-
-
-def _refuse_full(base: DType, notes: Notes) -> None:
-    what = f"without an adapter all weights train, and {base} weights would lose small updates"
-    if base == "fp16":
-        what = "without an adapter all weights train, and fp16 weights end in 'Attempting to unscale FP16 gradients'"
-    fix = f"use precision: {{compute: {base}}}, which computes in {base} over fp32 weights, or add an adapter"
-    notes.refuse("precision.base", what, fix)
 
 
 def _scaler(compute: DType) -> Choice[bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
 from surefoot.errors import InputError
 from surefoot.families.model_facts import ModelFacts
@@ -38,6 +39,8 @@ def resolve(
 ) -> RunPlan:
     """The plan of the run. environment: variables that matter, by name. Raises InputError with every conflict."""
     notes = Notes()
+    for problem in contradictions(config):  # a config made in code was not read from a file
+        notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
     _check_family(model, notes)
     _check_length(config, model, notes)
