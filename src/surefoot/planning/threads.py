@@ -1,0 +1,27 @@
+"""How many CPU threads compute. Part of the plan because other counts round sums in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from surefoot.families.model_facts import ModelFacts
+from surefoot.hardware import Hardware
+from surefoot.planning.plan import Choice
+from surefoot.planning.precision import NARROW
+
+_SAME = "resumed runs use the same: other counts give other last bits"
+_VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS"})
+
+
+def plan_threads(model: ModelFacts, hardware: Hardware, environment: Mapping[str, str]) -> Choice[int]:
+    """What the environment says; one for narrow models on a CPU; else all that torch would use.
+
+    A narrow model's operators take microseconds. A second thread saves little there, and on a busy machine each of them
+    waits until the scheduler runs it: the quickstart took 139 s on two threads and 9.5 s on one beside other work.
+    """
+    if _VARIABLES & environment.keys():
+        return Choice(hardware.cores, f"as the environment says; {_SAME}", "user")
+    if hardware.kind == "cpu" and model.hidden < NARROW:
+        why = f"layers {model.hidden} wide gain little from more, and waiting for each other costs much on a busy machine"
+        return Choice(1, why, "default")
+    return Choice(hardware.cores, _SAME, "hardware")
