@@ -22,6 +22,8 @@ def plan_threads(model: ModelFacts, hardware: Hardware, environment: Mapping[str
     if _VARIABLES & environment.keys():
         return Choice(hardware.cores, f"as the environment says; {_SAME}", "user")
     if hardware.kind == "cpu" and model.hidden < NARROW:
-        why = f"layers {model.hidden} wide gain little from more, and waiting for each other costs much on a busy machine"
+        why = (
+            f"layers {model.hidden} wide gain little from more, and waiting for each other costs much when others compute"
+        )
         return Choice(1, why, "default")
     return Choice(hardware.cores, _SAME, "hardware")
