@@ -22,8 +22,6 @@ def plan_threads(model: ModelFacts, hardware: Hardware, environment: Mapping[str
     if _VARIABLES & environment.keys():
         return Choice(hardware.cores, f"as the environment says; {_SAME}", "user")
     if hardware.kind == "cpu" and model.hidden < NARROW:
-        why = (
-            f"layers {model.hidden} wide gain little from more, and waiting for each other costs much when others compute"
-        )
+        why = f"layers {model.hidden} wide gain little from more, which cost much on a busy machine"
         return Choice(1, why, "default")
     return Choice(hardware.cores, _SAME, "hardware")
