@@ -4,7 +4,7 @@ Each run is one epoch over an alpaca file. It passes when the command exits with
 loss falls, `surefoot verify` finds every byte as written, and transformers and PEFT load the output with the weights
 of the last checkpoint.
 
-    python benchmarks/alpaca_matrix.py [--data FILE.json] [--max-samples N] [--layers 4] [--hidden 256] [--keep FOLDER]
+    python benchmarks/alpaca_matrix.py [--data FILE.json] [--max-samples N] [--layers 2] [--hidden 256] [--keep FOLDER]
 
 The base is a small random Llama with a tokenizer trained on the data, so nothing is downloaded and the losses are those
 of a model that knows nothing yet. It proves that the nine ways run and hold together, not that a model got good.
@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 from throughput import build_base
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 ADAPTERS = ("full", "lora", "dora")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -79,13 +80,14 @@ def run_config(
     return config | changes
 
 
-def examine(base: Path, output: Path, adapter: str, precision: str, *, ends: int = ENDS) -> Finding:
+def examine(base: Path, output: Path, adapter: str, precision: str) -> Finding:
     """What a finished run left, held against what it should be. Commands are not run here."""
     rows = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text(encoding="utf-8").splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     plan = json.loads((output / "plan.json").read_text(encoding="utf-8"))
     results = json.loads((output / "all_results.json").read_text(encoding="utf-8"))
     finite = [loss for loss in losses if loss is not None]
+    ends = max(1, min(ENDS, len(finite) // 2))  # the two stretches never overlap
     first, last = (sum(part) / len(part) for part in (finite[:ends], finite[-ends:]))
     faults = {
         f"{len(losses) - len(finite)} losses are not finite": len(finite) < len(losses),
@@ -157,12 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data/instruct/alpaca_en_demo.json"))
     parser.add_argument("--max-samples", type=int, help="only the first N records")
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=256, help="width; a multiple of 64")
     parser.add_argument("--keep", type=Path, help="leave base, configs and runs here; a new folder")
     options = parser.parse_args()
     if not options.data.is_file():
         sys.exit(f"{options.data}: no such file; name an alpaca .json with --data")
+    disable_progress_bar()
     texts = [" ".join(map(str, row.values())) for row in json.loads(options.data.read_text(encoding="utf-8"))]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
