@@ -69,7 +69,9 @@ def run_plan(
         device=choice("cpu"),
         precision=precision or precision_plan(),
         attention=attention or attention_plan(),
-        tokenizer=TokenizerPlan(choice("<|end_of_text|>"), 321, 0, choice(True), 320, choice((321,)), choice("llama3")),
+        tokenizer=TokenizerPlan(
+            choice("<|end_of_text|>"), 321, 0, choice(True), 320, choice((321,)), choice("llama3"), choice(128)
+        ),
         adapter=adapter,
         memory=MemoryPlan(0, 0, 0, 0, 0, 1, choice(gradient_checkpointing)),
         batch=BatchPlan(choice(4), choice(4), 1),

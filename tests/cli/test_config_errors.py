@@ -90,7 +90,7 @@ for example `duration: 3 epochs`
     "three tokens": (
         {"data": "{train: train.jsonl, max_length: 3}"},
         """\
-…/run.yaml:4:40: error: data.max_length: expected a whole number of at least 8, got 3 (a whole number); \
+…/run.yaml:4:40: error: data.max_length: expected auto or a whole number of at least 8, got 3 (a whole number); \
 for example `max_length: 2048`
   4 | data: {train: train.jsonl, max_length: 3}
     |                                        ^

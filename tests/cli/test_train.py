@@ -159,6 +159,16 @@ def test_the_plan_is_recorded_with_what_was_verified(finished):
     assert plan["verified"]["trainable"] == plan["plan"]["trainable"]
 
 
+def test_an_example_may_be_as_long_as_the_model_takes(run):
+    trial = run(duration="1 step", eval_every=None)
+    trial.config["data"] = {"train": str(trial.folder / "train.json")}
+    code, log = trial()
+    assert code == 0, log
+    assert json.loads((trial.output / "plan.json").read_text())["plan"]["tokenizer"]["max_length"]["value"] == 512
+    assert yaml.safe_load((trial.output / "config.yaml").read_text())["data"]["max_length"] == "auto"
+    assert "512 tokens" in (trial.output / "README.md").read_text()
+
+
 def test_a_dry_run_writes_nothing(run):
     trial = run()
     code, log = trial("--dry-run")

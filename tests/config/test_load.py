@@ -309,6 +309,21 @@ def test_a_wrong_override_is_named(tmp_path: Path, override: str, message: str) 
     assert fault.startswith(message)
 
 
+@pytest.mark.parametrize("value", ["auto", "8", "4096"])
+def test_lengths_of_examples(tmp_path: Path, value: str) -> None:
+    assert faults(write_config(tmp_path), f"data.max_length={value}") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [("7", "for example `max_length: 2048`"), ("8.5", "for example"), ("true", "for example"), ("atuo", "mean auto?")],
+)
+def test_what_is_no_length_of_an_example(tmp_path: Path, value: str, advice: str) -> None:
+    (message,) = faults(write_config(tmp_path), f"data.max_length={value}")
+    assert "expected auto or a whole number of at least 8" in message
+    assert advice in message
+
+
 def test_origins(tmp_path: Path) -> None:
     path = write_config(tmp_path, optim="{lr: 1e-4, betas: [0.8, 0.9]}", precision="bf16", early_stopping="~")
     origins = load_config(path, ["seed=3", "checkpoint={keep: 1}", "optim.eps=1e-6"]).origins

@@ -235,6 +235,16 @@ def test_added_rows_are_counted(decide):
     assert more.parameters - decide(untied, "chat", "h100", {"adapter": None}).parameters == 2 * 512
 
 
+def test_auto_max_length_reaches_memory_and_batch(decide):
+    few = SMALL | {"max_position_embeddings": 512}
+    auto = decide(few, "chat", "h100", {"data": {"train": "unused.jsonl"}})
+    asked = decide(few, "chat", "h100", {"data": DATA})  # 512 too
+    assert (auto.tokenizer.max_length.value, auto.memory, auto.batch) == (512, asked.memory, asked.batch)
+    longer = decide(SMALL, "chat", "h100", {"data": {"train": "unused.jsonl"}})
+    assert longer.tokenizer.max_length.value == 2048
+    assert longer.memory.activations // longer.batch.micro.value > asked.memory.activations // asked.batch.micro.value
+
+
 def test_memory_that_others_use_is_a_caution_and_changes_nothing(decide):
     idle = dataclasses.replace(preset("cpu"), free=2**34)
     busy = dataclasses.replace(preset("cpu"), free=2**28)

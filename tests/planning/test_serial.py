@@ -49,6 +49,7 @@ def test_a_lost_field_would_be_noticed(make):
     [
         (("precision", "compute", "value"), "fp8", "plan: precision.compute.value"),
         (("batch", "micro", "value"), "many", "plan: batch.micro.value"),
+        (("tokenizer", "max_length", "value"), "auto", "plan: tokenizer.max_length.value"),
         (("memory",), None, "plan: memory"),
     ],
 )

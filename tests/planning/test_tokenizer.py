@@ -16,6 +16,7 @@ from layouts import (
 )
 from surefoot.families.llama import LLAMA
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.planning import tokenizer as module
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -236,3 +237,25 @@ class TestUntrainedChatTokens:
         assert "base model" in "\n".join(decide(base, LLAMA31_8B, data=request)[1].cautions)
         assert not decide(base, LLAMA31_8B)[1].cautions  # alpaca writes no chat tokens
         assert not decide(chat, LLAMA31_8B)[1].cautions
+
+
+class TestMaxLength:
+    @pytest.mark.parametrize(("positions", "expected"), [(131_072, 2048), (2048, 2048), (2047, 2047), (512, 512)])
+    def test_auto_is_the_usual_length_or_all_positions(self, decide, small, positions, expected):
+        plan, notes = decide(small(), SMALL | {"max_position_embeddings": positions})
+        assert not notes.faults
+        assert (plan.max_length.value, plan.max_length.source) == (expected, "default")
+
+    def test_auto_without_a_limit_would_be_noticed(self, decide, small, monkeypatch):
+        monkeypatch.setattr(module, "USUAL_LENGTH", 2**20)
+        with pytest.raises(AssertionError):
+            self.test_auto_is_the_usual_length_or_all_positions(decide, small, 131_072, 2048)
+
+    def test_what_is_asked_for_is_honoured_up_to_the_models_positions(self, decide, small):
+        config = SMALL | {"max_position_embeddings": 512}
+        plan, notes = decide(small(), config, data={"train": "unused.jsonl", "max_length": 512})
+        assert not notes.faults
+        assert (plan.max_length.value, plan.max_length.source) == (512, "user")
+        _, notes = decide(small(), config, data={"train": "unused.jsonl", "max_length": 513})
+        assert keys(notes) == ["data.max_length"]
+        assert notes.faults[0].fix == "use at most 512"

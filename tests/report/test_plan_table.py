@@ -77,5 +77,6 @@ def test_values_as_people_say_them(plan):
     assert rows["precision.scaler"] == "off"
     assert rows["tokenizer.pad"] == "<|reserved_special_token_0|> (128002)"
     assert rows["adapter.targets"] == "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    assert rows["max_length"] == "2048"
     assert rows["batch.micro"] == "2 x 1"
     assert rows["adapter.modules_to_save"] == "lm_head"

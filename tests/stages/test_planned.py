@@ -78,6 +78,12 @@ def test_sdpa_on_request_is_not_compared_with_eager(folder, probes):
     assert probes[-1][1] == ("flash", "math")
 
 
+def test_attention_is_measured_at_no_more_tokens_than_the_model_takes(tmp_path, folder, probes):
+    model_facts(tmp_path, WIDE | {"max_position_embeddings": 300})
+    plan = make_plan(run_config(model=folder))
+    assert probes[-1][3] == plan.tokenizer.max_length.value == 300
+
+
 def test_known_lengths_are_what_attention_is_measured_at(folder, probes):
     make_plan(run_config(model=folder), lengths=LengthFacts(longest=900, typical=300))
     assert probes[-1][3] == 300

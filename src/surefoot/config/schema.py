@@ -116,8 +116,9 @@ class DataConfig(Section):
     """Layout of the records; auto recognises it from the first record and says what it saw."""
     template: Text = "auto"
     """auto: the tokenizer's chat template, else alpaca. Or llama3, alpaca, plain, tokenizer."""
-    max_length: Annotated[int, Field(ge=8), Number] = 2048
-    """Longest example in tokens; a longer one loses prompt tokens first, its answer last."""
+    max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
+    """Longest example in tokens; a longer one loses prompt tokens first, its answer last. auto: 2048, or all positions
+    of a model that has fewer."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
     """Use only the first N records."""
     train_on: Literal["responses", "last", "everything"] = "responses"

@@ -49,6 +49,7 @@ class TokenizerPlan:
     bos_id: int | None
     stop: Choice[tuple[int, ...]]  # tokens that end an answer, EOS first
     template: Choice[str]  # tokenizer | llama3 | alpaca | plain
+    max_length: Choice[int]  # tokens of the longest example
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.precision import plan_precision
+from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 
 
@@ -43,7 +44,6 @@ def resolve(
         notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
     _check_family(model, notes)
-    _check_length(config, model, notes)
     tokens = plan_tokenizer(config, model, tokenizer, notes)
     precision = precision_for(config, model, hardware, seen, environment, notes)
     attention = plan_attention(
@@ -62,7 +62,7 @@ def resolve(
         config.batch,
         config.gradient_checkpointing,
         Workload(model, precision, attention, adapter, trainable, parameters),
-        length=config.data.max_length,
+        length=tokens.max_length.value,
         lengths=lengths,
         kind=hardware.kind,
         available=hardware.memory,
@@ -81,7 +81,7 @@ def resolve(
         memory=memory,
         batch=batch,
         compile=compile_choice,
-        threads=Choice(hardware.cores, "resumed runs use the same: other counts give other last bits", "hardware"),
+        threads=plan_threads(model, hardware, environment),
         trainable=trainable,
         parameters=parameters,
         environment=(),
@@ -117,12 +117,6 @@ def _check_family(model: ModelFacts, notes: Notes) -> None:
             f"model_type {model.model_type!r} is not described yet: module names are taken to be Llama's, or those of "
             "the weight files, PAD and BOS come from the tokenizer; the run checks them against the loaded model"
         )
-
-
-def _check_length(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
-    if config.data.max_length > model.max_positions:
-        what = f"is {config.data.max_length}, but the model has {model.max_positions} positions"
-        notes.refuse("data.max_length", what, f"use at most {model.max_positions}")
 
 
 def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:

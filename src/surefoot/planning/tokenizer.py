@@ -1,4 +1,4 @@
-"""PAD, BOS, stop tokens and template.
+"""PAD, BOS, stop tokens, template, and how long an example may be.
 
 PAD is never a token that text can contain: padding with id 0 pads Llama 3 with "!". It may equal EOS, because padding
 is masked by position and never by id.
@@ -7,6 +7,7 @@ is masked by position and never by id.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import RunConfig
@@ -18,6 +19,8 @@ from surefoot.planning.plan import Choice, TokenizerPlan
 from surefoot.planning.templates import plan_template, turn_ends
 
 ADDED_PAD = "<|pad|>"
+# Instruction examples are seldom longer; without any limit one stray example would decide the memory of the run.
+USUAL_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,21 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
         bos_id=tokenizer.bos.id if tokenizer.bos else None,
         stop=_stop(template.value, model.family, tokenizer, notes),
         template=template,
+        max_length=plan_max_length(config.data.max_length, model, notes),
     )
+
+
+def plan_max_length(request: int | Literal["auto"], model: ModelFacts, notes: Notes) -> Choice[int]:
+    """Tokens of the longest example; also what attention is measured at where the examples are not known yet."""
+    positions = model.max_positions
+    if request == "auto":
+        if positions < USUAL_LENGTH:
+            return Choice(positions, "all positions of the model", "default")
+        return Choice(USUAL_LENGTH, f"the usual limit; the model has {positions} positions", "default")
+    if request > positions:
+        what = f"is {request}, but the model has {positions} positions"
+        notes.refuse("data.max_length", what, f"use at most {positions}")
+    return Choice(request, "asked for", "user")
 
 
 def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:

@@ -63,6 +63,7 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("tokenizer.bos", tokens.bos)
     yield _row("tokenizer.stop", tokens.stop)
     yield _row("template", tokens.template)
+    yield _row("max_length", tokens.max_length)
     yield from _adapter_rows(plan)
     yield _row("batch.size", plan.batch.size)
     yield _row("batch.micro", plan.batch.micro, f"{plan.batch.micro.value} x {plan.batch.accumulation}")

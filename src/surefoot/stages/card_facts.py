@@ -46,7 +46,7 @@ def card_facts(
             "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
             "duration": str(config.duration),
             "examples per step": str(config.batch.size),
-            "longest example": f"{config.data.max_length} tokens",
+            "longest example": f"{plan.tokenizer.max_length.value} tokens",
             "seed": str(config.seed),
         },
         data=(

@@ -23,6 +23,7 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
+from surefoot.planning.tokenizer import plan_max_length
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ def _measure(
         return partial
     from surefoot.probe.attention import attention_trials
 
-    length = lengths.typical if lengths else config.data.max_length
+    length = lengths.typical if lengths else plan_max_length(config.data.max_length, model, Notes()).value
     trials = attention_trials(
         forms,
         heads=model.heads,

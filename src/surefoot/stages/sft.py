@@ -75,7 +75,7 @@ def prepare_sft(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedT
         bos_id=tokens.bos_id if tokens.bos.value else None,
         pad_id=tokens.pad_id,
         stop_ids=tokens.stop.value,
-        max_length=data.max_length,
+        max_length=tokens.max_length.value,
         max_samples=data.max_samples,
         train_on=data.train_on,
         seed=config.seed,
