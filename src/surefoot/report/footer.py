@@ -21,6 +21,9 @@ _FILES = (
 )
 
 
+EXAMPLE_PROMPT = "Give three tips for staying healthy."
+
+
 def finished(
     run: Path,
     results: Mapping[str, object],
@@ -31,8 +34,9 @@ def finished(
     seconds: float,
     best_step: int | None,
     skipped: int,
+    prompt: str = EXAMPLE_PROMPT,
 ) -> list[str]:
-    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps."""
+    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. prompt: one to try."""
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
@@ -42,7 +46,7 @@ def finished(
         *files_left(run),
         "",
         "next:",
-        *(f"  {command}" for command in next_commands(run)),
+        *(f"  {command}" for command in next_commands(run, prompt)),
     ]
 
 
@@ -54,11 +58,11 @@ def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -
     ]
 
 
-def next_commands(run: Path) -> list[str]:
+def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT) -> list[str]:
     folder = shlex.quote(str(run))
     return [
         f"surefoot chat {folder}",
-        f'surefoot generate {folder} --prompt "Give three tips for staying healthy."',
+        f"surefoot generate {folder} --prompt {shlex.quote(prompt)}",
         f"surefoot verify {folder}",
     ]
 

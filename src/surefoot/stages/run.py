@@ -29,7 +29,7 @@ from surefoot.report.plan_table import plan_table
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_job, open_observer
 from surefoot.stages.planned import make_plan
-from surefoot.stages.publish import is_published, publish
+from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.records import write_records
 from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup, planned_tokenizer, set_up
@@ -64,11 +64,12 @@ def train_run(
     typed: Sequence[str],
     dry_run: bool = False,
     figures: Figures | None = None,
+    prompt: str = footer.EXAMPLE_PROMPT,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
 
     typed: the words of the command, for the resume hint. dry_run: everything up to the run folder, then stop.
-    figures: further figures of the trained model for all_results.json.
+    figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try.
     """
     with captured_libraries(console):
         run = prepare(config, mode, console)
@@ -83,7 +84,7 @@ def train_run(
         occupy(run.found)
         write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
         console.log_to(run.found.folder / "run.log")
-        return _train_and_publish(run, setup, console, typed, figures)
+        return _train_and_publish(run, setup, console, typed, figures, prompt)
 
 
 def prepare(config: RunConfig, mode: Mode, console: Console) -> Prepared:
@@ -150,7 +151,7 @@ def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
 
 
 def _train_and_publish(
-    run: Prepared, setup: Setup, console: Console, typed: Sequence[str], figures: Figures | None
+    run: Prepared, setup: Setup, console: Console, typed: Sequence[str], figures: Figures | None, prompt: str
 ) -> int:
     config, folder = run.config, run.found.folder
     with open_observer(config, folder, setup, run.timetable, console) as observer, StopRequest() as stop:
@@ -175,25 +176,24 @@ def _train_and_publish(
         identity=run.identity,
         more=more,
     )
-    _say_the_end(run, outcome, published.results, published.step, published.cautions, console)
+    _say_the_end(run, outcome, published, prompt, console)
     return 0
 
 
-def _say_the_end(
-    run: Prepared, outcome: Outcome, results: Mapping[str, Any], step: int, cautions: Sequence[str], console: Console
-) -> None:
-    for caution in cautions:
+def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: str, console: Console) -> None:
+    for caution in published.cautions:
         console.say(caution, style="yellow")
     state = outcome.state
     lines = footer.finished(
         run.found.folder,
-        results,
+        published.results,
         step=state.step,
         total_steps=run.timetable.total_steps,
         early=outcome.reason == "early_stopped",
         seconds=state.seconds,
-        best_step=step if state.best else None,
+        best_step=published.step if state.best else None,
         skipped=state.guard.skipped,
+        prompt=prompt,
     )
     for line in lines:
         console.say(line)
