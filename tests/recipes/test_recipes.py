@@ -1,0 +1,134 @@
+"""Every recipe loads, plans for the machine that it names, and says in its comments what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forkserver import ForkServer
+from layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama3_tokenizer
+from surefoot import hardware
+from surefoot.config.load import load_config
+from surefoot.errors import InputError
+from surefoot.planning import memory
+from surefoot.stages.planned import make_plan
+from tiny import tiny_llama
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+NAMES = sorted(path.name for path in RECIPES.iterdir())
+SMOKE = "sft-smoke-cpu.yaml"
+PLANNED = [name for name in NAMES if name != SMOKE]
+ALPACA = [{"instruction": f"Say sky {count} times.", "input": "", "output": "sky " * count} for count in range(1, 13)]
+CHATS = [{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": f"{n}"}]} for n in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Hub id -> folder with the real config.json and a tokenizer of the real layout."""
+    folder = tmp_path_factory.mktemp("models")
+    found = {
+        "meta-llama/Llama-3.1-8B": llama3_tokenizer(folder / "llama3", pad=True),
+        "meta-llama/Llama-3.1-8B-Instruct": llama3_tokenizer(folder / "instruct", pad=True, chat=True),
+        "meta-llama/Llama-2-7b-hf": llama2_tokenizer(folder / "llama2"),
+    }
+    for name, path in found.items():
+        (path / "config.json").write_text(json.dumps(LLAMA2_7B if "Llama-2" in name else LLAMA31_8B))
+    return found
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A working folder with the data files that recipes name."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "alpaca.json").write_text(json.dumps(ALPACA))
+    for name in ("chats.jsonl", "chats-heldout.jsonl"):
+        (tmp_path / "data" / name).write_text("".join(f"{json.dumps(row)}\n" for row in CHATS))
+    shutil.copytree(RECIPES, tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def commands(name: str) -> list[list[str]]:
+    """The commands in a recipe's comments, as words."""
+    text = (RECIPES / name).read_text(encoding="utf-8")
+    return [shlex.split(line) for line in re.findall(r"^#\s+(surefoot .*)$", text, flags=re.MULTILINE)]
+
+
+def plan(name: str, models: dict[str, Path], *overrides: str):
+    """The plan for the machine that the recipe's own `surefoot plan` line names."""
+    (words,) = [words for words in commands(name) if words[1] == "plan"]
+    config = load_config(Path("recipes") / name, overrides).config
+    located = load_config(Path("recipes") / name, [*overrides, f"model={models[config.model.path]}"]).config
+    return make_plan(located, hardware=hardware.preset(words[words.index("--hardware") + 1]))
+
+
+def test_names_say_stage_model_and_adapter():
+    assert NAMES
+    for name in NAMES:
+        assert re.fullmatch(r"sft-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_commands_name_itself(name):
+    words = commands(name)
+    assert [command for _, command, *_ in words] == (["train"] if name == SMOKE else ["plan", "train"])
+    assert all(command[2] == f"recipes/{name}" for command in words)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_it_plans_and_fits_without_a_caution(name, workplace, models):
+    made = plan(name, models)
+    assert memory.fits(made.memory)
+    assert made.cautions == ()
+    assert made.precision.trainable.value == "fp32"
+    kind = "full" if made.adapter is None else made.adapter.kind.value
+    assert name.endswith(f"-{kind}.yaml")
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_its_output_folder_has_its_name(name, workplace):
+    assert load_config(Path("recipes") / name).config.output == f"runs/{name.removesuffix('.yaml')}"
+
+
+def test_the_dora_recipe_is_the_run_that_broke_elsewhere(workplace, models):
+    config = load_config("recipes/sft-llama3-8b-dora.yaml").config
+    made = plan("sft-llama3-8b-dora.yaml", models)
+    assert (made.adapter.rank, made.adapter.alpha, config.optim.lr, config.batch.size) == (32, 64, 3e-5, 128)
+    assert str(config.duration) == "3 epochs"
+    assert len(made.adapter.targets.value) == 7 * 32
+    assert made.tokenizer.pad_token.value == "<|finetune_right_pad_id|>"
+    assert "cudnn" not in made.attention.kernels.value
+    assert made.precision.base.value == "bf16"
+
+
+def test_what_the_comments_say_of_memory(workplace, models):
+    assert plan("sft-llama3-8b-lora.yaml", models).batch.micro.value == 1
+    wide = load_config("recipes/sft-llama3-8b-lora.yaml", [f"model={models['meta-llama/Llama-3.1-8B']}"]).config
+    assert make_plan(wide, hardware=hardware.preset("h100")).batch.micro.value >= 8
+    full = plan("sft-llama2-7b-full.yaml", models)
+    assert round(16 * full.parameters / hardware.GIB) == 100
+    assert round(12 * full.parameters / hardware.GIB) == 75  # fp32 weights and two moments
+
+
+def test_twin_a_recipe_that_does_not_fit_or_is_misspelt_is_noticed(workplace, models):
+    with pytest.raises(InputError, match="weights, gradients and optimizer need"):
+        plan("sft-llama3-8b-dora.yaml", models, "adapter=null")
+    with pytest.raises(InputError, match=r"did you mean rank"):
+        plan("sft-llama3-8b-dora.yaml", models, "adapter.rnak=32")
+    assert not memory.fits(plan("sft-llama2-7b-full.yaml", models, "batch.micro=8").memory)
+
+
+def test_the_smoke_recipe_runs_on_a_small_model(workplace):
+    tiny_llama(workplace / "models" / "small-llama")
+    with ForkServer() as server:
+        log = workplace / "log.txt"
+        assert server.run(["train", f"recipes/{SMOKE}"], log) == 0, log.read_text()
+        assert server.run(["verify", "runs/sft-smoke-cpu"], log) == 0, log.read_text()
+    rows = [json.loads(line) for line in (workplace / "runs/sft-smoke-cpu/trainer_log.jsonl").read_text().splitlines()]
+    assert [row["current_steps"] for row in rows] == list(range(1, 21))
+    assert all(row["loss"] is not None for row in rows)
