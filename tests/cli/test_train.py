@@ -319,6 +319,20 @@ def test_other_data_under_the_same_name_is_exit_4(stopped):
     assert "training data" in log
 
 
+def test_moved_data_base_and_run_folder_go_on_bit_for_bit(run, tmp_path, finished):
+    base = tiny_llama(tmp_path / "own")
+    trial = run(model=str(base))
+    assert trial(kill={"at": "step", "n": 5})[0] == -9
+    base.rename(tmp_path / "moved-base")
+    (trial.folder / "train.json").rename(tmp_path / "moved.json")
+    trial.output.rename(tmp_path / "moved-run")
+    trial.output = tmp_path / "moved-run"
+    moved = [f"model={tmp_path / 'moved-base'}", f"data.train={tmp_path / 'moved.json'}", f"output={trial.output}"]
+    code, log = trial("--resume", *moved)
+    assert code == 0, log
+    assert compare_folders(finished[0].output, trial.output) == []
+
+
 def test_another_base_under_the_same_name_is_exit_4(run, tmp_path):
     base = tiny_llama(tmp_path / "own")
     trial = run(model=str(base))
@@ -363,6 +377,7 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_no_process(run, number):
         {"tokenizer": {"pad": "add"}},
         {"adapter": {"kind": "dora", "rank": 2, "rslora": True, "targets": ["q_proj", "v_proj"]}},
         {"adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"], "dropout": 0.2}},
+        {"tokenizer": {"pad": "add"}, "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"]}},
         {"attention": "eager"},
         {"attention": {"flash": "off"}},
         {"early_stopping": {"patience": 1, "min_delta": 10.0}},

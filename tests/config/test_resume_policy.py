@@ -16,6 +16,8 @@ from surefoot.config.schema import RunConfig
 
 BASE = {"stage": "sft", "model": "a/b", "data": {"train": "x.json"}, "output": "runs/x"}
 FREE = {
+    "model.path",
+    "data.train",
     "output",
     "log_every",
     "eval_every",

@@ -33,9 +33,11 @@ _ORDER = "the saved position in the data belongs to the old examples and their o
 POLICIES: dict[str, Rule] = {
     "stage": Rule("refused", "another stage is another training method"),
     "model": Rule("refused", "the trained weights belong to the old base model"),
+    "model.path": Rule("free", "the folder may have been moved; what is in it is compared"),
     "tokenizer": Rule("refused", "token ids would mean something else"),
     "adapter": Rule("refused", "the trained weights have the shape and scale of the old adapter"),
     "data": Rule("refused", _ORDER),
+    "data.train": Rule("free", "the file may have been moved; its content is compared"),
     "data.eval": Rule(
         "warned", "evaluation losses before and after cannot be compared, so neither can the best checkpoint"
     ),

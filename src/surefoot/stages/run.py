@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.errors import STOPPED_EXIT_CODE
+from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
 from surefoot.models.attention import verify_attention
 from surefoot.models.hub import resolve_folder
 from surefoot.planning.measurements import LengthFacts
@@ -39,6 +38,7 @@ from surefoot.training.checkpoint import load_state
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, train
 
+_PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
 
 
@@ -84,7 +84,11 @@ def train_run(
         occupy(run.found)
         write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
         console.log_to(run.found.folder / "run.log")
-        return _train_and_publish(run, setup, console, typed, figures, prompt)
+        try:
+            return _train_and_publish(run, setup, console, typed, figures, prompt)
+        except SurefootError as error:
+            console.note(f"error: {error}")  # the screen gets it from the command line
+            raise
 
 
 def prepare(config: RunConfig, mode: Mode, console: Console) -> Prepared:
@@ -121,10 +125,10 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
 
 
 def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
-    """A resumed run keeps its plan; where a key that may change did, it is made anew from the old measurements."""
+    """A resumed run keeps its plan; where a changed key asks for another, it is made from the old measurements."""
     if found.plan is None:
         return make_plan(config, lengths=lengths)
-    if found.changes:
+    if any(change.key in _PLANNED for change in found.changes):
         return make_plan(config, lengths=lengths, measurements=found.plan.measurements)
     return found.plan
 
@@ -144,7 +148,7 @@ def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
     batch = run.stage.step_batches(step)[0].to(setup.engine.device)
 
     def forward() -> None:
-        with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
+        with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it
             run.stage.objective(setup.model, batch)
 
     return verify_attention(forward, run.plan.attention)
