@@ -85,6 +85,15 @@ def test_the_run_verifies_and_its_config_runs_again(finished):
     assert result.exit_code == 0, result.output
 
 
+def test_resuming_a_finished_quickstart_changes_nothing(finished):
+    run, _ = finished
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    result = CliRunner().invoke(main, ["quickstart", "--out", str(run), "--seed", str(SEED), "--resume"])
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-1].endswith("is finished; nothing to do")
+    assert {path.name: path.stat().st_mtime_ns for path in run.iterdir()} == before
+
+
 def test_an_occupied_folder_is_refused_before_anything_is_written(tmp_path: Path):
     run = tmp_path / "mine"
     run.mkdir()

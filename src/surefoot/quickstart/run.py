@@ -51,8 +51,11 @@ def quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Console
     before = score(asked.model, asked, held_out)
     console.say(f"before training: {before.accuracy:.1%} of them; guessing gives {CHANCE:.1%}\n")
 
+    trained: list[Score] = []  # stays empty where --resume finds a finished run
+
     def figures(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
         after = score(model, asked, held_out)
+        trained.append(after)
         console.say(_comparison(held_out, before, after))
         return {
             "accuracy_before": before.accuracy,
@@ -63,7 +66,7 @@ def quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Console
         }
 
     code = train_run(config, mode, console, typed=typed, figures=figures, prompt="Where is the owl?")
-    if code == 0:
+    if trained:
         run = shlex.quote(str(output))
         console.say(f"  surefoot train {run}/config.yaml output={run}-again batch.size=16")
     return code
