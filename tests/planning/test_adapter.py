@@ -22,18 +22,20 @@ SMALL = LLAMA31_8B | {
 
 @pytest.fixture
 def decide(tmp_path):
-    def decide(config=SMALL, **request):
+    def decide(config=SMALL, added_rows=0, **request):
         notes = Notes()
         adapter = run_config(adapter={"kind": "lora", "rank": 4} | request).adapter
-        return plan_adapter(adapter, model_facts(tmp_path, config), notes), notes
+        return plan_adapter(adapter, model_facts(tmp_path, config), added_rows, notes), notes
 
     return decide
 
 
-def by_peft(config, plan):
+def by_peft(config, plan, added_rows=0):
     """(adapted modules, trainable parameters) of PEFT's model for this plan."""
     keys = {key: value for key, value in config.items() if key not in ("model_type", "torch_dtype")}
     model = AutoModelForCausalLM.from_config(LlamaConfig(**keys))
+    if added_rows:
+        model.resize_token_embeddings(config["vocab_size"] + added_rows)
     tied = config["tie_word_embeddings"] and {"lm_head", "embed_tokens"} & set(plan.modules_to_save)
     lora = LoraConfig(
         r=plan.rank,
@@ -71,6 +73,34 @@ def test_targets_and_count_are_pefts(decide, config, request_):
     plan, notes = decide(config, **request_)
     assert not notes.faults
     assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan)
+
+
+ROWS = 3
+
+
+@pytest.mark.parametrize(
+    ("config", "request_"),
+    [
+        (SMALL, {}),
+        (SMALL, {"modules_to_save": ["lm_head"]}),
+        (SMALL, {"modules_to_save": ["lm_head", "embed_tokens"]}),
+        (SMALL, {"modules_to_save": ["norm"]}),
+        (SMALL, {"targets": ["lm_head", "q_proj"], "kind": "dora"}),
+        (TIED, {"modules_to_save": ["lm_head"]}),
+        (TIED, {"modules_to_save": ["embed_tokens"]}),
+        (TIED, {"modules_to_save": ["lm_head", "embed_tokens"]}),
+    ],
+)
+def test_added_rows_count_where_they_train(decide, config, request_):
+    plan, notes = decide(config, ROWS, **request_)
+    assert not notes.faults
+    assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan, ROWS)
+
+
+def test_forgetting_the_added_rows_would_be_noticed(decide, monkeypatch):
+    monkeypatch.setattr(module, "_with_rows", lambda model, rows: model)
+    with pytest.raises(AssertionError):
+        test_added_rows_count_where_they_train(decide, SMALL, {"modules_to_save": ["lm_head"]})
 
 
 def test_forgetting_doras_magnitudes_would_be_noticed(decide, monkeypatch):

@@ -55,7 +55,7 @@ def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config
         trials=(),
         notes=notes,
     )
-    planned = plan_adapter(request.adapter, model, notes) if request.adapter else None
+    planned = plan_adapter(request.adapter, model, 0, notes) if request.adapter else None
     assert not notes.faults
     trainable = planned.trainable if planned else model.parameters
     return Workload(model, types, kernels, planned, trainable, model.parameters)

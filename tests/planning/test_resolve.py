@@ -230,6 +230,9 @@ def test_added_rows_are_counted(decide):
     assert added.tokenizer.added_rows == 1
     assert added.parameters - plain.parameters == 512  # tied: one matrix
     assert added.trainable == added.parameters
+    head = {"adapter": {"kind": "lora", "modules_to_save": ["lm_head"]}}
+    kept = decide(rows, "chat", "h100", head).trainable
+    assert decide(rows, "chat", "h100", {"tokenizer": {"pad": "add"}} | head).trainable - kept == 512
     untied = rows | {"tie_word_embeddings": False}
     more = decide(untied, "chat", "h100", {"tokenizer": {"pad": "add"}, "adapter": None})
     assert more.parameters - decide(untied, "chat", "h100", {"adapter": None}).parameters == 2 * 512

@@ -53,6 +53,8 @@ def carried_out(base, change=lambda plan: plan, **request):
         {"adapter": LORA | {"modules_to_save": ["lm_head"]}, "gradient_checkpointing": "on"},
         {"adapter": LORA | {"targets": ["q_proj", "model.layers.1.mlp.up_proj"], "modules_to_save": ["norm"]}},
         {"adapter": LORA, "tokenizer": {"pad": "add"}},
+        {"adapter": LORA | {"modules_to_save": ["lm_head"]}, "tokenizer": {"pad": "add"}},
+        {"adapter": LORA | {"modules_to_save": ["embed_tokens"]}, "tokenizer": {"pad": "add"}},
     ],
 )
 @pytest.mark.parametrize("name", ["plain", "tied", "spare"])

@@ -1,11 +1,13 @@
 """Which modules carry the adapter, by full name, and how many parameters that trains.
 
-LoRA adds r * (inputs + outputs) per target, DoRA one more per output; a module saved in full counts in full.
+LoRA adds r * (inputs + outputs) per target, DoRA one more per output; a module saved in full counts in full. Rows that
+are appended for a new token belong to embedding and head, and count where one of these trains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import AdapterConfig
@@ -14,7 +16,9 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
 
 
-def plan_adapter(request: AdapterConfig, model: ModelFacts, notes: Notes) -> AdapterPlan:
+def plan_adapter(request: AdapterConfig, model: ModelFacts, added_rows: int, notes: Notes) -> AdapterPlan:
+    """added_rows: embedding rows that the run appends to the model."""
+    model = _with_rows(model, added_rows)
     targets = _targets(request, model, notes)
     saved = _saved_in_full(request.modules_to_save, targets, model, notes)
     per_output = 1 if request.kind == "dora" else 0
@@ -34,6 +38,18 @@ def plan_adapter(request: AdapterConfig, model: ModelFacts, notes: Notes) -> Ada
         modules_to_save=tuple(_short(name, model) for name in request.modules_to_save),
         trainable=added + _size_in_full(saved, model),
     )
+
+
+def _with_rows(model: ModelFacts, rows: int) -> ModelFacts:
+    """The model with `rows` more in its embedding and its head."""
+
+    def grown(module: ModuleFact) -> ModuleFact:
+        if module.name not in (model.embedding, model.head):
+            return module
+        linear = module.linear and (module.linear[0], module.linear[1] + rows)
+        return replace(module, parameters=module.parameters + rows * model.hidden, linear=linear)
+
+    return replace(model, vocab=model.vocab + rows, modules=tuple(map(grown, model.modules)))
 
 
 def _targets(request: AdapterConfig, model: ModelFacts, notes: Notes) -> list[ModuleFact]:

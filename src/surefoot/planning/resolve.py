@@ -55,7 +55,7 @@ def resolve(
         trials=seen.attention,
         notes=notes,
     )
-    adapter = plan_adapter(config.adapter, model, notes) if config.adapter else None
+    adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     parameters = model.parameters + tokens.added_rows * model.hidden * (1 if model.tied else 2)
     trainable = adapter.trainable if adapter else parameters
     batch, memory = plan_batch(
