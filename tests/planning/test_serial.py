@@ -65,6 +65,13 @@ def test_an_edited_plan_is_refused_with_the_place(make, path, value, where):
     assert where in [fault.where for fault in caught.value.faults]
 
 
+@pytest.mark.parametrize("data", [None, 3, [], "plan"])
+def test_what_is_no_plan_at_all_is_one_fault(data):
+    with pytest.raises(InputError) as caught:
+        plan_from_json(data)
+    assert [fault.where for fault in caught.value.faults] == ["plan"]
+
+
 def test_the_difference_names_values_only(make):
     one, two = make(), make(precision="fp16")
     found = {difference.path: (difference.old, difference.new) for difference in diff_plans(one, two)}

@@ -5,7 +5,7 @@ Reading goes through pydantic, so a plan that was edited into nonsense is refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,20 +31,17 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
     return _PLAN.dump_python(plan, mode="json")
 
 
-def plan_from_json(data: Mapping[str, Any]) -> RunPlan:
-    """The inverse of `plan_to_json`. Raises InputError for anything that is not a plan."""
+def plan_from_json(data: object) -> RunPlan:
+    """The inverse of `plan_to_json`, for whatever JSON holds. Raises InputError for anything that is not a plan."""
     try:
-        return _PLAN.validate_python(dict(data))
+        return _PLAN.validate_python(data)
     except ValidationError as error:
-        faults = [
-            Fault(
-                f"plan: {'.'.join(map(str, problem['loc']))}",
-                problem["msg"],
-                "it was written by another version or edited",
-            )
-            for problem in error.errors()
-        ]
-        raise InputError(faults) from None
+        fix = "it was written by another version or edited"
+        raise InputError([Fault(_where(item["loc"]), item["msg"], fix) for item in error.errors()]) from None
+
+
+def _where(location: tuple[int | str, ...]) -> str:
+    return f"plan: {'.'.join(map(str, location))}" if location else "plan"
 
 
 def diff_plans(old: RunPlan, new: RunPlan) -> list[Difference]:

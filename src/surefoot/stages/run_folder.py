@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from surefoot.config.load import dump_config
+from surefoot.config.load import plain_config
 from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_reader import read_yaml
 from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.training.checkpoint import Checkpoint, clear_leftovers, newest_verified, read_manifest
@@ -85,13 +84,13 @@ def _resume(config: RunConfig, folder: Path) -> Claim:
     checkpoint, rejected = newest_verified(folder)
     if checkpoint is None:
         return Claim(folder, "resume")
-    changes = diff_configs(_saved_config(folder), yaml.safe_load(dump_config(config)))
+    changes = diff_configs(_saved_config(folder), plain_config(config))
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
         raise InputError([_refusal(change, folder) for change in refused])
     plan = None
     if (folder / PLAN).is_file():
-        plan = plan_from_json(json.loads((folder / PLAN).read_text(encoding="utf-8"))["plan"])
+        plan = plan_from_json(read_json(folder / PLAN).get("plan"))
     return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan)
 
 
@@ -102,10 +101,10 @@ def _refusal(change: Change, folder: Path) -> Fault:
 
 def _saved_config(folder: Path) -> dict[str, Any]:
     try:
-        return yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        fault = Fault(str(folder / CONFIG), f"cannot be read ({error})", "restore it to resume this run")
-        raise InputError(fault) from None
+        return read_yaml(folder / CONFIG).data
+    except InputError as error:
+        first = error.faults[0]
+        raise InputError(Fault(first.where, first.what, "restore it to resume this run")) from None
 
 
 def saved_identity(checkpoint: Checkpoint) -> dict[str, Any]:
