@@ -229,3 +229,24 @@ def test_a_terminal_gets_a_prompt_and_a_hint(model, monkeypatch):
         out, err = (stream.getvalue().decode() for stream in streams[:2])
     assert out == clean(reference(model, "What is a heron?")) + "\n\n"
     assert "/reset" in err
+
+
+def test_a_misspelt_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "my-run").mkdir(parents=True)
+    monkeypatch.setattr("surefoot.models.hub._download", lambda *_: pytest.fail("asked the hub"))
+    result = call("chat", "runs/my-rum")
+    assert result.exit_code == 2
+    assert result.stderr == "error: runs/my-rum: no such folder; did you mean runs/my-run?\n"
+    (tmp_path / "runs" / "plan.json").write_text("{}")
+    assert (
+        "is a file, not a folder; give its folder: runs" in call("generate", "runs/plan.json", "--prompt", "x").stderr
+    )
+
+
+def test_twin_a_hub_id_is(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("surefoot.models.hub._download", lambda name, *_: asked.append(name) or tmp_path)
+    call("chat", "runs/my-rum")
+    assert asked == ["runs/my-rum"]

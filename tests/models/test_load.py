@@ -165,6 +165,15 @@ def test_an_attention_library_that_is_absent_is_an_environment_fault(folder):
         load_model(folder, dtype=torch.float32, attention_implementation="flash_attention_3", device=CPU)
 
 
+def test_a_tokenizer_file_that_the_library_cannot_read_is_an_input_error(folder):
+    """The Rust library raises a bare Exception for it."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    del content["added_tokens"][0]["single_word"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="no tokenizer can be read: missing field `single_word`"):
+        load_tokenizer(folder)
+
+
 def test_a_folder_without_tokenizer_is_one_line(folder):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()

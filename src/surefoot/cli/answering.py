@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from surefoot.errors import Fault, InputError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,13 +48,22 @@ def _apply(options: Sequence[Callable[[Command], Command]], command: Command) ->
 
 
 def check_models(model: str, adapter: str | None) -> None:
-    """Find the folders and look at their configs, which takes no torch: a wrong path is answered at once."""
+    """Find the folders and look at their configs, which takes no torch: a wrong path is answered at once.
+
+    What could be a folder here is never looked up on the hub, so a misspelt run starts no download.
+    """
+    from surefoot.config.paths import looks_local, nearest_path
     from surefoot.models.folder import check_folder
     from surefoot.models.hub import resolve_folder
 
     for path in (model, adapter):
-        if path is not None:
-            check_folder(resolve_folder(path, weights=True))
+        if path is None:
+            continue
+        if Path(path).is_file():
+            raise InputError(Fault(path, "is a file, not a folder", f"give its folder: {Path(path).parent}"))
+        if looks_local(path) and not Path(path).is_dir():
+            raise InputError(Fault(path, "no such folder", nearest_path(Path(path), ())))
+        check_folder(resolve_folder(path, weights=True))
 
 
 def printable(text: str) -> str:

@@ -37,7 +37,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         with quiet_libraries():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # tokenizers raises nothing narrower for a file that it cannot read
         what = f"no tokenizer can be read: {_one_line(error)}"
         raise InputError(Fault(str(folder), what, "tokenizer.json must stand beside the weights")) from error
 
