@@ -198,3 +198,11 @@ class TestOccupy:
         (stopped / ".checkpoint-6.tmp-1" / "half").write_text("x")
         occupy(claim(config(), "resume"))
         assert contents(stopped) == before
+
+    def test_a_rejected_checkpoint_is_set_aside(self, config, stopped):
+        (stopped / "checkpoint-4" / "state.json").write_text("{}")
+        aside = occupy(claim(config(), "resume"))
+        assert aside == [stopped / ".rejected-checkpoint-4"]
+        assert [path.name for path in stopped.glob("checkpoint-*")] == ["checkpoint-2"]
+        assert occupy(claim(config(), "resume")) == []
+        assert aside[0].is_dir()

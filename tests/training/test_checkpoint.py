@@ -14,11 +14,13 @@ from surefoot.training import checkpoint as module
 from surefoot.training.checkpoint import (
     Checkpoint,
     clear_leftovers,
+    clear_rejected,
     list_checkpoints,
     load_state,
     newest_verified,
     retain,
     save_checkpoint,
+    set_aside_newer,
     verify_checkpoint,
 )
 from surefoot.training.optimizer import load_optimizer_tensors
@@ -213,3 +215,45 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path, engine):
         save(tmp_path, engine, RunState(step=step))
     retain(tmp_path, keep=2, best_step=3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-5", "checkpoint-6"]
+
+
+@pytest.fixture
+def resumed_from_4(tmp_path, engine):
+    """Checkpoints 2 and 4 are good, 6 and 8 are not; the run goes on from 4."""
+    for step in (2, 4, 6, 8):
+        folder = save(tmp_path, engine, RunState(step=step))
+        if step > 4:
+            (folder / module.STATE).write_text("{}")
+    found, _ = newest_verified(tmp_path)
+    assert found.step == 4
+    return tmp_path
+
+
+def goes_on_to_5(run, engine):
+    """The next save: the good checkpoints survive it."""
+    save(run, engine, RunState(step=5))
+    retain(run, keep=2, best_step=None)
+    assert [c.step for c in list_checkpoints(run)] == [5, 4]
+    assert newest_verified(run) == (Checkpoint(run / "checkpoint-5", 5), [])
+
+
+def test_rejected_checkpoints_do_not_displace_good_ones(resumed_from_4, engine):
+    aside = set_aside_newer(resumed_from_4, 4)
+    assert [path.name for path in aside] == [".rejected-checkpoint-8", ".rejected-checkpoint-6"]
+    goes_on_to_5(resumed_from_4, engine)
+    clear_leftovers(resumed_from_4)
+    assert all((path / module.MANIFEST).is_file() for path in aside)  # still there to be looked at
+    clear_rejected(resumed_from_4)
+    assert sorted(path.name for path in resumed_from_4.iterdir()) == ["checkpoint-4", "checkpoint-5"]
+
+
+def test_twin_left_in_the_row_they_displace_all_good_ones(resumed_from_4, engine):
+    with pytest.raises(AssertionError, match=r"\[8, 6\]"):
+        goes_on_to_5(resumed_from_4, engine)
+
+
+def test_rejecting_the_same_step_twice_keeps_the_newer(tmp_path, engine):
+    for evaluated in (0, 3):
+        save(tmp_path, engine, RunState(step=3, evaluated=evaluated))
+        (aside,) = set_aside_newer(tmp_path, 2)
+    assert json.loads((aside / module.STATE).read_text())["evaluated"] == 3

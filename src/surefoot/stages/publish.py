@@ -25,7 +25,7 @@ from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.report.rows import Row, is_eval_row
 from surefoot.stages.card_facts import card_facts
 from surefoot.stages.timetable import Timetable
-from surefoot.training.checkpoint import MANIFEST, OPTIMIZER, STATE, manifest, read_manifest
+from surefoot.training.checkpoint import MANIFEST, OPTIMIZER, STATE, clear_rejected, manifest, read_manifest
 from surefoot.training.report import EvalReport
 from surefoot.training.state import RunState
 
@@ -90,6 +90,7 @@ def publish(
     listed = (*names, "config.yaml", "plan.json", "environment.json", "data.json", "all_results.json", "README.md")
     paths = [run / name for name in (*listed, *plots)]
     durable.write_json(run / MANIFEST, manifest(run, paths, state.step, {**identity, "published_step": step}))
+    clear_rejected(run)
     return Published(results, step, tuple(cautions))
 
 

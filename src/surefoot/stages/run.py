@@ -7,7 +7,7 @@ only then is anything in the run folder written or replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ def train_run(
             return 0
         setup = set_up(config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
         verified = {**setup.verified, "kernels": _verify_kernels(run, setup)}
-        occupy(run.found)
+        for folder in occupy(run.found):
+            console.say(f"set aside until the run is finished: {folder}", style="yellow")
         write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
         console.log_to(run.found.folder / "run.log")
         try:
@@ -125,11 +126,12 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
 
 
 def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
-    """A resumed run keeps its plan; where a changed key asks for another, it is made from the old measurements."""
+    """A resumed run keeps its plan, but for the batch and memory part where a changed key asks for another."""
     if found.plan is None:
         return make_plan(config, lengths=lengths)
     if any(change.key in _PLANNED for change in found.changes):
-        return make_plan(config, lengths=lengths, measurements=found.plan.measurements)
+        anew = make_plan(config, lengths=lengths, measurements=found.plan.measurements)
+        return replace(found.plan, batch=anew.batch, memory=anew.memory)
     return found.plan
 
 
@@ -159,7 +161,9 @@ def _train_and_publish(
 ) -> int:
     config, folder = run.config, run.found.folder
     with open_observer(config, folder, setup, run.timetable, console) as observer, StopRequest() as stop:
-        job = make_job(config, run.plan, folder, run.stage, setup, run.timetable, run.identity, run.tokenizer, observer)
+        job = make_job(
+            config, run.plan, folder, run.stage, setup, run.timetable, run.identity, run.tokenizer, observer, stop
+        )
         outcome = train(job, setup.state, observer, stop)
     if outcome.reason == "interrupted":
         command = footer.resume_command(typed)

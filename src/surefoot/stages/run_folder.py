@@ -15,7 +15,7 @@ from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
-from surefoot.training.checkpoint import Checkpoint, clear_leftovers, newest_verified, read_manifest
+from surefoot.training.checkpoint import Checkpoint, clear_leftovers, newest_verified, read_manifest, set_aside_newer
 
 Mode = Literal["new", "resume", "overwrite"]
 CONFIG = "config.yaml"
@@ -56,8 +56,10 @@ def claim(config: RunConfig, mode: Mode) -> Claim:
     return _resume(config, folder) if mode == "resume" and occupied else Claim(folder, mode)
 
 
-def occupy(claim: Claim) -> None:
-    """Make the folder ready: replace an old run, or clear what a killed process left in its own."""
+def occupy(claim: Claim) -> list[Path]:
+    """Make the folder ready: replace an old run, or clear what a killed process left in its own.
+
+    Returns where the rejected checkpoints are now."""
     folder = claim.folder
     try:
         if claim.mode == "overwrite" and folder.is_dir():
@@ -68,6 +70,7 @@ def occupy(claim: Claim) -> None:
             shutil.rmtree(trash)
         folder.mkdir(parents=True, exist_ok=True)
         clear_leftovers(folder)
+        return set_aside_newer(folder, claim.checkpoint.step) if claim.checkpoint else []
     except OSError as error:
         fault = Fault(str(folder), f"cannot be prepared ({error.strerror})", "check its permissions")
         raise EnvironmentFault(fault) from error

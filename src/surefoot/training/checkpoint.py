@@ -31,6 +31,7 @@ MANIFEST = "MANIFEST.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
+_REJECTED = ".rejected-"
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,33 @@ def retain(run: Path, keep: int, best_step: int | None) -> None:
             shutil.rmtree(trash)
 
 
+def set_aside_newer(run: Path, step: int) -> list[Path]:
+    """Take the checkpoints after `step` out of the row; returns where they are now, newest first.
+
+    A run that goes on from `step` leaves them behind: they did not verify. If they stayed, retention would count
+    them among the newest and delete good ones.
+    """
+    aside = []
+    for checkpoint in list_checkpoints(run):
+        if checkpoint.step > step:
+            path = run / f"{_REJECTED}{checkpoint.folder.name}"
+            if path.exists():
+                shutil.rmtree(path)
+            checkpoint.folder.rename(path)
+            aside.append(path)
+    return aside
+
+
+def clear_rejected(run: Path) -> None:
+    """Remove what `set_aside_newer` kept for inspection."""
+    for path in run.glob(f"{_REJECTED}checkpoint-*"):
+        shutil.rmtree(path)
+
+
 def clear_leftovers(run: Path) -> None:
     """Remove the staging and trash folders of a process that was killed."""
     for path in run.glob(".*checkpoint-*"):
-        if path.is_dir():
+        if path.is_dir() and not path.name.startswith(_REJECTED):
             shutil.rmtree(path)
 
 
