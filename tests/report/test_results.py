@@ -1,18 +1,13 @@
-"""Result files: names as elsewhere, figures from the rows."""
+"""Result files: names as elsewhere, figures from the state."""
 
 import json
 import math
 
-from surefoot.report.results import eval_results, mean_loss, train_results, write_results
+from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.training.report import EvalReport
 
-ROWS = [
-    {"current_steps": 1, "loss": 4.0, "supervised_tokens": 10},
-    {"current_steps": 2, "loss": None, "supervised_tokens": 10, "skipped": "non_finite"},
-    {"current_steps": 2, "eval_loss": 3.0},
-    {"current_steps": 3, "loss": 1.0, "supervised_tokens": 30},
-]
 COUNTS = {
+    "loss": 1.75,
     "steps": 3,
     "epoch": 0.5,
     "examples": 12,
@@ -23,14 +18,8 @@ COUNTS = {
 }
 
 
-def test_the_mean_loss_weighs_tokens_and_leaves_out_what_was_not_finite():
-    assert mean_loss(ROWS) == (4.0 * 10 + 1.0 * 30) / 40
-    assert mean_loss(ROWS) != (4.0 + 1.0) / 2  # the twin: a mean over steps
-    assert mean_loss([]) is None
-
-
 def test_train_results_have_the_known_names():
-    results = train_results(ROWS, **COUNTS, seconds=2.0)
+    results = train_results(**COUNTS, seconds=2.0)
     known = {"epoch", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
     assert known <= results.keys()
     assert (results["train_samples_per_second"], results["train_tokens_per_second"]) == (6.0, 300.0)
@@ -38,7 +27,7 @@ def test_train_results_have_the_known_names():
 
 
 def test_a_session_that_took_no_step_has_no_rates():
-    assert train_results([], **COUNTS, seconds=0.0)["train_steps_per_second"] is None
+    assert train_results(**COUNTS, seconds=0.0)["train_steps_per_second"] is None
 
 
 def test_a_non_finite_evaluation_is_null():
@@ -47,7 +36,7 @@ def test_a_non_finite_evaluation_is_null():
 
 
 def test_the_files(tmp_path):
-    train = train_results(ROWS, **COUNTS, seconds=2.0)
+    train = train_results(**COUNTS, seconds=2.0)
     evaluation = eval_results(EvalReport(3, 1.5, math.exp(1.5), 0.25, 40, 1.0), 0.5)
     together = write_results(tmp_path, train, evaluation, {"accuracy_after": 0.9})
     read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
@@ -60,5 +49,5 @@ def test_the_files(tmp_path):
 
 
 def test_no_evaluation_no_file(tmp_path):
-    write_results(tmp_path, train_results(ROWS, **COUNTS, seconds=2.0), None)
+    write_results(tmp_path, train_results(**COUNTS, seconds=2.0), None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all_results.json", "train_results.json"]

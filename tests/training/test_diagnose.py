@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from surefoot.training.diagnose import find_origin
+from surefoot.training.step import accumulate_gradients
 from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
@@ -39,6 +40,31 @@ def test_names_the_examples_of_the_bad_micro_batch():
         engine.model.embed.weight[3] = float("nan")
     origin = origin_of(engine, toy_batches(examples, 2))
     assert (origin.module, origin.examples) == ("embed", (4, 5))
+
+
+def test_replays_the_draws_of_the_step(monkeypatch):
+    """A fault that depends on the dropout mask of the second micro-batch is found again, with that mask."""
+    engine, batches = toy_engine(dropout=0.5), toy_batches(toy_examples(6), 2)
+    masks = []
+
+    def remember(module, inputs, output):
+        masks.append(output.detach() == 0)
+
+    handle = engine.model.dropout.register_forward_hook(remember)
+    accumulate_gradients(engine, toy_loss, batches, step=1, scale=None, settings=settings())
+    engine.discard()
+    handle.remove()
+    fatal = masks[1]
+
+    def poison(module, inputs, output):
+        same = output.shape == fatal.shape and torch.equal(output == 0, fatal)
+        return output * float("inf") if same else output
+
+    engine.model.dropout.register_forward_hook(poison)
+    origin = origin_of(engine, batches)
+    assert (origin.module, origin.examples) == ("dropout", batches[1].examples)
+    monkeypatch.setattr("surefoot.training.diagnose.seed_micro_batch", lambda *draws: torch.manual_seed(0))
+    assert origin_of(engine, batches) is None  # twin: with other draws it is missed
 
 
 def test_says_nothing_when_all_is_finite_and_leaves_no_gradient_or_hook():

@@ -117,6 +117,35 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path, stops):
     assert dataclasses.replace(state, seconds=0) == dataclasses.replace(final, seconds=0)
 
 
+@pytest.mark.parametrize("where", ["evaluate", "save"])
+def test_a_signal_while_evaluating_or_saving_ends_the_run_there(tmp_path, where):
+    """No further step, no second save; an evaluation that gave up is done again on resume."""
+    engine, diary = toy_engine(dropout=0.3), Diary()
+    job = make_job(tmp_path / "b", engine, eval_steps=frozenset({4, 12}))
+    save = job.save
+
+    def interrupted_evaluation(step):
+        diary.stop.requested = "SIGTERM"
+
+    def interrupted_save(state):
+        diary.stop.requested = "SIGTERM"
+        return save(state)
+
+    changes = {"evaluate": interrupted_evaluation} if where == "evaluate" else {"save": interrupted_save}
+    outcome = train(dataclasses.replace(job, **changes), RunState(), diary, diary.stop)
+    assert (outcome.reason, outcome.state.step) == ("interrupted", 4)
+    assert diary.lines.count("save 4") == 1
+    assert diary.lines[-1] == "save 4"
+    whole, straight = toy_engine(dropout=0.3), Diary()
+    train(make_job(tmp_path / "a", whole, eval_steps=frozenset({4, 12})), RunState(), straight, straight.stop)
+    job, state = resume(tmp_path / "b", eval_steps=frozenset({4, 12}))
+    rest = Diary()
+    train(job, state, rest, rest.stop)
+    assert same_bits(bits(whole), bits(job.engine))
+    evaluations = [line for line in diary.lines + rest.lines if line.startswith("eval")]
+    assert evaluations == [line for line in straight.lines if line.startswith("eval")]
+
+
 def test_twin_resume_without_moments_differs(tmp_path):
     whole, diary = toy_engine(dropout=0.3), Diary()
     train(make_job(tmp_path / "a", whole), RunState(), diary, diary.stop)

@@ -42,6 +42,16 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
             yield _problem(key, "needs evaluation data, and data.eval is none", fix, "data.eval")
 
 
+def _samples(config: RunConfig) -> Iterator[Problem]:
+    if config.samples.count and config.data.train_on == "everything":
+        yield _problem(
+            "samples.count",
+            "data.train_on: everything leaves no prompt to answer",
+            "leave samples out, or train on responses",
+            "data.train_on",
+        )
+
+
 def _schedule(config: RunConfig) -> Iterator[Problem]:
     optim = config.optim
     if optim.schedule != "wsd":
@@ -111,6 +121,7 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
 
 _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _evaluation,
+    _samples,
     _schedule,
     _batch,
     _attention,

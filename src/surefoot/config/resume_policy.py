@@ -46,7 +46,7 @@ POLICIES: dict[str, Rule] = {
     "compile": Rule("refused", "the numbers would come from other kernels"),
     "gradient_checkpointing": Rule("warned", "recomputed activations may differ in the last bit"),
     "batch.size": Rule("refused", "steps, schedule and data position count batches of the old size"),
-    "batch.micro": Rule("warned", "sums are rounded in another order, so results differ in the last bits"),
+    "batch.micro": Rule("warned", "sums are rounded in another order, and dropout draws other masks"),
     "optim": Rule("refused", "the saved moments and the learning-rate curve belong to the old optimizer"),
     "duration": Rule("warned", "the learning-rate curve is stretched to the new length from here on"),
     "log_every": Rule("free", "only what is written down changes"),

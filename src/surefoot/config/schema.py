@@ -151,7 +151,8 @@ class BatchConfig(Section):
     size: Count = 16
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro: Annotated[Literal["auto"] | Count, Field(examples=[4])] = "auto"
-    """Examples per forward pass; auto takes the most that the memory plan allows. Never changes the result."""
+    """Examples per forward pass; auto takes the most that the memory plan allows. Changes the result by rounding only,
+    and with dropout by the masks, which are drawn for each forward pass."""
 
 
 class OptimConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -23,8 +23,11 @@ def evaluate_loss(
     step: int,
     settings: StepSettings,
     device: torch.device,
-) -> EvalReport:
+    give_up: Callable[[], bool] = lambda: False,
+) -> EvalReport | None:
     """Run `objective` without gradients and with dropout off over all batches; the model's mode is restored.
+
+    give_up: asked before each batch; None is returned once it says so.
 
     Sums are added in float64, so the result depends on the batch split only through the forward pass itself.
     A non-finite loss is reported as it is.
@@ -37,6 +40,8 @@ def evaluate_loss(
     try:
         with torch.no_grad():
             for batch in batches:
+                if give_up():
+                    return None
                 with settings.kernels(), settings.forward():
                     out = objective(model, batch.to(device))
                 loss_sum += float(out.loss)

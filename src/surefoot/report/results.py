@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from surefoot import durable
-from surefoot.report.rows import Row, finite, is_train_row
+from surefoot.report.rows import finite
 from surefoot.training.report import EvalReport
 
 TRAIN, EVAL, ALL = "train_results.json", "eval_results.json", "all_results.json"
 
 
 def train_results(
-    rows: Sequence[Row],
     *,
+    loss: float | None,
     steps: int,
     epoch: float,
     examples: int,
@@ -25,10 +25,11 @@ def train_results(
     scaler_skips: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Counts and seconds are of all sessions. seconds: spent in steps, without evaluation and saving."""
+    """loss: mean over the supervised tokens of all steps. Counts and seconds are of all sessions. seconds: spent in
+    steps, without evaluation and saving."""
     return {
         "epoch": round(epoch, 6),
-        "train_loss": mean_loss(rows),
+        "train_loss": loss,
         "train_steps": steps,
         "train_examples": examples,
         "train_tokens": tokens,
@@ -65,13 +66,6 @@ def write_results(
     together = {**(evaluation or {}), **train, **(more or {})}
     durable.write_json(run / ALL, together)
     return together
-
-
-def mean_loss(rows: Sequence[Row]) -> float | None:
-    """Mean over the supervised tokens of the logged steps that had a finite loss."""
-    good = [row for row in rows if is_train_row(row) and row["loss"] is not None]
-    weight = sum(row["supervised_tokens"] for row in good)
-    return sum(row["loss"] * row["supervised_tokens"] for row in good) / weight if weight else None
 
 
 def _rate(count: int, seconds: float) -> float | None:

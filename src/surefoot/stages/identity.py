@@ -7,6 +7,7 @@ count only ends the promise of bit-equality, and that is said.
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.stages.run_folder import saved_identity
 from surefoot.training.checkpoint import Checkpoint
 
-_ENDS = 1 << 20  # bytes hashed at either end of a weight file
+_SAMPLE = 4096  # bytes hashed of each tensor
 _MUST_MATCH = {
     "data": "the training data is not what it was",
     "tokenizer": "the tokenizer files are not what they were",
@@ -32,29 +33,32 @@ def run_identity(config: RunConfig, plan: RunPlan, base: Path, data: PreparedDat
     return {
         "config": hashlib.sha256(dump_config(config).encode()).hexdigest(),
         "data": data.audit.source.sha256,
+        "eval_data": data.eval_audit.source.sha256 if data.eval_audit else None,
         "tokenizer": data.tokenizer_sha256,
         "base": base_fingerprint(base),
         "versions": hardware.versions(),
         "threads": plan.threads.value,
         "device": plan.device.value,
-        "world_size": 1,
     }
 
 
 def base_fingerprint(folder: Path) -> str:
-    """SHA-256 over config.json and, of every weight file, name, size and both ends.
+    """SHA-256 over config.json and, of every weight file, its header and the first bytes of each of its tensors.
 
-    Hashing all of a large model would take minutes at every start; another training of the same architecture differs
-    in these bytes as well.
+    Hashing all of a large model would take a minute at every start. Whatever trained or merged a tensor changed its
+    first bytes as well, so another base is noticed; a single flipped bit further on is not.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
         with open(path, "rb") as file:
-            digest.update(file.read(_ENDS))
-            file.seek(max(0, size - _ENDS))
-            digest.update(file.read(_ENDS))
+            size = int.from_bytes(file.read(8), "little")
+            header = file.read(size)
+            digest.update(f"{path.name}:".encode() + header)
+            for name, entry in json.loads(header).items():
+                if name != "__metadata__":
+                    start, end = entry["data_offsets"]
+                    file.seek(8 + size + start)
+                    digest.update(file.read(min(end - start, _SAMPLE)))
     return digest.hexdigest()
 
 
@@ -74,4 +78,7 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any]) -> list[str]:
         if then["versions"].get(name) != now["versions"].get(name)
     ]
     changed += [f"{key} was {then[key]}, is {now[key]}" for key in ("threads", "device") if then[key] != now[key]]
-    return [f"continuing, but not bit for bit: {change}" for change in changed]
+    cautions = [f"continuing, but not bit for bit: {change}" for change in changed]
+    if then["eval_data"] != now["eval_data"]:
+        cautions.append("the evaluation data is not what it was: evaluation losses before and after cannot be compared")
+    return cautions

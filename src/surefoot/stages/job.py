@@ -23,6 +23,7 @@ from surefoot.stages.setup import Setup
 from surefoot.stages.sft import Stage, sample_answers
 from surefoot.stages.timetable import Timetable, length_in_steps
 from surefoot.training.checkpoint import retain, save_checkpoint
+from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job
 from surefoot.training.report import EvalReport
 from surefoot.training.schedule import Schedule
@@ -55,11 +56,12 @@ def make_job(
     identity: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
     observer: RunObserver,
+    stop: StopRequest,
 ) -> Job:
     """All the loop needs. Evaluating and saving go through here, so that their time is not counted as the step's."""
     keep_best = config.checkpoint.best == "loss"
 
-    def evaluate(step: int) -> EvalReport:
+    def evaluate(step: int) -> EvalReport | None:
         assert stage.eval_batches is not None
         with observer.during("evaluating"):
             report = evaluate_loss(
@@ -69,8 +71,10 @@ def make_job(
                 step=step,
                 settings=setup.settings,
                 device=setup.engine.device,
+                give_up=lambda: stop.requested is not None,
             )
-            _answer_samples(step)
+            if report is not None:
+                _answer_samples(step)
         return report
 
     def _answer_samples(step: int) -> None:

@@ -17,7 +17,7 @@ from surefoot import durable
 from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
 from surefoot.data.prepare import PreparedData
-from surefoot.errors import IntegrityError
+from surefoot.errors import Fault, IntegrityError
 from surefoot.planning.plan import RunPlan
 from surefoot.report.card import model_card
 from surefoot.report.plots import draw_curves
@@ -25,7 +25,15 @@ from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.report.rows import Row, is_eval_row
 from surefoot.stages.card_facts import card_facts
 from surefoot.stages.timetable import Timetable
-from surefoot.training.checkpoint import MANIFEST, OPTIMIZER, STATE, clear_rejected, manifest, read_manifest
+from surefoot.training.checkpoint import (
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    clear_rejected,
+    manifest,
+    read_manifest,
+    verify_checkpoint,
+)
 from surefoot.training.report import EvalReport
 from surefoot.training.state import RunState
 
@@ -64,14 +72,13 @@ def publish(
     more: Mapping[str, Any],
 ) -> Published:
     """more: figures that go into all_results.json besides the usual ones."""
-    best = state.best if config.checkpoint.best == "loss" else None
-    step = best.step if best else state.step
+    step, lost = chosen_step(run, state, keep_best=config.checkpoint.best == "loss")
     names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
     evaluation = _evaluation_at(rows, step)
     results = write_results(
         run,
         train_results(
-            rows,
+            loss=state.mean_loss,
             steps=state.step,
             epoch=timetable.epoch(state.step),
             examples=_examples_seen(state.step, plan.batch.size.value, len(data.train)),
@@ -91,7 +98,24 @@ def publish(
     paths = [run / name for name in (*listed, *plots)]
     durable.write_json(run / MANIFEST, manifest(run, paths, state.step, {**identity, "published_step": step}))
     clear_rejected(run)
-    return Published(results, step, tuple(cautions))
+    return Published(results, step, (*lost, *cautions))
+
+
+def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, list[str]]:
+    """Whose weights are published: the best checkpoint's or, if it no longer verifies, the last one's; and what is to
+    be said about it. IntegrityError when the last one does not verify either: what is published can be trusted."""
+    cautions: list[str] = []
+    if keep_best and state.best is not None:
+        faults = verify_checkpoint(run / f"checkpoint-{state.best.step}")
+        if not faults:
+            return state.best.step, []
+        cautions = [*map(str, faults), f"the best checkpoint is lost: checkpoint-{state.step}, the last, is published"]
+    if faults := verify_checkpoint(run / f"checkpoint-{state.step}"):
+        advice = Fault(
+            str(run), "cannot be finished from a damaged checkpoint", "go on from an older one with --resume"
+        )
+        raise IntegrityError([*faults, advice])
+    return state.step, cautions
 
 
 def _examples_seen(steps: int, size: int, count: int) -> int:

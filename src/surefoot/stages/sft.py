@@ -16,6 +16,7 @@ from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.models.forward import causal_model
 from surefoot.models.generate import generate_answers
 from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
@@ -107,17 +108,20 @@ def sample_answers(
     count: int,
     max_new_tokens: int,
 ) -> list[tuple[str, str]]:
-    """(prompt, greedy answer) for the first `count` examples; the prompt is what stands before the first answer."""
+    """(prompt, greedy answer) for the first `count` examples; the prompt is what stands before the first answer.
+
+    An answer ends where the model's positions do.
+    """
     prompts = []
     for index in range(min(count, len(dataset))):
         example = dataset[index]
         prompts.append([int(token) for token in example.ids[: int(example.supervised.argmax())]])
-    prompts = [prompt for prompt in prompts if prompt]
+    room = causal_model(model).config.max_position_embeddings - max(map(len, prompts))
     answers = generate_answers(
         model,
         tokenizer,
         prompts,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=min(max_new_tokens, room),
         stop_ids=stop_ids,
         pad_id=pad_id,
     )

@@ -16,8 +16,9 @@ from torch import nn
 from surefoot.data.batch import Batch
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
+from surefoot.training.randomness import seed_micro_batch
 from surefoot.training.scaling import LossScale
-from surefoot.training.step import StepSettings, accumulate_gradients
+from surefoot.training.step import StepSettings, add_gradient
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,14 @@ def find_origin(
     scale: LossScale | None,
     settings: StepSettings,
 ) -> Origin | None:
-    """Replay each micro-batch of a step that was not finite; None when everything is finite this time."""
+    """Replay a step that was not finite, with its own draws, and look after each micro-batch; None when everything is
+    finite this time."""
+    weight = sum(batch.weight for batch in micro_batches)
     try:
-        for batch in micro_batches:
+        for number, batch in enumerate(micro_batches):
+            seed_micro_batch(settings.seed, step, number)
             with _watch(engine.model) as seen:
-                loss = accumulate_gradients(engine, objective, [batch], step=step, scale=scale, settings=settings)
+                loss = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
             if not torch.isfinite(loss) and not any(phase == "forward" for _, phase in seen):
                 return Origin("loss", "loss", batch.examples)
             if seen:

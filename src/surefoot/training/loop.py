@@ -34,7 +34,8 @@ class Observer(Protocol):
 class Job:
     """What to run. Steps count from 1; a step is due for evaluation or saving when it is in the set.
 
-    batches: step -> its micro-batches. evaluate: step -> report. save: writes a checkpoint of engine and state.
+    batches: step -> its micro-batches. evaluate: step -> report, or None when it was asked to stop in between.
+    save: writes a checkpoint of engine and state.
     patience: evaluations without improvement before the run ends; None trains to the end.
     """
 
@@ -44,7 +45,7 @@ class Job:
     schedule: Schedule
     settings: StepSettings
     total_steps: int
-    evaluate: Callable[[int], EvalReport] | None
+    evaluate: Callable[[int], EvalReport | None] | None
     eval_steps: frozenset[int]
     save: Callable[[RunState], Path]
     save_steps: frozenset[int]
@@ -66,7 +67,9 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     Raises Diverged after `max_consecutive` non-finite steps in a row; the last checkpoint stays as it is.
     """
     if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
-        state = _evaluate_and_save(job, state, observer)
+        state, saved = _evaluate_and_save(job, state, observer)
+        if not saved and stop.requested:
+            return Outcome(state, "interrupted")
     while not is_over(job, state):
         step = state.step + 1
         micro_batches = job.batches(step)
@@ -86,10 +89,13 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
                 job.engine, job.objective, micro_batches, step=step, scale=scale, settings=job.settings
             )
             raise _diverged(report, state, str(origin) if origin else None)
-        if stop.requested:
-            observer.saved(job.save(state), state)
+        saved = False
+        if not stop.requested:
+            state, saved = _evaluate_and_save(job, state, observer)
+        if stop.requested and not (saved and is_over(job, state)):
+            if not saved:
+                observer.saved(job.save(state), state)
             return Outcome(state, "interrupted")
-        state = _evaluate_and_save(job, state, observer)
     return Outcome(state, "finished" if state.step >= job.total_steps else "early_stopped")
 
 
@@ -104,17 +110,21 @@ def _evaluation_due(job: Job, state: RunState) -> bool:
     return job.evaluate is not None and state.step in job.eval_steps and state.evaluated != state.step
 
 
-def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> RunState:
+def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[RunState, bool]:
+    """What is due after a step; whether a checkpoint was written."""
     improved = False
     if _evaluation_due(job, state):
         assert job.evaluate is not None
         report = job.evaluate(state.step)
+        if report is None:
+            return state, False
         previous, state = state.best, state.after_evaluation(report, job.min_delta)
         improved = state.best != previous
         observer.evaluation(report, state, improved)
     if state.step in job.save_steps or is_over(job, state) or (improved and job.keep_best):
         observer.saved(job.save(state), state)
-    return state
+        return state, True
+    return state, False
 
 
 def _diverged(report: StepReport, state: RunState, origin: str | None) -> Diverged:

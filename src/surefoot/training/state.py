@@ -26,12 +26,15 @@ class Best:
 @dataclass(frozen=True)
 class RunState:
     """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
+    loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
     evaluated: the last step after which an evaluation ran. stale: evaluations since the best one.
     seconds: time spent in steps, over all sessions; the only entry that two equal runs do not share."""
 
     step: int = 0
     tokens: int = 0
     supervised: int = 0
+    loss_sum: float = 0.0
+    loss_weight: int = 0
     guard: GuardCounts = field(default_factory=GuardCounts)
     scale: LossScale | None = None
     best: Best | None = None
@@ -45,15 +48,25 @@ class RunState:
             scale = scale.after_step()
         elif scale is not None and report.decision == "scaler":
             scale = scale.after_overflow()
+        loss_sum, loss_weight = self.loss_sum, self.loss_weight
+        if report.decision == "stepped" and report.loss is not None:
+            loss_sum, loss_weight = loss_sum + report.loss * report.weight, loss_weight + report.weight
         return dataclasses.replace(
             self,
             step=report.step,
             tokens=self.tokens + report.tokens,
             supervised=self.supervised + report.weight,
+            loss_sum=loss_sum,
+            loss_weight=loss_weight,
             guard=self.guard.after(report.decision),
             scale=scale,
             seconds=self.seconds + report.seconds,
         )
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Over the supervised tokens of all steps that moved the weights; None before the first."""
+        return self.loss_sum / self.loss_weight if self.loss_weight else None
 
     def after_evaluation(self, report: EvalReport, min_delta: float) -> RunState:
         """A new best must be lower at all; to reset `stale` it must be lower by more than min_delta."""

@@ -76,12 +76,26 @@ def accumulate_gradients(
     loss_sum = torch.zeros((), dtype=torch.float32, device=engine.device)
     for number, batch in enumerate(micro_batches):
         seed_micro_batch(settings.seed, step, number)
-        with settings.kernels():
-            with settings.forward():
-                loss = objective(engine.model, batch.to(engine.device)).loss
-            engine.backward(loss / weight, scale)
-        loss_sum += loss.detach()
+        loss_sum += add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
     return loss_sum
+
+
+def add_gradient(
+    engine: Engine,
+    objective: Objective,
+    batch: Batch,
+    *,
+    weight: int,
+    scale: LossScale | None,
+    settings: StepSettings,
+) -> torch.Tensor:
+    """Forward and backward of one micro-batch, whose loss sum is divided by the weight of the whole step; returns the
+    sum, detached."""
+    with settings.kernels():
+        with settings.forward():
+            loss = objective(engine.model, batch.to(engine.device)).loss
+        engine.backward(loss / weight, scale)
+    return loss.detach()
 
 
 def _report(
