@@ -33,10 +33,14 @@ class ForkServer:
         self._process.stdin.close()
         self._process.wait(timeout=30)
 
-    def run(self, arguments: list[str], log: Path, kill: dict[str, Any] | None = None) -> int:
+    def run(
+        self, arguments: list[str], log: Path, kill: dict[str, Any] | None = None, folder: Path | None = None
+    ) -> int:
+        """folder: the working folder of the command, if not this process's own."""
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps({"arguments": arguments, "log": str(log), "kill": kill}) + "\n")
+        request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder or Path.cwd())}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -60,6 +64,7 @@ def _child(request: dict[str, Any]) -> None:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.chdir(request["folder"])
     if request["kill"]:
         _arm(**request["kill"])
     from surefoot.cli.main import main
