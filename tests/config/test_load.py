@@ -210,6 +210,14 @@ def test_contradictions_name_both_keys(
     assert named[1] in message
 
 
+def test_samples_need_prompts(tmp_path: Path) -> None:
+    data = f"{{train: {tmp_path / 'train.jsonl'}, eval: 2, train_on: %s}}"
+    (message,) = faults(write_config(tmp_path, samples="{count: 2}", data=data % "everything"))
+    assert message.split(": ")[1] == "samples.count"
+    assert "data.train_on" in message
+    assert faults(write_config(tmp_path, samples="{count: 2}", data=data % "responses")) == []
+
+
 @pytest.mark.parametrize("changes", CONSISTENT)
 def test_what_only_looks_like_a_contradiction_passes(tmp_path: Path, changes: dict[str, str]) -> None:
     assert faults(write_config(tmp_path, **changes)) == []
