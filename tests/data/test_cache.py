@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -106,11 +107,55 @@ def test_the_key_depends_on_every_part(monkeypatch):
     assert len({*keys, cache_key(parts)}) == 6
 
 
-def test_two_processes_may_write_the_same(folder, monkeypatch):
-    """The other one was first: its folder appears between our look and our rename."""
-    monkeypatch.setattr(cache.shutil, "rmtree", lambda *arguments, **how: None)
-    write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
-    assert open_cache(folder) is not None
+PROCESSES = 4
+ROUNDS = 30  # each begins with an absent or a damaged folder; a race shows in a few of them
+
+
+def open_or_write(parent, start, wrong):
+    """What each process does: all at once, round after round. wrong: set by whoever does not get the data."""
+    for number in range(ROUNDS):
+        start.wait()
+        try:
+            folder = parent / str(number)
+            dataset, record = open_cache(folder) or write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
+            assert record == RECORD
+            assert [dataset[k].ids.tolist() for k in range(3)] == [one.ids.tolist() for one in EXAMPLES]
+        except BaseException:
+            wrong.set()
+
+
+def all_processes_get_the_data(parent):
+    for number in range(0, ROUNDS, 2):  # a folder that does not verify
+        (parent / str(number)).mkdir(parents=True)
+        (parent / str(number) / "meta.json").write_text("{}")
+    fork = multiprocessing.get_context("fork")
+    start, wrong = fork.Barrier(PROCESSES, timeout=30), fork.Event()
+    processes = [fork.Process(target=open_or_write, args=(parent, start, wrong)) for _ in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return not wrong.is_set()
+
+
+def test_processes_that_start_at_once_share_one_folder(tmp_path):
+    assert all_processes_get_the_data(tmp_path / "cache")
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(map(str, range(ROUNDS)))
+    assert all(open_cache(path) for path in (tmp_path / "cache").iterdir())
+
+
+def test_twin_a_folder_removed_in_place_is_missed(tmp_path, monkeypatch):
+    """Whoever removes what is there without looking removes what another process has just written."""
+    monkeypatch.setattr(cache, "open_cache", lambda folder: None)
+    assert not all_processes_get_the_data(tmp_path / "cache")
+
+
+def test_another_process_may_write_between_our_look_and_our_rename(folder, monkeypatch):
+    monkeypatch.setattr(cache, "_move_away", lambda folder: None)
+    looks = iter([None])  # the first look comes too early
+    monkeypatch.setattr(cache, "open_cache", lambda folder: next(looks, open_cache(folder)))
+    dataset, record = write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
+    assert (len(dataset), record) == (3, RECORD)
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,34 +41,58 @@ def open_cache(folder: Path) -> tuple[TokenisedDataset, dict[str, Any]] | None:
             (folder / name).stat().st_size == facts["size"] and durable.sha256_file(folder / name) == facts["sha256"]
             for name, facts in meta["files"].items()
         )
+        if not intact:
+            return None
+        return _dataset({name: _mapped(folder / f"{name}.npy") for name in _ARRAYS}), meta["record"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not intact:
-        return None
-    arrays = {name: _mapped(folder / f"{name}.npy") for name in _ARRAYS}
-    return TokenisedDataset(**arrays, chosen=np.arange(len(arrays["rows"]))), meta["record"]
 
 
-def write_cache(folder: Path, examples: Iterable[Encoded], record: Mapping[str, Any], vocabulary: int) -> None:
-    """Write the examples and a JSON record. vocabulary: every id is below it. At least one example.
+def write_cache(
+    folder: Path, examples: Iterable[Encoded], record: Mapping[str, Any], vocabulary: int
+) -> tuple[TokenisedDataset, dict[str, Any]]:
+    """Write the examples and a JSON record; returns both. vocabulary: every id is below it. At least one example.
 
-    Raises EnvironmentFault when the disk is full or the place cannot be written. Another process that writes the same
-    content at the same time is no fault.
+    Several processes may do this at the same time with the same content: one of them writes the folder, the others find
+    it. What is returned then depends on no file that another one may move. Raises EnvironmentFault when the disk is
+    full or the place cannot be written.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # what is there did not verify
-    try:
-        with durable.staged_folder(folder) as staging:
-            for name, array in _arrays(list(examples), vocabulary).items():
-                np.save(staging / f"{name}.npy", array, allow_pickle=False)
-            files = {
-                path.name: {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
-                for path in sorted(staging.iterdir())
-            }
-            meta = {"sha256": _digest(files, record), "files": files, "record": record}
-            durable.write_json(staging / _META, meta)
-    except EnvironmentFault:
-        if open_cache(folder) is None:
-            raise
+    arrays = _arrays(list(examples), vocabulary)
+    for last in (False, True):
+        if (found := open_cache(folder)) is not None:
+            return found
+        _move_away(folder)
+        try:
+            _write(folder, arrays, record)
+            break
+        except EnvironmentFault:
+            if last and open_cache(folder) is None:  # not another process that was first, twice
+                raise
+    return _dataset(arrays), dict(record)
+
+
+def _write(folder: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
+    with durable.staged_folder(folder) as staging:
+        for name, array in arrays.items():
+            np.save(staging / f"{name}.npy", array, allow_pickle=False)
+        files = {
+            path.name: {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
+            for path in sorted(staging.iterdir())
+        }
+        meta = {"sha256": _digest(files, record), "files": files, "record": record}
+        durable.write_json(staging / _META, meta)
+
+
+def _move_away(folder: Path) -> None:
+    """A folder that did not verify; at once, so that no other process meets half of it."""
+    trash = folder.with_name(f".damaged-{folder.name}-{secrets.token_hex(4)}")
+    with suppress(OSError):  # nothing there, or another process was faster; a real fault shows at the write
+        folder.rename(trash)
+        shutil.rmtree(trash)
+
+
+def _dataset(arrays: Mapping[str, np.ndarray]) -> TokenisedDataset:
+    return TokenisedDataset(**arrays, chosen=np.arange(len(arrays["rows"])))
 
 
 def _mapped(path: Path) -> np.ndarray:

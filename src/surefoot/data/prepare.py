@@ -131,16 +131,13 @@ def _tokenised(
         }
     )
     folder = Path(cache) / "tokenised" / key
-    found = open_cache(folder)
-    if found is None:
-        _tokenise(source, layout, method, max_samples, folder)
-        found = open_cache(folder)
-        assert found is not None  # it was written and flushed a moment ago
-    dataset, record = found
+    dataset, record = open_cache(folder) or _tokenise(source, layout, method, max_samples, folder)
     return dataset, _facts(source, record)
 
 
-def _tokenise(source: Source, layout: str, method: _Method, max_samples: int | None, folder: Path) -> None:
+def _tokenise(
+    source: Source, layout: str, method: _Method, max_samples: int | None, folder: Path
+) -> tuple[TokenisedDataset, dict[str, Any]]:
     rows = parse_rows(source)
     used = rows[:max_samples]
     layout, reason = recognise(rows, source.name) if layout == "auto" else (layout, "asked for")
@@ -172,7 +169,7 @@ def _tokenise(source: Source, layout: str, method: _Method, max_samples: int | N
         "unused": list(unused_fields(used, layout)),
         "notes": [*template.notes, *(template.dialogue_notes if several else ())],
     }
-    write_cache(folder, kept, record, method.encoder.size)
+    return write_cache(folder, kept, record, method.encoder.size)
 
 
 def _facts(source: Source, record: dict[str, Any]) -> SourceFacts:
