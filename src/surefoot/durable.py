@@ -12,8 +12,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,12 @@ from typing import Any, BinaryIO
 
 from surefoot.errors import EnvironmentFault, Fault
 
+if sys.platform != "win32":
+    import fcntl
+
+LOCK = ".lock"
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)  # what `_hidden_beside` makes
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # file systems that keep none
 _REPLACED = ".replaced-"
 _CHUNK = 1 << 20  # bytes per read when hashing
 _ADVICE = {
@@ -120,6 +128,106 @@ def restore_replaced(parent: Path) -> None:
                 shutil.rmtree(aside)
             else:
                 os.rename(aside, final)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, if it is there, or a folder, which is gone at once even where its deletion is interrupted."""
+    with _faults_named(path):
+        if path.is_dir() and not path.is_symlink():
+            trash = _hidden_beside(path)
+            path.rename(trash)
+            shutil.rmtree(trash)
+        else:
+            path.unlink(missing_ok=True)
+        _sync(path.parent)
+
+
+def empty_folder(folder: Path, last: str) -> None:
+    """Delete what is in a folder; the folder and its lock stay. last: the file that stands until all else is gone."""
+    with _faults_named(folder):
+        trash = _hidden_beside(folder / "emptied")
+        trash.mkdir()
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
+            if path.name != LOCK and path != trash:
+                path.rename(trash / path.name)
+        shutil.rmtree(trash)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a name is one that only work in progress, or a kill in the middle of it, leaves."""
+    return path.name == LOCK or _TEMPORARY.fullmatch(path.name) is not None
+
+
+def clear_temporary(folder: Path) -> None:
+    """Remove the half-written files and folders of killed processes. Call it with the folder locked."""
+    with _faults_named(folder):
+        for path in folder.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def require_writable(folder: Path) -> None:
+    """EnvironmentFault unless a folder can be made where `folder` is or would be. Tried, for permission bits tell less:
+    they know nothing of read-only disks, of /proc, of quotas."""
+    place = Path(os.path.realpath(folder))
+    while not os.path.exists(place):
+        place = place.parent
+    probe = _hidden_beside(place / "probe")
+    with _faults_named(folder):
+        probe.mkdir()
+        probe.rmdir()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only process that works in `folder` (made if missing) while the block runs.
+
+    The kernel holds the lock and drops it with the process, however that ends. Raises EnvironmentFault that names the
+    holder. Windows, and file systems that keep no locks, do without.
+    """
+    path = Path(folder) / LOCK
+    with _faults_named(Path(folder)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if sys.platform == "win32":
+            handle = None
+        else:
+            handle = _lock(path)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            with suppress(OSError):
+                path.unlink()  # before the lock is dropped: afterwards the file may be another's
+            os.close(handle)
+
+
+def _lock(path: Path) -> int:
+    """The open lock file, locked and with the name of this process in it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _flock(handle, path)
+            current = path.exists() and os.path.samestat(os.fstat(handle), path.stat())
+            if current:
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()} on {os.uname().nodename}".encode())
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # its holder removed it in between: this one would keep nobody out
+
+
+def _flock(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(handle, 200).decode("utf-8", "replace").strip() or "another process"
+        fault = Fault(str(path.parent), f"is in use by {holder}", "wait for it to end, or choose another folder")
+        raise EnvironmentFault(fault) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 def sha256_file(path: Path) -> str:

@@ -189,20 +189,24 @@ class TestResume:
 
 class TestOccupy:
     def test_overwrite_replaces_the_old_run(self, config, stopped):
-        occupy(claim(config(), "overwrite"))
+        with occupy(claim(config(), "overwrite")):
+            pass
         assert contents(stopped.parent) == {stopped: None}
 
     def test_resume_clears_only_what_a_killed_process_left(self, config, stopped):
         before = contents(stopped)
-        (stopped / ".checkpoint-6.tmp-1").mkdir()
-        (stopped / ".checkpoint-6.tmp-1" / "half").write_text("x")
-        occupy(claim(config(), "resume"))
+        (stopped / ".checkpoint-6.1-0123abcd.tmp").mkdir()
+        (stopped / ".checkpoint-6.1-0123abcd.tmp" / "half").write_text("x")
+        (stopped / ".plan.json.1-0123abcd.tmp").write_text("x")
+        with occupy(claim(config(), "resume")):
+            pass
         assert contents(stopped) == before
 
     def test_a_rejected_checkpoint_is_set_aside(self, config, stopped):
         (stopped / "checkpoint-4" / "state.json").write_text("{}")
-        aside = occupy(claim(config(), "resume"))
-        assert aside == [stopped / ".rejected-checkpoint-4"]
+        with occupy(claim(config(), "resume")) as aside:
+            assert aside == [stopped / ".rejected-checkpoint-4"]
         assert [path.name for path in stopped.glob("checkpoint-*")] == ["checkpoint-2"]
-        assert occupy(claim(config(), "resume")) == []
+        with occupy(claim(config(), "resume")) as again:
+            assert again == []
         assert aside[0].is_dir()

@@ -13,7 +13,6 @@ from surefoot.errors import Diverged, EnvironmentFault, IntegrityError
 from surefoot.training import checkpoint as module
 from surefoot.training.checkpoint import (
     Checkpoint,
-    clear_leftovers,
     clear_rejected,
     list_checkpoints,
     load_state,
@@ -75,10 +74,10 @@ def test_state_comes_back_exactly(tmp_path, engine):
 
 def test_only_finished_checkpoints_match(tmp_path, engine):
     save(tmp_path, engine, RunState(step=1))
-    (tmp_path / ".checkpoint-9.tmp-1").mkdir()
+    (tmp_path / ".checkpoint-9.1-0123abcd.tmp").mkdir()
     (tmp_path / "checkpoint-x").mkdir()
     assert [c.step for c in list_checkpoints(tmp_path)] == [1]
-    clear_leftovers(tmp_path)
+    module.durable.clear_temporary(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-x"]
 
 
@@ -110,7 +109,8 @@ def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path,
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, engine, RunState(step=3, evaluated=3))
     monkeypatch.undo()
-    assert list_checkpoints(tmp_path) == []
+    assert newest_verified(tmp_path) == (None, [])  # looking moves nothing
+    module.durable.restore_replaced(tmp_path)  # as resuming does first
     assert newest_verified(tmp_path)[0].step == 3
 
 
@@ -241,7 +241,7 @@ def test_rejected_checkpoints_do_not_displace_good_ones(resumed_from_4, engine):
     aside = set_aside_newer(resumed_from_4, 4)
     assert [path.name for path in aside] == [".rejected-checkpoint-8", ".rejected-checkpoint-6"]
     goes_on_to_5(resumed_from_4, engine)
-    clear_leftovers(resumed_from_4)
+    module.durable.clear_temporary(resumed_from_4)
     assert all((path / module.MANIFEST).is_file() for path in aside)  # still there to be looked at
     clear_rejected(resumed_from_4)
     assert sorted(path.name for path in resumed_from_4.iterdir()) == ["checkpoint-4", "checkpoint-5"]

@@ -72,6 +72,7 @@ def publish(
     more: Mapping[str, Any],
 ) -> Published:
     """more: figures that go into all_results.json besides the usual ones."""
+    durable.remove(run / MANIFEST)
     step, lost = chosen_step(run, state, keep_best=config.checkpoint.best == "loss")
     names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
     evaluation = _evaluation_at(rows, step)

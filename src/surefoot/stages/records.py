@@ -12,6 +12,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_to_json
 from surefoot.stages.run_folder import CONFIG, PLAN
+from surefoot.training.checkpoint import MANIFEST
 
 ENVIRONMENT = "environment.json"
 DATA = "data.json"
@@ -20,8 +21,12 @@ DATA = "data.json"
 def write_records(
     config: RunConfig, run: Path, plan: RunPlan, verified: Mapping[str, Any], data: Mapping[str, Any]
 ) -> None:
-    """config.yaml re-runs the run; plan.json holds every choice and what was verified; data.json the audit."""
-    durable.write_text(run / CONFIG, dump_config(config))
+    """config.yaml re-runs the run; plan.json holds every choice and what was verified; data.json the audit.
+
+    The plan comes first: by it a folder is known as a run. The manifest of an outcome that this run goes beyond goes.
+    """
+    durable.remove(run / MANIFEST)
     durable.write_json(run / PLAN, {"plan": plan_to_json(plan), "verified": verified})
+    durable.write_text(run / CONFIG, dump_config(config))
     durable.write_json(run / ENVIRONMENT, hardware.describe())
     durable.write_json(run / DATA, data)

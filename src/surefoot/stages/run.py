@@ -77,19 +77,21 @@ def train_run(
             console.say(f"{run.found.folder} is finished; nothing to do")
             return 0
         if dry_run:
-            console.say(f"dry run: {run.timetable.total_steps} steps planned; nothing was written")
+            steps = run.timetable.total_steps
+            console.say(f"dry run: {steps} steps planned; nothing was written to {run.found.folder}")
             return 0
         setup = set_up(config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
         verified = {**setup.verified, "kernels": _verify_kernels(run, setup)}
-        for folder in occupy(run.found):
-            console.say(f"set aside until the run is finished: {folder}", style="yellow")
-        write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
-        console.log_to(run.found.folder / "run.log")
-        try:
-            return _train_and_publish(run, setup, console, typed, figures, prompt)
-        except SurefootError as error:
-            console.note(f"error: {error}")  # the screen gets it from the command line
-            raise
+        with occupy(run.found) as rejected:
+            for folder in rejected:
+                console.say(f"set aside until the run is finished: {folder}", style="yellow")
+            write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
+            console.log_to(run.found.folder / "run.log")
+            try:
+                return _train_and_publish(run, setup, console, typed, figures, prompt)
+            except SurefootError as error:
+                console.note(f"error: {error}")  # the screen gets it from the command line
+                raise
 
 
 def prepare(config: RunConfig, mode: Mode, console: Console) -> Prepared:

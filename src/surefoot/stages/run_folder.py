@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from surefoot import durable
 from surefoot.config.load import plain_config
 from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
@@ -15,7 +17,14 @@ from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
-from surefoot.training.checkpoint import Checkpoint, clear_leftovers, newest_verified, read_manifest, set_aside_newer
+from surefoot.training.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    list_checkpoints,
+    newest_verified,
+    read_manifest,
+    set_aside_newer,
+)
 
 Mode = Literal["new", "resume", "overwrite"]
 CONFIG = "config.yaml"
@@ -27,7 +36,7 @@ class Claim:
     """What was found in the run folder. checkpoint: where to continue, None to start at step 0.
 
     rejected: newer checkpoints that did not verify. changes: config keys that differ and may.
-    plan: the saved plan, None where there is none or where a changed key needs a new one.
+    plan: the saved plan, None where there is no checkpoint. steps: of all checkpoints, good or not.
     """
 
     folder: Path
@@ -36,65 +45,97 @@ class Claim:
     rejected: tuple[Fault, ...] = ()
     changes: tuple[Change, ...] = ()
     plan: RunPlan | None = None
+    steps: tuple[int, ...] = ()
 
 
 def claim(config: RunConfig, mode: Mode) -> Claim:
-    """Look, check, delete nothing. Raises InputError (2) on an occupied folder or a refused change of the config,
-    IntegrityError (4) when there are checkpoints and none verifies."""
+    """Look and check; nothing is lost. Raises InputError (2) on an occupied folder or a refused change of the config,
+    EnvironmentFault (3) where nothing can be written or another process is at work, IntegrityError (4) when there are
+    checkpoints and none verifies."""
     folder = Path(config.output)
     if folder.exists() and not folder.is_dir():
         raise InputError(Fault("output", f"{folder} is a file", "name a folder"))
-    occupied = folder.is_dir() and any(folder.iterdir())
-    if mode == "new" and occupied:
-        raise InputError(
-            Fault("output", f"{folder} is not empty", "continue it with --resume, replace it with --overwrite")
-        )
-    if mode == "overwrite" and occupied and not _is_run_folder(folder):
-        raise InputError(
-            Fault("output", f"{folder} holds files but no surefoot run, so it is not deleted", "name another folder")
-        )
+    occupied = _is_occupied(folder)
+    if occupied:
+        _refuse_occupied(folder, mode)
+        if mode == "overwrite":
+            _refuse_own_inputs(config, folder)
+    durable.require_writable(folder)
     return _resume(config, folder) if mode == "resume" and occupied else Claim(folder, mode)
 
 
-def occupy(claim: Claim) -> list[Path]:
-    """Make the folder ready: replace an old run, or clear what a killed process left in its own.
-
-    Returns where the rejected checkpoints are now."""
+@contextmanager
+def occupy(claim: Claim) -> Iterator[list[Path]]:
+    """Have the folder to oneself while the block runs, made ready: an old run replaced, or cleared of what a killed
+    process left. Yields where the rejected checkpoints are now. Raises EnvironmentFault or InputError where another
+    process was faster. A link to a folder stays a link."""
     folder = claim.folder
-    try:
-        if claim.mode == "overwrite" and folder.is_dir():
-            trash = folder.with_name(f".trash-{folder.name}")
-            if trash.exists():
-                shutil.rmtree(trash)
-            folder.rename(trash)
-            shutil.rmtree(trash)
-        folder.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(folder)
-        return set_aside_newer(folder, claim.checkpoint.step) if claim.checkpoint else []
-    except OSError as error:
-        fault = Fault(str(folder), f"cannot be prepared ({error.strerror})", "check its permissions")
-        raise EnvironmentFault(fault) from error
+    with durable.locked(folder.resolve()):
+        if _steps(folder) != claim.steps and claim.mode == "resume":
+            raise EnvironmentFault(
+                Fault(str(folder), "another process trained in it meanwhile", "start this one again")
+            )
+        if _is_occupied(folder):
+            _refuse_occupied(folder, claim.mode)
+        if claim.mode == "overwrite":
+            durable.empty_folder(folder, last=PLAN)
+        durable.clear_temporary(folder)
+        yield set_aside_newer(folder, claim.checkpoint.step) if claim.checkpoint else []
+
+
+def _steps(folder: Path) -> tuple[int, ...]:
+    return tuple(checkpoint.step for checkpoint in list_checkpoints(folder))
+
+
+def _is_occupied(folder: Path) -> bool:
+    return folder.is_dir() and not all(durable.is_temporary(path) for path in folder.iterdir())
+
+
+def _refuse_occupied(folder: Path, mode: Mode) -> None:
+    if mode == "new":
+        fix = "continue it with --resume, replace it with --overwrite"
+        raise InputError(Fault("output", f"{folder} is not empty", fix))
+    if not _is_run_folder(folder):
+        what = f"{folder} holds files but no surefoot run: no checkpoint, and no {PLAN} that can be read"
+        raise InputError(Fault("output", what, "nothing in it was touched; check the path"))
+
+
+def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
+    inputs = {"model.path": config.model.path, "data.train": config.data.train, "data.eval": config.data.eval}
+    faults = [
+        Fault(key, f"{path} lies in {folder}, which --overwrite would delete", "move it, or name another output")
+        for key, path in inputs.items()
+        if isinstance(path, str) and Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve())
+    ]
+    if faults:
+        raise InputError(faults)
 
 
 def _is_run_folder(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() or (folder / PLAN).is_file()
+    """By what only surefoot writes: a config.yaml or a checkpoint-7 may be anyone's."""
+    try:
+        if "plan" in read_json(folder / PLAN):
+            return True
+    except InputError:
+        pass
+    return any((checkpoint.folder / MANIFEST).is_file() for checkpoint in list_checkpoints(folder))
 
 
 def _resume(config: RunConfig, folder: Path) -> Claim:
-    if not _is_run_folder(folder):
-        what = f"{folder} holds files but no surefoot run"
-        raise InputError(Fault("output", what, "check the path, or leave out --resume"))
+    with durable.locked(folder):  # else it could be another process's, at work between two renames
+        durable.restore_replaced(folder)
     checkpoint, rejected = newest_verified(folder)
     if checkpoint is None:
         return Claim(folder, "resume")
-    changes = diff_configs(_saved_config(folder), plain_config(config))
+    with _to_be_restored(folder / CONFIG):
+        saved = read_yaml(folder / CONFIG).data
+    changes = diff_configs(saved, plain_config(config))
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
         raise InputError([_refusal(change, folder) for change in refused])
-    plan = None
-    if (folder / PLAN).is_file():
+    with _to_be_restored(folder / PLAN):
         plan = plan_from_json(read_json(folder / PLAN).get("plan"))
-    return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan)
+    return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder))
 
 
 def _refusal(change: Change, folder: Path) -> Fault:
@@ -102,12 +143,15 @@ def _refusal(change: Change, folder: Path) -> Fault:
     return Fault(change.key, what, "change it back, or start another run")
 
 
-def _saved_config(folder: Path) -> dict[str, Any]:
+@contextmanager
+def _to_be_restored(path: Path) -> Iterator[None]:
+    """A record that cannot be read is one fault, which names the file."""
     try:
-        return read_yaml(folder / CONFIG).data
+        yield
     except InputError as error:
         first = error.faults[0]
-        raise InputError(Fault(first.where, first.what, "restore it to resume this run")) from None
+        where = first.where if first.where.startswith(str(path)) else f"{path}: {first.where}"
+        raise InputError(Fault(where, first.what, "restore it to resume this run")) from None
 
 
 def saved_identity(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -145,7 +145,6 @@ def newest_verified(run: Path) -> tuple[Checkpoint | None, list[Fault]]:
 
     None when there is no checkpoint at all; IntegrityError when there are some and none verifies.
     """
-    durable.restore_replaced(run)
     rejected: list[Fault] = []
     for checkpoint in list_checkpoints(run):
         faults = verify_checkpoint(checkpoint.folder)
@@ -167,9 +166,7 @@ def retain(run: Path, keep: int, best_step: int | None) -> None:
     """Delete all but the newest `keep` checkpoints and the best one. Called only after a newer one is safe."""
     for checkpoint in list_checkpoints(run)[keep:]:
         if checkpoint.step != best_step:
-            trash = run / f".trash-{checkpoint.folder.name}"
-            checkpoint.folder.rename(trash)  # at once no longer a checkpoint, even if the deletion is interrupted
-            shutil.rmtree(trash)
+            durable.remove(checkpoint.folder)  # at once no longer a checkpoint
 
 
 def set_aside_newer(run: Path, step: int) -> list[Path]:
@@ -193,13 +190,6 @@ def clear_rejected(run: Path) -> None:
     """Remove what `set_aside_newer` kept for inspection."""
     for path in run.glob(f"{_REJECTED}checkpoint-*"):
         shutil.rmtree(path)
-
-
-def clear_leftovers(run: Path) -> None:
-    """Remove the staging and trash folders of a process that was killed."""
-    for path in run.glob(".*checkpoint-*"):
-        if path.is_dir() and not path.name.startswith(_REJECTED):
-            shutil.rmtree(path)
 
 
 @contextmanager

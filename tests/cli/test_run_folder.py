@@ -1,0 +1,111 @@
+"""Run folders as two users, a killed process or a careless command leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from forkserver import ForkServer
+from surefoot import durable
+from surefoot.report.verification import verify_folder
+from tiny import tiny_llama
+
+ROWS = [{"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def train(server, base, tmp_path, output):
+    """Run `surefoot train` with the arguments given; exit code and what it said."""
+    (tmp_path / "train.json").write_text(json.dumps(ROWS))
+    config = {
+        "stage": "sft",
+        "model": str(base),
+        "adapter": {"kind": "lora", "rank": 2},
+        "data": {"train": str(tmp_path / "train.json"), "max_length": 128},
+        "batch": {"size": 4},
+        "duration": "2 steps",
+        "checkpoint": {"every": "1 step"},
+        "output": str(output),
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+
+    def train(*arguments, kill=None):
+        log = tmp_path / "log.txt"
+        log.write_text("")
+        code = server.run(["train", str(tmp_path / "run.yaml"), *arguments], log, kill)
+        assert "Traceback" not in log.read_text()
+        return code, log.read_text()
+
+    return train
+
+
+def test_a_folder_in_use_is_refused_until_its_process_ends(train, output):
+    code = (
+        "import sys; from surefoot import durable\nwith durable.locked(sys.argv[1]): print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "held\n"
+    found, log = train()
+    holder.kill()
+    holder.communicate()
+    assert found == 3
+    assert f"is in use by process {holder.pid} on {socket.gethostname()}" in log
+    assert (output / durable.LOCK).is_file()  # killed: the file stays, the lock does not
+    assert train()[0] == 0
+
+
+def test_a_run_that_is_extended_and_stops_is_not_called_corrupt(train, output):
+    assert train()[0] == 0
+    assert train("--resume", "duration=4 steps", kill={"at": "step", "n": 4})[0] == -9
+    assert not [fault for check in verify_folder(output) for fault in check.faults]
+    assert train("--resume", "duration=4 steps")[0] == 0
+    assert not [fault for check in verify_folder(output) for fault in check.faults]
+    assert not [path for path in output.iterdir() if path.name.startswith(".")]
+
+
+def test_a_kill_between_the_two_renames_of_a_save_is_mended_by_resume(train, output):
+    assert train(kill={"at": "step", "n": 2})[0] == -9
+    os.rename(output / "checkpoint-1", output / ".replaced-checkpoint-1")
+    code, log = train("--resume")
+    assert code == 0
+    assert f"resuming from {output / 'checkpoint-1'}" in log
+
+
+def test_overwrite_through_a_link_replaces_what_it_points_to(train, output, tmp_path):
+    (tmp_path / "disk").mkdir()
+    output.symlink_to(tmp_path / "disk")
+    assert train()[0] == 0
+    assert train("--overwrite", "duration=1 step")[0] == 0
+    assert output.is_symlink()
+    assert [path.name for path in (tmp_path / "disk").glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+def test_an_impossible_output_is_found_before_the_plan(train, tmp_path):
+    for place in (tmp_path / "train.json" / "x", "/proc/nope"):
+        code, log = train(f"output={place}")
+        assert code == 3
+        assert log.startswith(f"error: {place}: cannot be written"), log
