@@ -6,8 +6,9 @@ import pytest
 
 from layouts import run_config
 from plans import run_plan
+from surefoot import durable
 from surefoot.config.load import dump_config
-from surefoot.errors import InputError, IntegrityError
+from surefoot.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.planning.serial import plan_to_json
 from surefoot.stages import run_folder as module
 from surefoot.stages.run_folder import Claim, claim, occupy
@@ -61,6 +62,10 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+def killed(*_args, **_kwargs):
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def look(tmp_path):
     """`claim`, held to its word that it changes nothing."""
@@ -110,6 +115,45 @@ class TestWhoseFolder:
         monkeypatch.setattr(module, "_is_run_folder", lambda folder: True)
         with pytest.raises(pytest.fail.Exception):
             self.test_a_strangers_is_neither_replaced_nor_resumed(look, config, foreign, mode)
+
+    def test_a_config_or_another_tools_checkpoint_makes_no_run(self, look, config, foreign):
+        (foreign / "checkpoint-5").mkdir()
+        (foreign / "config.yaml").write_text("model: x\n")
+        (foreign / "plan.json").write_text('{"weeks": 12}')
+        assert "no surefoot run" in refusal(look, config(), "overwrite").what
+
+    def test_checkpoints_of_ours_make_a_run(self, look, config, stopped):
+        (stopped / "plan.json").unlink()
+        assert look(config(), "overwrite") == Claim(stopped, "overwrite")
+
+    def test_overwriting_its_own_inputs_is_refused(self, look, config, stopped):
+        (stopped / "mine.json").write_text("[]")
+        inside = str(stopped / "mine.json")
+        changes = {"model": str(stopped / "checkpoint-4"), "data": {"train": inside, "eval": inside}}
+        with pytest.raises(InputError) as caught:
+            look(config(**changes), "overwrite")
+        assert [fault.where for fault in caught.value.faults] == ["model.path", "data.train", "data.eval"]
+
+    @pytest.mark.parametrize("mode", ["new", "resume"])
+    def test_what_a_kill_in_the_first_write_leaves_is_nothing(self, look, config, folder, mode):
+        folder.mkdir()
+        (folder / ".lock").touch()
+        (folder / ".plan.json.12-0123abcd.tmp").touch()
+        assert look(config(), mode) == Claim(folder, mode)
+        with occupy(claim(config(), mode)):
+            assert [path.name for path in folder.iterdir()] == [".lock"]
+        assert contents(folder) == {}
+
+    def test_a_hidden_file_of_ones_own_is_something(self, look, config, folder):
+        folder.mkdir()
+        (folder / ".notes.tmp").touch()
+        assert "not empty" in refusal(look, config(), "new").what
+
+    @pytest.mark.parametrize("below", ["file/x", "file/x/y"])
+    def test_an_impossible_place(self, look, config, tmp_path, below):
+        (tmp_path / "file").touch()
+        with pytest.raises(EnvironmentFault, match="cannot be written: Not a directory"):
+            look(config(output=str(tmp_path / below)), "new")
 
     def test_an_old_run_may_be_replaced(self, look, config, stopped):
         assert look(config(seed=7), "overwrite") == Claim(stopped, "overwrite")
@@ -180,11 +224,15 @@ class TestResume:
         assert fault.fix == "restore it to resume this run"
         assert "\n" not in str(fault)
 
-    @pytest.mark.parametrize("text", ["{", "[]", '{"plan": 3}', "{}"])
-    def test_a_saved_plan_that_cannot_be_read_is_a_users_error(self, look, config, stopped, text):
-        (stopped / "plan.json").write_text(text)
-        with pytest.raises(InputError, match="plan"):
-            look(config(), "resume")
+    @pytest.mark.parametrize("text", [None, "{", "[]", '{"plan": 3}', "{}"])
+    def test_a_saved_plan_that_cannot_be_read_is_one_line(self, look, config, stopped, text):
+        (stopped / "plan.json").unlink()
+        if text is not None:
+            (stopped / "plan.json").write_text(text)
+        fault = refusal(look, config(), "resume")
+        assert fault.where.startswith(f"{stopped}/plan.json")
+        assert fault.fix == "restore it to resume this run"
+        assert "\n" not in str(fault)
 
 
 class TestOccupy:
@@ -210,3 +258,34 @@ class TestOccupy:
         with occupy(claim(config(), "resume")) as again:
             assert again == []
         assert aside[0].is_dir()
+
+    def test_an_interrupted_overwrite_leaves_the_plan_or_nothing(self, config, stopped, monkeypatch):
+        monkeypatch.setattr(durable.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt), occupy(claim(config(), "overwrite")):
+            pass
+        monkeypatch.undo()
+        with occupy(claim(config(), "new")):
+            pass
+        assert contents(stopped) == {}
+
+    def test_a_dangling_link_is_filled(self, config, folder, tmp_path):
+        folder.symlink_to(tmp_path / "later")
+        with occupy(claim(config(), "new")):
+            assert (tmp_path / "later").is_dir()
+        assert folder.is_symlink()
+
+    def test_what_another_process_did_since_the_claim_is_seen(self, config, stopped):
+        found = claim(config(), "resume")
+        (stopped / "checkpoint-6").mkdir()
+        with pytest.raises(EnvironmentFault, match="meanwhile"), occupy(found):
+            pass
+        assert (stopped / "checkpoint-6").is_dir()
+
+    @pytest.mark.parametrize("mode", ["new", "overwrite"])
+    def test_what_a_stranger_wrote_since_the_claim_stays(self, config, folder, mode):
+        found = claim(config(), mode)
+        folder.mkdir()
+        (folder / "thesis.txt").touch()
+        with pytest.raises(InputError), occupy(found):
+            pass
+        assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
