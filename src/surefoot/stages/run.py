@@ -34,7 +34,7 @@ from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup, planned_tokenizer, set_up
 from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
-from surefoot.training.checkpoint import load_state
+from surefoot.training.checkpoint import load_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, train
 
@@ -80,7 +80,7 @@ def train_run(
             steps = run.timetable.total_steps
             console.say(f"dry run: {steps} steps planned; nothing was written to {run.found.folder}")
             return 0
-        setup = set_up(config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
+        setup = _set_up(run, console)
         verified = {**setup.verified, "kernels": _verify_kernels(run, setup)}
         with occupy(run.found) as rejected:
             for folder in rejected:
@@ -146,6 +146,19 @@ def _is_done(run: Prepared) -> bool:
     return state.step >= run.timetable.total_steps or (stopping is not None and state.stale >= stopping.patience)
 
 
+def _set_up(run: Prepared, console: Console) -> Setup:
+    """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
+    setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
+    best = setup.state.best if run.config.checkpoint.best == "loss" else None
+    faults = verify_checkpoint(run.found.folder / f"checkpoint-{best.step}") if best else []
+    if not faults:
+        return setup
+    for fault in faults:
+        console.say(f"not used: {fault}", style="yellow")
+    console.say("the best checkpoint is lost: the next evaluation sets a new one", style="yellow")
+    return replace(setup, state=replace(setup.state, best=None))
+
+
 def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
     """One forward pass of the next step's first micro-batch, seen by the profiler."""
     step = min(setup.state.step + 1, run.timetable.total_steps)
@@ -201,7 +214,7 @@ def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: 
         total_steps=run.timetable.total_steps,
         early=outcome.reason == "early_stopped",
         seconds=state.seconds,
-        best_step=published.step if state.best else None,
+        best_step=published.step if state.best and state.best.step == published.step else None,
         skipped=state.guard.skipped,
         prompt=prompt,
     )
