@@ -238,7 +238,7 @@ class TestResume:
 class TestOccupy:
     def test_overwrite_replaces_the_old_run(self, config, stopped):
         with occupy(claim(config(), "overwrite")):
-            pass
+            assert [path.name for path in stopped.iterdir()] == [".lock"]  # still held
         assert contents(stopped.parent) == {stopped: None}
 
     def test_resume_clears_only_what_a_killed_process_left(self, config, stopped):
