@@ -5,7 +5,10 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
 
     {"at": "step", "n": 5}     just before optimizer step 5
     {"at": "log", "n": 5}      after step 5 moved the weights, before its row is logged
-    {"at": "sync", "n": 7}     at the 7th flush to the disk since training began (saving is a series of them)
+    {"at": "write", "n": 7}    before the 7th write of the command: a flush, a rename or a log row
+    {"at": "sync", "n": 7}     the same, counted since training began (saving is a series of them)
+
+A kill with a number that is never reached ends the log with `writes: <how many there were>`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +69,7 @@ def _child(request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(request["folder"])
-    if request["kill"]:
-        _arm(**request["kill"])
+    counts = _arm(**request["kill"]) if request["kill"] else None
     from surefoot.cli.main import main
 
     code = 1
@@ -76,24 +79,38 @@ def _child(request: dict[str, Any]) -> None:
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else 1
     finally:
+        if counts:
+            print("writes:", counts["write"])
         sys.stdout.flush()
         os._exit(code)
 
 
-def _arm(at: str, n: int) -> None:
+def _arm(at: str, n: int) -> dict[str, int]:
+    """Returns the counts. Flushes and renames are caught in `os`, where all libraries make them."""
     from surefoot import durable
     from surefoot.training import loop
 
-    train_step, sync = loop.train_step, durable._sync
-    started = False
-    syncs = 0
+    counts = {"write": 0, "sync": 0}
+    training = False
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            counts["write"] += 1
+            counts["sync"] += training
+            if counts.get(at) == n:
+                die()
+            return function(*arguments, **keywords)
+
+        return call
+
+    train_step = loop.train_step
+
     def armed_step(*arguments: Any, step: int, **keywords: Any) -> Any:
-        nonlocal started
-        started = True
+        nonlocal training
+        training = True
         if at == "step" and step == n:
             die()
         report = train_step(*arguments, step=step, **keywords)
@@ -101,14 +118,10 @@ def _arm(at: str, n: int) -> None:
             die()
         return report
 
-    def armed_sync(path: Path) -> None:
-        nonlocal syncs
-        syncs += started
-        if at == "sync" and syncs == n:
-            die()
-        sync(path)
-
-    loop.train_step, durable._sync = armed_step, armed_sync
+    loop.train_step = armed_step
+    os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
+    durable.append_line = counted(durable.append_line)
+    return counts
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ ADAPTERS = ["full", "lora", "dora"]
 PRECISIONS = ["fp32", "bf16", "fp16"]
 STEPS = 12  # 11 examples, 4 a step: 3 steps an epoch, the last of them short; 4 epochs
 KILLED = -9
+LOGGED_AFTER_THE_END = 12  # about so many lines of run.log follow the last write of the publication
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,7 @@ def test_killed_and_resumed_equals_uninterrupted(server, world, uninterrupted, a
     config = write_config(world, adapter, precision, output)
     log = output.with_suffix(".txt")
     for kill in random_kills(random.Random(seed)):
-        code = server.run(["train", config, "--resume"], log, kill)
-        assert code in (KILLED, 0), log.read_text()
+        assert server.run(["train", config, "--resume"], log, kill) == KILLED, log.read_text()
         for folder in output.glob("checkpoint-*"):
             assert (folder / "MANIFEST.json").is_file(), "a checkpoint was visible before it was finished"
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
@@ -118,6 +118,33 @@ def test_a_kill_at_any_flush_of_a_save(server, world, uninterrupted, n):
     config = write_config(world, "lora", "fp32", output)
     log = output.with_suffix(".txt")
     assert server.run(["train", config], log, {"at": "sync", "n": n}) == KILLED, log.read_text()
+    assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
+    assert compare_folders(uninterrupted("lora", "fp32"), output) == []
+
+
+@pytest.fixture(scope="module")
+def writes(server, world, uninterrupted):
+    """How many writes the whole command makes, data already tokenised."""
+    uninterrupted("lora", "fp32")
+    output = world[0] / "counted"
+    log = output.with_suffix(".txt")
+    never = {"at": "write", "n": 10**9}
+    assert server.run(["train", write_config(world, "lora", "fp32", output)], log, never) == 0, log.read_text()
+    return int(log.read_text().rpartition("writes:")[2])
+
+
+PLACES = 8
+
+
+@pytest.mark.parametrize("place", range(PLACES))
+def test_a_kill_anywhere_in_the_command(server, world, uninterrupted, writes, place):
+    """From the first write of the records, before there is a config, to the last of the publication."""
+    output = world[0] / f"place-{place}"
+    config = write_config(world, "lora", "fp32", output)
+    log = output.with_suffix(".txt")
+    n = 1 + place * (writes - LOGGED_AFTER_THE_END - 1) // (PLACES - 1)
+    print("killed before write", n, "of", writes)
+    assert server.run(["train", config], log, {"at": "write", "n": n}) == KILLED, log.read_text()
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
     assert compare_folders(uninterrupted("lora", "fp32"), output) == []
 
