@@ -35,7 +35,7 @@ SURFACE = {
         "--json",
     ],
     "plan": ["config", "overrides", "--hardware", "--json"],
-    "quickstart": ["--out", "--adapter", "--seed", "--overwrite"],
+    "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
     "schema": [],
     "train": ["config", "overrides", "--resume", "--overwrite", "--dry-run"],
     "verify": ["folder", "--same-as", "--json"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -399,3 +400,61 @@ def test_a_run_with(run, changes):
     code, log = trial()
     assert code == 0, log
     assert (trial.output / "all_results.json").is_file()
+
+
+# What verify finds
+
+
+def verify(server, tmp_path, *arguments):
+    log = tmp_path / "verify.txt"
+    log.unlink(missing_ok=True)
+    return server.run(["verify", *map(str, arguments)], log), log.read_text()
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished[0].output, folder)
+    return folder
+
+
+def test_verify_agrees_with_what_was_written(server, finished, copy, tmp_path):
+    code, log = verify(server, tmp_path, finished[0].output, "--same-as", copy)
+    assert code == 0, log
+    assert "identical" in log
+
+
+def flip(copy):
+    path = copy / "adapter_model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        lambda copy: (copy / "adapter_model.safetensors").unlink(),
+        lambda copy: (copy / "MANIFEST.json").unlink(),
+        lambda copy: (copy / "checkpoint-6" / "state.json").write_text("{}"),
+    ],
+    ids=["flipped bit", "no model", "no manifest", "checkpoint"],
+)
+def test_verify_sees_damage_on_either_side(server, finished, copy, tmp_path, damage):
+    damage(copy)
+    assert verify(server, tmp_path, copy)[0] == 4
+    assert verify(server, tmp_path, finished[0].output, "--same-as", copy)[0] == 4
+    assert verify(server, tmp_path, copy, "--same-as", finished[0].output)[0] == 4
+
+
+def test_published_weights_are_compared(finished, copy):
+    flip(copy)
+    (difference,) = compare_folders(finished[0].output, copy)
+    assert difference.where.startswith("adapter_model.safetensors: ")
+
+
+def test_verify_says_that_a_run_is_not_finished(server, stopped, tmp_path):
+    code, log = verify(server, tmp_path, stopped.output)
+    assert code == 0, log
+    assert "is not finished" in log

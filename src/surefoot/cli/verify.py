@@ -27,10 +27,10 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     from surefoot import hardware
     from surefoot.errors import IntegrityError
     from surefoot.report.console import open_console
-    from surefoot.report.verification import compare_folders, verify_folder
+    from surefoot.report.verification import compare_folders, is_finished, verify_folder
     from surefoot.report.verify_table import differences_table, files_table, verdict
 
-    checks = verify_folder(folder)
+    checks = [check for one in (folder, other) if one for check in verify_folder(one)]
     faults = [fault for check in checks for fault in check.faults]
     differences = compare_folders(folder, other) if other and not faults else None
     if as_json:
@@ -42,7 +42,10 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
             console.show(differences_table(differences))
         files = sum(len(check.files) for check in checks)
         if not faults:
-            console.say(f"{files} files in {len(checks)} folders are as they were written")
+            console.say(f"{files} files in {len(checks)} {'folder' if len(checks) == 1 else 'folders'} are as written")
+            for one in (folder, other):
+                if one and (one / "plan.json").is_file() and not is_finished(one):
+                    console.say(f"{one} is not finished: only its checkpoints were checked")
         if differences == []:
             console.say(f"{folder} and {other} are identical: weights, optimizer, state and logged values")
     if faults:

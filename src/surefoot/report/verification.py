@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
 from surefoot.training.checkpoint import MANIFEST, FileCheck, check_files, list_checkpoints, newest_verified
-from surefoot.training.compare import Difference, compare_checkpoints
+from surefoot.training.compare import Difference, compare_checkpoints, compare_weights
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,31 @@ def verify_folder(folder: Path) -> list[FolderCheck]:
     """A checkpoint, or a run folder: its published files and each of its checkpoints, oldest first."""
     checkpoints = sorted(list_checkpoints(folder), key=lambda checkpoint: checkpoint.step)
     folders = [checkpoint.folder for checkpoint in checkpoints]
-    if (folder / MANIFEST).is_file() or folder.name.startswith("checkpoint-"):
+    if (folder / MANIFEST).is_file() or folder.name.startswith("checkpoint-") or is_finished(folder):
         folders.append(folder)
     if not folders:
         raise InputError(Fault(str(folder), "is neither a run folder nor a checkpoint", "name one that surefoot wrote"))
     return [_check(folder, path) for path in folders]
 
 
+def is_finished(run: Path) -> bool:
+    """Whether the run's outcome stands in its folder: what was published belongs to the newest checkpoint."""
+    newest = next(iter(list_checkpoints(run)), None)
+    path = run / "trainer_state.json"
+    if newest is None or not path.is_file():
+        return False
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["global_step"] == newest.step
+    except (ValueError, KeyError, TypeError):
+        return True
+
+
 def compare_folders(a: Path, b: Path) -> list[Difference]:
-    """Bit comparison of two runs (their newest checkpoints, and their logs without times) or of two checkpoints."""
+    """Bit comparison of two checkpoints, or of two runs: published weights, newest checkpoints, logs without times."""
     first, second = _checkpoint(a), _checkpoint(b)
-    differences = compare_checkpoints(first, second)
-    if first != a and second != b:
-        differences += _compare_logs(a / LOG, b / LOG)
-    return differences
+    if first == a or second == b:
+        return compare_checkpoints(first, second)
+    return compare_weights(a, b) + compare_checkpoints(first, second) + _compare_logs(a / LOG, b / LOG)
 
 
 def _check(root: Path, folder: Path) -> FolderCheck:

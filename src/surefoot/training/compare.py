@@ -25,15 +25,19 @@ class Difference:
 
 
 def compare_checkpoints(a: Path, b: Path) -> list[Difference]:
-    """All differences between two checkpoint folders; empty when they are bit-identical. Reads one tensor at a time."""
+    """All differences between two checkpoint folders; empty when they are bit-identical."""
+    return compare_weights(a, b) + _compare_state(a / STATE, b / STATE)
+
+
+def compare_weights(a: Path, b: Path) -> list[Difference]:
+    """Differences between the safetensors files that lie in two folders. Reads one tensor at a time."""
     differences = []
-    names = {path.relative_to(folder).as_posix() for folder in (a, b) for path in folder.rglob("*.safetensors")}
-    for name in sorted(names):
+    for name in sorted({path.name for folder in (a, b) for path in folder.glob("*.safetensors")}):
         if not ((a / name).is_file() and (b / name).is_file()):
             differences.append(Difference(name, f"only in {a if (a / name).is_file() else b}"))
         else:
             differences += _compare_tensors(name, a / name, b / name)
-    return differences + _compare_state(a / STATE, b / STATE)
+    return differences
 
 
 def _compare_tensors(name: str, a: Path, b: Path) -> list[Difference]:
