@@ -1,0 +1,125 @@
+"""The tables of docs/guide.md against the code and against a run: nothing is missing, nothing is invented."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+
+from forkserver import ForkServer
+from layouts import LLAMA31_8B, llama3_tokenizer, run_config
+from pages import CONFIGURATION, GUIDE, names, table
+from surefoot import hardware
+from surefoot.config.resume_policy import POLICIES
+from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
+from surefoot.planning.environment import VARIABLES
+from surefoot.planning.plan import Source
+from surefoot.report.plan_table import choice_rows
+from surefoot.report.rows import TIMING_FIELDS
+from surefoot.stages.planned import make_plan
+from tiny import tiny_llama
+
+RARE_FIELDS = {"non_finite", "skipped", "scale"}  # of rows that a short sound fp32 run does not write
+NOT_OF_THIS_RUN = {"model.safetensors", "config.json"}  # full fine-tuning
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The run folder of a short LoRA run with evaluation."""
+    folder = tmp_path_factory.mktemp("guide")
+    rows = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
+    (folder / "alpaca.json").write_text(json.dumps(rows))
+    config = {
+        "stage": "sft",
+        "model": str(tiny_llama(folder / "base")),
+        "adapter": {"kind": "lora", "rank": 2},
+        "data": {"train": str(folder / "alpaca.json"), "eval": 2},
+        "duration": "2 steps",
+        "eval_every": "1 step",
+        "output": str(folder / "run"),
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    with ForkServer() as server:
+        log = folder / "log.txt"
+        assert server.run(["train", str(folder / "run.yaml")], log) == 0, log.read_text()
+    return folder / "run"
+
+
+def listed(*columns: str) -> set[str]:
+    """What the first column of a table of the guide names."""
+    return {name for row in table(GUIDE, *columns) for name in names(row[0])}
+
+
+def test_the_resume_table_is_the_policy():
+    rows = [(names(key)[0], policy, why) for key, policy, why in table(GUIDE, "key", "change", "why")]
+    assert rows == [(key, *rule) for key, rule in POLICIES.items()]
+
+
+def test_the_choices_are_those_of_a_plan(tmp_path):
+    folder = llama3_tokenizer(tmp_path)
+    (folder / "config.json").write_text(json.dumps(LLAMA31_8B))
+    made = make_plan(run_config(model=str(folder)), hardware=hardware.preset("h100"))
+    assert [row[0] for row in table(GUIDE, "choice", "what it says")] == [row[0] for row in choice_rows(made)]
+    assert {row[0] for row in table(GUIDE, "by", "meaning")} == set(Source.__args__)
+
+
+def test_the_environment_table_has_every_variable_and_its_verdict():
+    said = {name: row[1] for row in table(GUIDE, "variable", "verdict", "effect") for name in names(row[0])}
+    assert said == {name: variable.verdict for name, variable in VARIABLES.items()}
+    assert set(said) == set(hardware.ENVIRONMENT_NAMES)
+
+
+def test_the_log_fields_are_those_of_a_log(finished):
+    rows = [json.loads(line) for line in (finished / "trainer_log.jsonl").read_text().splitlines()]
+    written = {field for row in rows for field in row}
+    assert listed("field", "meaning") == written | RARE_FIELDS
+    assert written >= TIMING_FIELDS
+
+
+def test_the_files_are_those_of_a_run_folder(finished):
+    top = {path.name for path in finished.iterdir() if path.is_file()}
+    inside = {path.name for path in (finished / "checkpoint-2").iterdir()}
+    *rows, checkpoint = table(GUIDE, "file", "what it is")
+    said = {name for row in rows for name in names(row[0])}
+    assert said - NOT_OF_THIS_RUN == top
+    assert names(checkpoint[0]) == ["checkpoint-N/"]
+    assert inside <= said | set(names(checkpoint[1]))
+    assert inside >= set(names(checkpoint[1]))
+
+
+def test_the_step_line_looks_as_shown(finished):
+    (shown,) = re.findall(r"^step 12/750 .*$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    real = re.search(r"^\S+ (step 2/2 .*)$", (finished / "run.log").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    shape = re.compile(r"[\d.,:]+(e-\d+)?")
+    assert shape.sub("N", shown).replace("GB", "MB") == shape.sub("N", real[1]).replace("GB", "MB")
+
+
+def test_the_exit_codes_agree_everywhere():
+    guide = {int(row[0]): row[1] for row in table(GUIDE, "code", "meaning", "what to do")}
+    configuration = {int(row[0]) for row in table(CONFIGURATION, "exit code", "meaning")}
+    errors = {kind.exit_code for kind in SurefootError.__subclasses__()}
+    assert set(guide) == configuration == {0, 1, 130, STOPPED_EXIT_CODE} | errors
+
+
+def test_the_refusal_of_fp16_weights_reads_as_shown(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from surefoot.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    (tmp_path / "a.json").write_text("[]")
+    text = "stage: sft\nprecision: {base: fp16}\nmodel: base\ndata: {train: a.json}\noutput: out\n"
+    (tmp_path / "my-run.yaml").write_text(text)
+    said = CliRunner().invoke(main, ["train", "my-run.yaml"]).stderr.splitlines()[0]
+    assert said in GUIDE.read_text(encoding="utf-8")
+
+
+def test_twin_a_table_that_lacks_a_row_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("| key | change | why |\n|---|---|---|\n| `stage` | refused | because |\n\nEnd.\n")
+    assert table(page, "key", "change", "why") == [("`stage`", "refused", "because")]
+    assert table(page, "key", "change", "why") != [(f"`{key}`", *rule) for key, rule in POLICIES.items()]

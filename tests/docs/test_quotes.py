@@ -1,0 +1,188 @@
+"""README.md and docs/*.md quote what surefoot accepts: configs load, commands parse and run, links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from forkserver import ForkServer
+from pages import CONFIGURATION, PAGES, README, ROOT, Quote, anchors, blocks, commands, links, mentions
+from surefoot.cli.main import COMMANDS, main
+from surefoot.config.load import load_config
+from surefoot.errors import InputError
+from tiny import tiny_llama
+
+ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
+REQUIRED = {"stage": "sft", "model": "models/base", "data": {"train": "data/alpaca.json"}, "output": "runs/new"}
+NOT_RUN = {
+    "quickstart": "tests/quickstart runs it",
+    "chat": "reads what is typed; tests/cli/test_generate.py",
+    "recipes/": "tests/recipes",
+}
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A working folder that has what the pages name: data, a model, configs."""
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def furnish(folder: Path) -> None:
+    for name in ("data", "models/base", "runs/my-run/checkpoint-200", "runs/other-run"):
+        (folder / name).mkdir(parents=True)
+    (folder / "models" / "base" / "config.json").write_text("{}")
+    (folder / "data" / "alpaca.json").write_text(json.dumps(ROWS))
+    (folder / "data" / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    (folder / "prompts.txt").write_text("Name a bird.\n")
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    adapter = {"kind": "lora", "rank": 4}
+    for name in ("my-run.yaml", "run.yaml", "runs/my-run/config.yaml"):
+        (folder / name).write_text(yaml.safe_dump(REQUIRED | {"adapter": adapter}))
+
+
+def load(block: str):
+    """A whole config as it is, a fragment with the required keys that it leaves out."""
+    given = yaml.safe_load(block)
+    missing = {key: value for key, value in REQUIRED.items() if key not in given}
+    Path("quoted.yaml").write_text(block + (yaml.safe_dump(missing) if missing else ""), encoding="utf-8")
+    return load_config("quoted.yaml")
+
+
+def parse(words: list[str]) -> None:
+    """Raises what the command line would: a wrong flag, a missing argument, a fault of the config."""
+    _, name, *arguments = words
+    with click.Context(main) as context:
+        if name.startswith("-"):
+            assert name in {option for parameter in main.params for option in parameter.opts}
+            return
+        command = main.get_command(context, name)
+        assert command is not None, f"no command {name}"
+        parsed = command.make_context(name, arguments, parent=context).params
+    if "config" in parsed:
+        load_config(parsed["config"], parsed["overrides"])
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_a_quoted_config_loads(workplace, block):
+    load(block.text)
+
+
+def test_twin_a_misspelt_key_in_a_page_would_be_noticed(workplace):
+    with pytest.raises(InputError, match=r"optim\.lrate: unknown key"):
+        load("optim: {lrate: 1e-4}\n")
+
+
+@pytest.mark.parametrize("command", commands(), ids=str)
+def test_a_quoted_command_parses(workplace, command):
+    parse(command.words)
+
+
+@pytest.mark.parametrize("words", ["train", "trian my-run.yaml", "plan my-run.yaml --fast", "data my-run.yaml lr=1"])
+def test_twin_a_wrong_command_in_a_page_would_be_noticed(workplace, words):
+    with pytest.raises((click.ClickException, InputError, AssertionError)):
+        parse(["surefoot", *words.split()])
+
+
+@pytest.mark.parametrize("mention", mentions(), ids=str)
+def test_a_command_named_in_the_text_exists_with_its_flags(mention):
+    _, name, *rest = mention.words
+    if name.startswith("-"):
+        parse(mention.words)
+        return
+    assert name in COMMANDS
+    command = main.get_command(click.Context(main), name)
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    assert {word for word in rest if word.startswith("--")} <= flags
+
+
+def test_every_command_is_shown_somewhere():
+    assert {command.words[1] for command in commands()} >= set(COMMANDS) - {"explain", "schema"}
+    assert {mention.words[1] for mention in mentions()} >= {"explain", "schema"}
+
+
+@pytest.mark.parametrize("link", links(), ids=str)
+def test_a_link_leads_somewhere(link):
+    path, _, anchor = link.text.partition("#")
+    target = (link.page.parent / path).resolve() if path else link.page
+    assert target.exists()
+    if anchor:
+        assert anchor in anchors(target)
+
+
+# Commands that are run, each in a fresh copy of a working folder with a finished run
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def finished(server, tmp_path_factory):
+    """A working folder with a tiny model and two equal runs of two steps."""
+    folder = tmp_path_factory.mktemp("finished")
+    furnish(folder)
+    shutil.rmtree(folder / "runs")
+    tiny_llama(folder / "models" / "base")
+    config = REQUIRED | {"adapter": {"kind": "lora", "rank": 2}, "duration": "2 steps", "output": "runs/my-run"}
+    (folder / "my-run.yaml").write_text(yaml.safe_dump(config))
+    for name in ("my-run", "other-run"):
+        code, log = run(server, folder, ["train", "my-run.yaml", f"output=runs/{name}"])
+        assert code == 0, log
+    return folder
+
+
+def run(server: ForkServer, folder: Path, arguments: list[str]) -> tuple[int, str]:
+    log = folder / "log.txt"
+    code = server.run(arguments, log, folder=folder)
+    return code, log.read_text(encoding="utf-8")
+
+
+def is_run(command: Quote) -> bool:
+    return command.page in PAGES and not any(word in command.text for word in NOT_RUN)
+
+
+@pytest.mark.parametrize("command", [command for command in commands() if is_run(command)], ids=str)
+def test_a_quoted_command_runs(server, finished, tmp_path, command):
+    folder = tmp_path / "work"
+    shutil.copytree(finished, folder)
+    words = [word.replace("checkpoint-200", "checkpoint-2") for word in command.words[1:]]
+    if words[0] == "train" and not {"--resume", "--overwrite"} & set(words):
+        shutil.rmtree(folder / "runs")
+    code, log = run(server, folder, words)
+    assert code == 0, log
+    assert "Traceback" not in log
+
+
+def test_the_first_config_of_the_readme_is_whole():
+    first = next(block for block in blocks("yaml") if block.page == README)
+    assert set(REQUIRED) <= set(yaml.safe_load(first.text))
+    assert any(block.page == CONFIGURATION for block in blocks("yaml"))
+
+
+def test_the_site_has_every_page():
+    def pages(entries):
+        for entry in entries:
+            target = next(iter(entry.values())) if isinstance(entry, dict) else entry
+            yield from pages(target) if isinstance(target, list) else [target]
+
+    listed = set(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    written = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page != README}
+    assert [name for name in listed if not (ROOT / "docs" / name).is_file()] == []
+    assert written <= listed
+
+
+def test_every_test_that_the_evidence_names_exists():
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "evidence" / "reliability.md").read_text(encoding="utf-8"))
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 20
+    assert [name for name in named if f"def {name}(" not in written] == []

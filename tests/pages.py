@@ -1,0 +1,77 @@
+"""What README.md and docs/*.md quote: YAML blocks, commands, tables, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README, GUIDE, CONFIGURATION = (ROOT / name for name in ("README.md", "docs/guide.md", "docs/configuration.md"))
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "evidence").glob("*.md")))
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+_SPAN = re.compile(r"`(surefoot [^`\n]*)`")
+_LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
+_ENDS = {"|", ">", "<", "&&", ";"}  # where a shell command ends
+
+
+@dataclass(frozen=True)
+class Quote:
+    """text: a YAML block, one command, or a link's target. page: where it stands."""
+
+    page: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}: {' '.join(self.text.split())[:60]}"
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command without comment, pipe or redirection."""
+        words = shlex.split(self.text, comments=True)
+        return words[: next((place for place, word in enumerate(words) if word in _ENDS), len(words))]
+
+
+def blocks(language: str) -> list[Quote]:
+    """The fenced blocks of one language."""
+    return [Quote(page, text) for page in PAGES for found, text in _BLOCK.findall(_text(page)) if found == language]
+
+
+def commands() -> list[Quote]:
+    """Every `surefoot` command in a bash block; equal ones once."""
+    lines = [Quote(block.page, line) for block in blocks("bash") for line in block.text.splitlines()]
+    return list({tuple(line.words): line for line in lines if line.text.startswith("surefoot ")}.values())
+
+
+def mentions() -> list[Quote]:
+    """Every `surefoot` command named in running text, whole or in part."""
+    return [Quote(page, span) for page in PAGES for span in _SPAN.findall(_BLOCK.sub("", _text(page)))]
+
+
+def links() -> list[Quote]:
+    """Every link that leads to a file or a heading, not to the web."""
+    return [Quote(page, target) for page in PAGES for target in _LINK.findall(_BLOCK.sub("", _text(page)))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", _BLOCK.sub("", _text(page)), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def table(page: Path, *columns: str) -> list[tuple[str, ...]]:
+    """The rows of the one table with this head."""
+    head = f"| {' | '.join(columns)} |\n"
+    assert _text(page).count(head) == 1, f"{page.name} has {_text(page).count(head)} tables with the head {columns}"
+    lines = _text(page).partition(head)[2].split("\n\n")[0].splitlines()[1:]
+    return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines]
+
+
+def names(cell: str) -> list[str]:
+    """The words in backquotes."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
