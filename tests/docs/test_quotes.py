@@ -59,7 +59,7 @@ def load(block: str):
 def parse(words: list[str]) -> None:
     """Raises what the command line would: a wrong flag, a missing argument, a fault of the config."""
     _, name, *arguments = words
-    with click.Context(main) as context:
+    with click.Context(main, **main.context_settings) as context:
         if name.startswith("-"):
             assert name in {option for parameter in main.params for option in parameter.opts}
             return
@@ -98,7 +98,7 @@ def test_a_command_named_in_the_text_exists_with_its_flags(mention):
         parse(mention.words)
         return
     assert name in COMMANDS
-    command = main.get_command(click.Context(main), name)
+    command = main.get_command(click.Context(main, **main.context_settings), name)
     flags = {flag for parameter in command.params for flag in parameter.opts}
     assert {word for word in rest if word.startswith("--")} <= flags
 
