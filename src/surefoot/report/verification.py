@@ -10,7 +10,14 @@ from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
-from surefoot.training.checkpoint import MANIFEST, FileCheck, check_files, list_checkpoints, newest_verified
+from surefoot.training.checkpoint import (
+    MANIFEST,
+    TRAINER_STATE,
+    FileCheck,
+    check_files,
+    list_checkpoints,
+    newest_verified,
+)
 from surefoot.training.compare import Difference, compare_checkpoints, compare_weights
 
 
@@ -41,7 +48,7 @@ def verify_folder(folder: Path) -> list[FolderCheck]:
 def is_finished(run: Path) -> bool:
     """Whether the run's outcome stands in its folder: what was published belongs to the newest checkpoint."""
     newest = next(iter(list_checkpoints(run)), None)
-    path = run / "trainer_state.json"
+    path = run / TRAINER_STATE
     if newest is None or not path.is_file():
         return False
     try:

@@ -29,6 +29,7 @@ from surefoot.training.checkpoint import (
     MANIFEST,
     OPTIMIZER,
     STATE,
+    TRAINER_STATE,
     clear_rejected,
     manifest,
     read_manifest,
@@ -37,7 +38,6 @@ from surefoot.training.checkpoint import (
 from surefoot.training.report import EvalReport
 from surefoot.training.state import RunState
 
-TRAINER_STATE = "trainer_state.json"
 _STATE_FILES = frozenset({OPTIMIZER, STATE, TRAINER_STATE})
 
 

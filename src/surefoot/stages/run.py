@@ -34,7 +34,7 @@ from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup, planned_tokenizer, set_up
 from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
-from surefoot.training.checkpoint import load_state, verify_checkpoint
+from surefoot.training.checkpoint import read_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, train
 
@@ -142,7 +142,7 @@ def _is_done(run: Prepared) -> bool:
     checkpoint, stopping = run.found.checkpoint, run.config.early_stopping
     if checkpoint is None or not is_published(run.found.folder, checkpoint.step):
         return False
-    state, _ = load_state(checkpoint)
+    state = read_state(checkpoint)
     return state.step >= run.timetable.total_steps or (stopping is not None and state.stale >= stopping.patience)
 
 

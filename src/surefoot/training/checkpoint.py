@@ -30,6 +30,7 @@ SCHEMA = 1
 MANIFEST = "MANIFEST.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+TRAINER_STATE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _REJECTED = ".rejected-"
 
@@ -64,7 +65,7 @@ def save_checkpoint(
         write_model(staging)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         _write_json(staging / STATE, state.to_json())
-        _write_json(staging / "trainer_state.json", trainer_state)
+        _write_json(staging / TRAINER_STATE, trainer_state)
         _write_json(staging / MANIFEST, manifest(staging, sorted(staging.rglob("*")), state.step, identity))
     return final
 
@@ -156,10 +157,14 @@ def newest_verified(run: Path) -> tuple[Checkpoint | None, list[Fault]]:
     return None, rejected
 
 
+def read_state(checkpoint: Checkpoint) -> RunState:
+    """The run state alone; reads no tensor."""
+    return RunState.from_json(json.loads((checkpoint.folder / STATE).read_text(encoding="utf-8")))
+
+
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:
     """Run state and optimizer tensors (on the CPU)."""
-    state = RunState.from_json(json.loads((checkpoint.folder / STATE).read_text(encoding="utf-8")))
-    return state, load_file(checkpoint.folder / OPTIMIZER)
+    return read_state(checkpoint), load_file(checkpoint.folder / OPTIMIZER)
 
 
 def retain(run: Path, keep: int, best_step: int | None) -> None:
