@@ -41,6 +41,7 @@ POLICIES: dict[str, Rule] = {
     "data.eval": Rule(
         "warned", "evaluation losses before and after cannot be compared, so neither can the best checkpoint"
     ),
+    "data.workers": Rule("free", "batches are the same, whoever prepares them"),
     "precision": Rule("refused", "the numbers would come from other arithmetic"),
     "attention": Rule("refused", "the numbers would come from other kernels"),
     "compile": Rule("refused", "the numbers would come from other kernels"),
@@ -58,6 +59,9 @@ POLICIES: dict[str, Rule] = {
     "guard": Rule("warned", "the run may stop at another step"),
     "bos": Rule("refused", "every example would start with other tokens"),
     "samples": Rule("free", "sample answers do not touch the training"),
+    "metrics": Rule("warned", "metrics before and after cannot be compared, so neither can the best checkpoint"),
+    "report_to": Rule("free", "trackers only read"),
+    "tracking": Rule("free", "trackers only read"),
     "output": Rule("free", "the run folder may have been moved"),
     "seed": Rule("refused", "data order and every random draw follow from it"),
 }

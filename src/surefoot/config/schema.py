@@ -53,6 +53,9 @@ CompileMode = Annotated[
 ]
 
 
+DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "text", "commonsense", "custom"]
+
+
 class Section(BaseModel):
     """A frozen group of keys: unknown keys are refused, NaN and infinity are no numbers."""
 
@@ -107,15 +110,49 @@ class AdapterConfig(Section):
     """Modules trained in full and saved with the adapter, such as [lm_head]."""
 
 
+class SourceConfig(Section):
+    path: Annotated[Text, Field(examples=["data/train.jsonl"])]
+    """File (.json, .jsonl, .csv, .parquet), folder of such files, or hub data set such as org/name."""
+    format: DataFormat = "auto"
+    """Layout of its records; auto recognises it from the first record and says what it saw."""
+    columns: Annotated[dict[Text, Text], Field(examples=[{"instruction": "question", "output": "answer"}])] = {}
+    """Field of the format -> the file's own name for it, such as {instruction: question, output: answer}."""
+    name: Annotated[Text | None, Field(examples=["alpaca_en_demo"])] = None
+    """Entry of the folder's dataset_info.json."""
+    subset: Annotated[Text | None, Field(examples=["main"])] = None
+    """Configuration (subset) of a hub data set."""
+    split: Text = "train"
+    """Split of a hub data set."""
+    revision: Annotated[Text | None, Field(examples=["main"])] = None
+    """Branch, tag or commit of a hub data set."""
+    streaming: Flag = False
+    """Read a hub data set without storing it; reads max_samples records."""
+    max_samples: Annotated[Count | None, Field(examples=[1000])] = None
+    """Use only the first N records of this source."""
+    weight: Annotated[Positive | None, Field(examples=[2.0])] = None
+    """Share of this source among the examples of an epoch, relative to the other weights."""
+    epochs: Annotated[Positive | None, Field(examples=[2.0])] = None
+    """How often this source is gone through in one epoch of the mixture; 1 where neither this nor weight is given."""
+
+
 class DataConfig(Section):
-    train: Annotated[Text, Field(examples=["data/train.jsonl"])]
-    """File with training examples (.json or .jsonl)."""
-    eval: Annotated[Text | Count | Annotated[float, Field(gt=0, lt=1), Number], Field(examples=[0.05])] = "none"
-    """none; a file; a share between 0 and 1 or a count of the training examples, split off by the seed."""
-    format: Literal["auto", "alpaca", "messages", "text"] = "auto"
-    """Layout of the records; auto recognises it from the first record and says what it saw."""
+    train: Annotated[
+        Text | SourceConfig | Annotated[list[Text | SourceConfig], Field(min_length=1)],
+        Field(examples=["data/train.jsonl"]),
+    ]
+    """Training examples: a file (.json, .jsonl, .csv, .parquet), a folder, a hub data set, or a list of sources, each a
+    path or {path: …, format: …, columns: …, weight: …}."""
+    eval: Annotated[
+        Text | SourceConfig | Count | Annotated[float, Field(gt=0, lt=1), Number], Field(examples=[0.05])
+    ] = "none"
+    """none; a source as in train; a share between 0 and 1 or a count of the training examples, split off by the
+    seed."""
+    format: DataFormat = "auto"
+    """Layout of the records of every source that names none; auto recognises it and says what it saw. custom: a Python
+    caller passes the function that reads a record."""
     template: Text = "auto"
-    """auto: the tokenizer's chat template, else alpaca. Or llama3, alpaca, plain, tokenizer."""
+    """auto: the tokenizer's chat template, else alpaca. Or tokenizer, llama3, llama2, phi3, qwen, qwen3, mistral, gemma,
+    chatml, alpaca, vicuna, zephyr, plain, commonsense, commonsense-eval, or a .jinja file."""
     max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
     """Longest example in tokens; a longer one loses prompt tokens first, its answer last. auto: 2048, or all positions
     of a model that has fewer."""
@@ -123,13 +160,16 @@ class DataConfig(Section):
     """Use only the first N records."""
     train_on: Literal["responses", "last", "everything"] = "responses"
     """Which tokens carry loss: every answer, the last answer, or all of them."""
+    workers: Annotated[int, Field(ge=0), Number] = 0
+    """Threads that prepare the batches of coming steps; 0 prepares each when its step begins. Changes no number."""
 
 
 class PrecisionConfig(Section):
     compute: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Field(examples=["bf16"])] = "auto"
     """Type of the matrix products. Trainable parameters are always fp32."""
-    base: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Type in which a frozen base is held; fp32 in full fine-tuning."""
+    base: Literal["auto", "fp32", "bf16", "fp16", "nf4"] = "auto"
+    """Type in which a frozen base is held; fp32 in full fine-tuning. nf4: 4 bits per weight through bitsandbytes
+    (QLoRA)."""
     tf32: Switch = "auto"
     """TF32 for the remaining fp32 products on Ampere or newer GPUs."""
 
@@ -156,8 +196,9 @@ class BatchConfig(Section):
 
 
 class OptimConfig(Section):
-    name: Literal["adamw"] = "adamw"
-    """Optimizer."""
+    name: Literal["adamw", "adamw_8bit", "adafactor", "sgd", "muon"] = "adamw"
+    """adamw; adamw_8bit: moments in 8 bits (bitsandbytes); adafactor: factored second moment; sgd; muon: orthogonalised
+    momentum for matrices, AdamW for the rest."""
     lr: Positive = 2e-4
     """Highest learning rate."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
@@ -168,12 +209,16 @@ class OptimConfig(Section):
     """wsd only: share of all steps in the final decay."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """AdamW's decay rates of the first and second moment."""
+    momentum: Annotated[Share | None, Field(examples=[0.9])] = None
+    """sgd and muon: decay rate of the momentum; null: 0 for sgd, 0.95 for muon."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay; biases and norms are left out."""
     max_grad_norm: Positive | None = 1.0
     """Clip the global gradient norm to this; null for no clipping."""
+    neftune_alpha: Annotated[Positive | None, Field(examples=[5.0])] = None
+    """NEFTune: uniform noise of size alpha / sqrt(tokens * width) on the embedding output, in training only."""
 
 
 class CheckpointConfig(Section):
@@ -181,8 +226,9 @@ class CheckpointConfig(Section):
     """How often a checkpoint is written. The last step always gets one."""
     keep: Count = 3
     """How many to keep, newest first; the best one is kept besides."""
-    best: Literal["loss", "none"] = "loss"
-    """Which evaluation result decides the best checkpoint (its weights end up in the output folder)."""
+    best: Annotated[Text, Field(examples=["exact_match"])] = "loss"
+    """Which evaluation result decides the best checkpoint (its weights end up in the output folder): loss, exact_match
+    or another of metrics.names (higher is better), or none."""
 
 
 class EarlyStoppingConfig(Section):
@@ -202,6 +248,25 @@ class BosConfig(Section):
     """Put BOS once before every example. auto: when the tokenizer has one that its family uses."""
 
 
+class MetricsConfig(Section):
+    names: list[Text] = []
+    """Metrics on generated answers: exact_match, or one that a Python caller brings."""
+    examples: Annotated[Count | None, Field(examples=[200])] = None
+    """Answer only the first N evaluation examples; null: all."""
+    max_new_tokens: Count = 64
+    """Longest answer in tokens."""
+
+
+class TrackingConfig(Section):
+    project: Text = "surefoot"
+    """Project (experiment) under which trackers file the run."""
+    name: Annotated[Text | None, Field(examples=["my-run"])] = None
+    """Name of the run; null: that of the run folder."""
+    offline: Flag = False
+    """Keep W&B's data in the run folder, to be sent later with `wandb sync`; the other trackers write local files
+    unless their own settings name a server."""
+
+
 class SamplesConfig(Section):
     count: Annotated[int, Field(ge=0), Number] = 0
     """How many prompts of the evaluation set are answered and logged at each evaluation."""
@@ -210,8 +275,8 @@ class SamplesConfig(Section):
 
 
 class RunConfig(Section):
-    stage: Annotated[Literal["sft"], Field(examples=["sft"])]
-    """What to train: sft = supervised fine-tuning."""
+    stage: Annotated[Literal["pretrain", "sft"], Field(examples=["sft"])]
+    """What to train. sft: supervised fine-tuning on answers. pretrain: every token of plain texts."""
     model: Annotated[ModelConfig, ShortForm("path"), Field(examples=["meta-llama/Llama-3.1-8B"])]
     """Base model: a folder or hub id (short for {path: …, revision: …})."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -248,6 +313,12 @@ class RunConfig(Section):
     """Beginning-of-sequence token."""
     samples: SamplesConfig = SamplesConfig()
     """Generated answers to look at during the run."""
+    metrics: Annotated[MetricsConfig, Field(examples=[{"names": ["exact_match"]}])] = MetricsConfig()
+    """Metrics on generated answers at each evaluation."""
+    report_to: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = []
+    """Trackers that get every logged number besides trainer_log.jsonl."""
+    tracking: TrackingConfig = TrackingConfig()
+    """How trackers file the run."""
     output: Annotated[Text, Field(examples=["runs/my-run"])]
     """Run folder."""
     seed: Annotated[int, Field(ge=0, lt=2**32), Number] = 42

@@ -20,12 +20,24 @@ _ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """What an assistant asks a tool to do. arguments: a JSON object."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Turn:
-    """role: system | user | assistant, or "text" for a text without turns. context: alpaca's `input`, else empty."""
+    """role: system | user | assistant | tool, or "text" for a text without turns. context: alpaca's `input`, else empty.
+    calls: of an assistant turn, whose content may then be empty. learned: False for an answer that the data marks as
+    not to be learned."""
 
     role: str
     content: str
     context: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    learned: bool = True
 
     @property
     def text(self) -> str:
@@ -35,11 +47,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns, and the row (number and line, from 1; 0 = from no file) they were read from."""
+    """Turns, and the row (number and line, from 1; 0 = from no file) they were read from. tools: definitions of the
+    tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function": {"name", …}})."""
 
     turns: tuple[Turn, ...]
     number: int = 0
     line: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 Item = TypeVar("Item", Row, Conversation)
