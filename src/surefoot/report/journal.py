@@ -1,0 +1,74 @@
+"""Files of JSON lines that a run appends to as it goes: the training log, the events, the samples.
+
+A killed process loses no line that was handed to the system; a power failure can leave half a line at the end, which is
+dropped when reading and cut off on resume. `durable.flush` makes lines survive a power failure too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from surefoot import durable
+from surefoot.errors import Fault, IntegrityError
+
+Record = dict[str, Any]
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a line to a file that `rewrite` has left whole."""
+    durable.append_line(path, _json(record))
+
+
+def read(path: Path, kind: str) -> list[Record]:
+    """All records, oldest first; none when there is no file. IntegrityError names the line that is no JSON object.
+
+    kind: what a line is called, as in "is not a row of a training log".
+    """
+    records: list[Record] = []
+    for number, record in _numbered(path):
+        if record is None:
+            raise IntegrityError(Fault(f"{path}:{number}", f"is not {kind}", "delete this line"))
+        records.append(record)
+    return records
+
+
+def salvage(path: Path) -> tuple[list[Record], list[int]]:
+    """What can be read of a file that may be damaged, and the numbers of the lines that cannot. For reports, which
+    show what is there; what a run goes on from is read by `read`."""
+    records: list[Record] = []
+    damaged: list[int] = []
+    for number, record in _numbered(path):
+        damaged.append(number) if record is None else records.append(record)
+    return records, damaged
+
+
+def rewrite(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Replace the file in one move."""
+    durable.write_text(path, "".join(f"{_json(record)}\n" for record in records))
+
+
+def parse(line: str) -> Record | None:
+    """The record of one line, None where it holds none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, Record | None]]:
+    """Lines are ended by a line feed alone: JSON strings may hold the other separators of Unicode as they are."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
+        record = parse(line)
+        if record is not None or number < len(lines):
+            yield number, record
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
