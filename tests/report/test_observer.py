@@ -15,6 +15,7 @@ from surefoot.report.pace import Pace, clock_seconds
 from surefoot.report.rows import is_eval_row, is_train_row, without_timing
 from surefoot.report.trainer_log import NAME, cut_to_step, read_rows
 from surefoot.training.checkpoint import load_state, newest_verified, save_checkpoint
+from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
 from surefoot.training.optimizer import load_optimizer_tensors
@@ -76,6 +77,7 @@ def make_job(run, engine, observer, objective=toy_loss):
         save=save,
         save_steps=frozenset({4, 8, 12}),
         keep_best=False,
+        goal=Goal(),
         max_consecutive=3,
         patience=None,
         min_delta=0.0,

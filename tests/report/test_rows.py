@@ -102,7 +102,7 @@ def state_of(logged):
         batch_size=16,
         log_every=1,
         best_step=120,
-        best_loss=1.301,
+        best_value=1.301,
     )
 
 

@@ -10,6 +10,7 @@ from surefoot.errors import Diverged
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.base import LossSum
 from surefoot.training.checkpoint import load_state, newest_verified, save_checkpoint
+from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
 from surefoot.training.optimizer import load_optimizer_tensors
@@ -70,6 +71,7 @@ def make_job(folder, engine, **changes):
         save=save,
         save_steps=frozenset({4, 8, 12}),
         keep_best=True,
+        goal=Goal(),
         max_consecutive=3,
         patience=None,
         min_delta=0.0,

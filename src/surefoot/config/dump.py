@@ -37,3 +37,9 @@ def dump_config(config: RunConfig) -> str:
     return yaml.dump(
         plain_config(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=_WIDTH
     )
+
+
+def shown(value: Any) -> str:
+    """A value of a plain config as the user would write it in YAML, on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=_WIDTH)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,4 +1,7 @@
-"""Loss, perplexity and token accuracy of a model on tokenised data, weighted by supervised tokens."""
+"""Loss, perplexity and token accuracy of a model on tokenised data, weighted by supervised tokens.
+
+What else an objective sums up is divided by the same weight and reported under its name.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def evaluate_loss(
     started = time.perf_counter()
     was_training = model.training
     model.eval()
-    loss_sum = correct = 0.0
-    weight = 0
+    loss_sum, weight = 0.0, 0
+    sums: dict[str, float] = {}
     try:
         with torch.no_grad():
             for batch in batches:
@@ -45,12 +48,15 @@ def evaluate_loss(
                 with settings.kernels(), settings.forward():
                     out = objective(model, batch.to(device))
                 loss_sum += float(out.loss)
-                correct += float(out.sums["correct"])
+                for name, value in out.sums.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
                 weight += batch.weight
     finally:
         model.train(was_training)
     loss = loss_sum / weight
-    return EvalReport(step, loss, perplexity(loss), correct / weight, weight, time.perf_counter() - started)
+    means = {name: value / weight for name, value in sums.items()}
+    accuracy = means.pop("correct", None)
+    return EvalReport(step, loss, perplexity(loss), accuracy, weight, time.perf_counter() - started, means)
 
 
 def perplexity(loss: float) -> float:

@@ -51,10 +51,10 @@ def finished(
 
 
 def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -> list[str]:
-    """command: what the user typed, with --resume, as separate words."""
+    """command: what the user typed, with --resume, as separate words; none for a run started from Python."""
     return [
         f"stopped after step {step}/{total_steps}; saved checkpoint-{step}; continue with:",
-        f"  {shlex.join(command)}",
+        f"  {shlex.join(command) if command else 'surefoot.train(…, resume=True)'}",
     ]
 
 
@@ -69,6 +69,8 @@ def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT) -> list[str]:
 
 def resume_command(typed: Sequence[str]) -> list[str]:
     """The words that continue a run: what was typed, with --resume in place of --overwrite."""
+    if not typed:
+        return []
     kept = [word for word in typed if word not in {"--overwrite", "--resume"}]
     return [*kept, "--resume"]
 

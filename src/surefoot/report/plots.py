@@ -58,7 +58,7 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
     written: list[str] = []
     cautions: list[str] = []
     evaluation = curve_of(rows, EVAL_LOSS)
-    for quantity in QUANTITIES:
+    for quantity in (*QUANTITIES, *metric_quantities(rows)):
         curve = curve_of(rows, quantity)
         if len(curve.values) < 2:
             continue
@@ -69,6 +69,13 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
         except Exception as error:  # fonts, back ends, disk: whatever it is, the model is worth more than its picture
             cautions.append(f"{path.name} was not drawn: {type(error).__name__}: {error}")
     return written, cautions
+
+
+def metric_quantities(rows: Sequence[Row]) -> list[Quantity]:
+    """A quantity for every metric among the evaluations, in order of appearance."""
+    usual = {"eval_loss", "eval_perplexity", "eval_accuracy", "eval_tokens", "eval_runtime"}
+    keys = dict.fromkeys(key for row in rows for key in row if key.startswith("eval_") and key not in usual)
+    return [Quantity(key, key.removeprefix("eval_").replace("_", " ")) for key in keys]
 
 
 def curve_of(rows: Sequence[Row], quantity: Quantity) -> Curve:

@@ -44,13 +44,15 @@ def train_results(
 
 
 def eval_results(report: EvalReport, epoch: float) -> dict[str, Any]:
-    """One evaluation; loss and accuracy are means over supervised tokens, accuracy between 0 and 1."""
+    """One evaluation; loss and accuracy are means over supervised tokens, accuracy between 0 and 1. Metrics stand under
+    their names."""
     return {
         "epoch": round(epoch, 6),
         "eval_step": report.step,
         "eval_loss": finite(report.loss),
-        "eval_accuracy": finite(report.accuracy),
+        **({} if report.accuracy is None else {"eval_accuracy": report.accuracy}),
         "perplexity": finite(report.perplexity),
+        **{f"eval_{name}": finite(value) for name, value in report.metrics.items()},
         "eval_tokens": report.weight,
         "eval_runtime": round(report.seconds, 3),
     }

@@ -61,12 +61,32 @@ def eval_row(report: EvalReport, position: Position, timing: Timing) -> Row:
         **_place(report.step, position),
         "eval_loss": finite(report.loss),
         "eval_perplexity": finite(report.perplexity),
-        "eval_accuracy": finite(report.accuracy),
+        **({} if report.accuracy is None else {"eval_accuracy": report.accuracy}),
         "eval_tokens": report.weight,
+        **{f"eval_{name}": finite(value) for name, value in report.metrics.items()},
     }
-    if not math.isfinite(report.loss):
-        row["non_finite"] = "eval_loss"
+    numbers = {"loss": report.loss, **report.metrics}
+    if (unfit := next((name for name, value in numbers.items() if not math.isfinite(value)), None)) is not None:
+        row["non_finite"] = f"eval_{unfit}"
     return {**row, "eval_runtime": round(report.seconds, 3), **_times(timing)}
+
+
+def eval_report(row: Row) -> EvalReport:
+    """The evaluation that a row tells of: the inverse of `eval_row`. What was not finite is NaN."""
+
+    def value(key: str) -> float:
+        return math.nan if row[key] is None else row[key]
+
+    known = {"eval_loss", "eval_perplexity", "eval_accuracy", "eval_tokens", "eval_runtime"}
+    return EvalReport(
+        row["current_steps"],
+        value("eval_loss"),
+        value("eval_perplexity"),
+        row.get("eval_accuracy"),
+        row["eval_tokens"],
+        row["eval_runtime"],
+        {key.removeprefix("eval_"): value(key) for key in row if key.startswith("eval_") and key not in known},
+    )
 
 
 def without_timing(row: Row) -> Row:
@@ -93,13 +113,13 @@ def trainer_state(
     batch_size: int,
     log_every: int,
     best_step: int | None = None,
-    best_loss: float | None = None,
+    best_value: float | None = None,
 ) -> Row:
     """trainer_state.json as transformers' TrainerState reads it. epochs: length of the whole run. The best checkpoint
     is named relative to the run folder, so the folder can be moved."""
     return {
         "best_global_step": best_step,
-        "best_metric": best_loss,
+        "best_metric": best_value,
         "best_model_checkpoint": None if best_step is None else f"checkpoint-{best_step}",
         "epoch": round(epoch, 6),
         "global_step": step,
@@ -145,11 +165,13 @@ def _times(timing: Timing) -> Row:
 
 # Ours -> theirs. No times: equal runs write equal files.
 _TRAIN_NAMES = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate", "skipped": "skipped"}
-_EVAL_NAMES = {name: name for name in ("eval_loss", "eval_perplexity", "eval_accuracy")}
+_NOT_IN_HISTORY = frozenset({"eval_tokens", "eval_runtime"})
 
 
 def _history_entry(row: Row) -> Row:
-    names = _TRAIN_NAMES if is_train_row(row) else _EVAL_NAMES
-    values = {theirs: row[ours] for ours, theirs in names.items() if ours in row}
+    if is_train_row(row):
+        values = {theirs: row[ours] for ours, theirs in _TRAIN_NAMES.items() if ours in row}
+    else:
+        values = {key: row[key] for key in row if key.startswith("eval_") and key not in _NOT_IN_HISTORY}
     extra = {"non_finite": row["non_finite"]} if "non_finite" in row else {}
     return {"step": row["current_steps"], "epoch": row["epoch"], **values, **extra}

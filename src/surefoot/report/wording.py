@@ -47,11 +47,16 @@ def skip_sentence(report: StepReport, consecutive: int) -> str:
 
 
 def eval_sentence(report: EvalReport, improved: bool) -> str:
-    return (
-        f"evaluation after step {report.step}: loss {report.loss:.4g} · perplexity {report.perplexity:.4g} · "
-        f"accuracy {report.accuracy:.1%} of {report.weight:,} tokens · {report.seconds:.1f} s"
-        + (" · best so far" if improved else "")
-    )
+    tokens = f"{report.weight:,} tokens"
+    parts = [
+        f"loss {report.loss:.4g}",
+        f"perplexity {report.perplexity:.4g}",
+        tokens if report.accuracy is None else f"accuracy {report.accuracy:.1%} of {tokens}",
+        *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items()),
+        f"{report.seconds:.1f} s",
+        *(["best so far"] if improved else []),
+    ]
+    return f"evaluation after step {report.step}: {' · '.join(parts)}"
 
 
 def example_list(examples: tuple[int, ...], most: int = 8) -> str:

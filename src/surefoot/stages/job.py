@@ -1,18 +1,14 @@
-"""From config, plan and set-up to the loop's job: what is evaluated, how a checkpoint is written, who watches."""
+"""From config, plan and set-up to the loop's job: how a checkpoint is written, what is kept, who watches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
 from surefoot.config.durations import Duration
 from surefoot.config.schema import RunConfig
-from surefoot.evaluate.loss import evaluate_loss
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
@@ -20,10 +16,10 @@ from surefoot.report.rows import trainer_state
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step
 from surefoot.stages.setup import Setup
-from surefoot.stages.sft import Stage, sample_answers
+from surefoot.stages.sft import Stage
 from surefoot.stages.timetable import Timetable, length_in_steps
 from surefoot.training.checkpoint import retain, save_checkpoint
-from surefoot.training.interrupt import StopRequest
+from surefoot.training.goal import Goal
 from surefoot.training.loop import Job
 from surefoot.training.report import EvalReport
 from surefoot.training.schedule import Schedule
@@ -54,42 +50,11 @@ def make_job(
     setup: Setup,
     timetable: Timetable,
     identity: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
+    evaluate: Callable[[int], EvalReport | None] | None,
     observer: RunObserver,
-    stop: StopRequest,
 ) -> Job:
-    """All the loop needs. Evaluating and saving go through here, so that their time is not counted as the step's."""
-    keep_best = config.checkpoint.best == "loss"
-
-    def evaluate(step: int) -> EvalReport | None:
-        assert stage.eval_batches is not None
-        with observer.during("evaluating"):
-            report = evaluate_loss(
-                setup.model,
-                stage.objective,
-                stage.eval_batches(),
-                step=step,
-                settings=setup.settings,
-                device=setup.engine.device,
-                give_up=lambda: stop.requested is not None,
-            )
-            if report is not None:
-                _answer_samples(step)
-        return report
-
-    def _answer_samples(step: int) -> None:
-        if config.samples.count and stage.data.eval is not None:
-            with torch.no_grad(), setup.settings.forward():
-                answers = sample_answers(
-                    setup.model,
-                    tokenizer,
-                    stage.data.eval,
-                    stop_ids=stage.data.template.stop_ids,
-                    pad_id=plan.tokenizer.pad_id,
-                    count=config.samples.count,
-                    max_new_tokens=config.samples.max_new_tokens,
-                )
-            observer.samples(step, answers)
+    """All the loop needs. Saving goes through here, so that its time is not counted as the step's."""
+    keep_best = config.checkpoint.best != "none"
 
     def save(state: RunState) -> Path:
         with observer.during("saving"):
@@ -113,11 +78,12 @@ def make_job(
         schedule=make_schedule(config, stage, timetable),
         settings=setup.settings,
         total_steps=timetable.total_steps,
-        evaluate=evaluate if stage.eval_batches else None,
+        evaluate=evaluate,
         eval_steps=timetable.eval_steps,
         save=save,
         save_steps=timetable.save_steps,
         keep_best=keep_best,
+        goal=Goal(config.checkpoint.best) if keep_best else Goal(),
         max_consecutive=config.guard.max_consecutive,
         patience=stopping.patience if stopping else None,
         min_delta=stopping.min_delta if stopping else 0.0,
@@ -148,5 +114,5 @@ def _trainer_state(
         batch_size=plan.batch.micro.value,
         log_every=config.log_every,
         best_step=best.step if best else None,
-        best_loss=best.loss if best else None,
+        best_value=best.value if best else None,
     )

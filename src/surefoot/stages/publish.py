@@ -22,7 +22,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.card import model_card
 from surefoot.report.plots import draw_curves
 from surefoot.report.results import eval_results, train_results, write_results
-from surefoot.report.rows import Row, is_eval_row
+from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.stages.card_facts import card_facts
 from surefoot.stages.timetable import Timetable
 from surefoot.training.checkpoint import (
@@ -73,7 +73,7 @@ def publish(
 ) -> Published:
     """more: figures that go into all_results.json besides the usual ones."""
     durable.remove(run / MANIFEST)
-    step, lost = chosen_step(run, state, keep_best=config.checkpoint.best == "loss")
+    step, lost = chosen_step(run, state, keep_best=config.checkpoint.best != "none")
     names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
     evaluation = _evaluation_at(rows, step)
     results = write_results(
@@ -135,14 +135,5 @@ def _take_model(run: Path, chosen: Path, last: Path) -> list[str]:
 
 
 def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
-    for row in reversed(rows):
-        if is_eval_row(row) and row["current_steps"] == step:
-            return EvalReport(
-                step,
-                row["eval_loss"],
-                row["eval_perplexity"],
-                row["eval_accuracy"],
-                row["eval_tokens"],
-                row["eval_runtime"],
-            )
-    return None
+    found = (row for row in reversed(rows) if is_eval_row(row) and row["current_steps"] == step)
+    return next(map(eval_report, found), None)

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
 from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
 from surefoot.models.attention import verify_attention
@@ -25,6 +26,8 @@ from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report, audit_to_json
 from surefoot.report.plan_table import plan_table
+from surefoot.stages.custom import NOTHING, Custom, check_metrics
+from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_job, open_observer
 from surefoot.stages.planned import make_plan
@@ -36,7 +39,7 @@ from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.training.checkpoint import read_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import Outcome, train
+from surefoot.training.loop import Outcome, has_ended, train
 
 _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
@@ -65,14 +68,21 @@ def train_run(
     dry_run: bool = False,
     figures: Figures | None = None,
     prompt: str = footer.EXAMPLE_PROMPT,
+    custom: Custom = NOTHING,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
 
-    typed: the words of the command, for the resume hint. dry_run: everything up to the run folder, then stop.
+    typed: the words of the command, for the resume hint; none where there was no command.
+    dry_run: everything up to the run folder, then stop.
     figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try.
+    custom: what a Python caller brings of its own.
     """
     with captured_libraries(console):
-        run = prepare(config, mode, console)
+        found = claim(config, mode)
+        if _is_untouched(found):
+            console.say(f"{found.folder} is finished; nothing to do")
+            return 0
+        run = prepare(config, found, console, custom)
         if _is_done(run):
             console.say(f"{run.found.folder} is finished; nothing to do")
             return 0
@@ -88,15 +98,15 @@ def train_run(
             write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
             console.log_to(run.found.folder / "run.log")
             try:
-                return _train_and_publish(run, setup, console, typed, figures, prompt)
+                return _train_and_publish(run, setup, console, typed, figures, prompt, custom)
             except SurefootError as error:
                 console.note(f"error: {error}")  # the screen gets it from the command line
                 raise
 
 
-def prepare(config: RunConfig, mode: Mode, console: Console) -> Prepared:
-    """Claim, plan, read the data; show each. Every refusal that needs no weights happens here."""
-    found = claim(config, mode)
+def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -> Prepared:
+    """Plan, read the data; show each. Every refusal that needs no weights happens here."""
+    check_metrics(config, custom.all_metrics)
     _say_what_was_found(console, found)
     draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
@@ -106,6 +116,8 @@ def prepare(config: RunConfig, mode: Mode, console: Console) -> Prepared:
     console.show(plan_table(plan))
     console.show(audit_report(data))
     stage = sft_stage(config, plan, data)
+    if custom.objective is not None:
+        stage = replace(stage, objective=custom.objective)
     timetable = make_timetable(
         config.duration, config.eval_every, config.checkpoint.every, stage.steps_per_epoch, stage.step_tokens
     )
@@ -120,7 +132,9 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
     for fault in found.rejected:
         console.say(f"not used: {fault}", style="yellow")
     for change in found.changes:
-        console.say(f"{change.key} changed from {change.old!r} to {change.new!r}: {change.why}", style="yellow")
+        console.say(
+            f"{change.key} changed from {shown(change.old)} to {shown(change.new)}: {change.why}", style="yellow"
+        )
     if found.checkpoint is not None:
         console.say(f"resuming from {found.checkpoint.folder}")
     elif found.mode == "resume":
@@ -137,19 +151,24 @@ def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
     return found.plan
 
 
+def _is_untouched(found: Claim) -> bool:
+    """The run has published its outcome, and nothing that is asked for now changes the training: no need to look on."""
+    published = found.checkpoint is not None and is_published(found.folder, found.checkpoint.step)
+    return published and all(change.policy == "free" for change in found.changes)
+
+
 def _is_done(run: Prepared) -> bool:
     """The newest checkpoint stands at the end of the run, and its outcome is published."""
     checkpoint, stopping = run.found.checkpoint, run.config.early_stopping
     if checkpoint is None or not is_published(run.found.folder, checkpoint.step):
         return False
-    state = read_state(checkpoint)
-    return state.step >= run.timetable.total_steps or (stopping is not None and state.stale >= stopping.patience)
+    return has_ended(read_state(checkpoint), run.timetable.total_steps, stopping.patience if stopping else None)
 
 
 def _set_up(run: Prepared, console: Console) -> Setup:
     """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
     setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
-    best = setup.state.best if run.config.checkpoint.best == "loss" else None
+    best = setup.state.best if run.config.checkpoint.best != "none" else None
     faults = verify_checkpoint(run.found.folder / f"checkpoint-{best.step}") if best else []
     if not faults:
         return setup
@@ -172,13 +191,21 @@ def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
 
 
 def _train_and_publish(
-    run: Prepared, setup: Setup, console: Console, typed: Sequence[str], figures: Figures | None, prompt: str
+    run: Prepared,
+    setup: Setup,
+    console: Console,
+    typed: Sequence[str],
+    figures: Figures | None,
+    prompt: str,
+    custom: Custom,
 ) -> int:
-    config, folder = run.config, run.found.folder
+    config, folder, stage = run.config, run.found.folder, run.stage
     with open_observer(config, folder, setup, run.timetable, console) as observer, StopRequest() as stop:
-        job = make_job(
-            config, run.plan, folder, run.stage, setup, run.timetable, run.identity, run.tokenizer, observer, stop
-        )
+        evaluate = None
+        if stage.eval_batches is not None:
+            metrics = custom.all_metrics
+            evaluate = make_evaluate(config, run.plan, stage, setup, run.tokenizer, metrics, observer, stop)
+        job = make_job(config, run.plan, folder, stage, setup, run.timetable, run.identity, evaluate, observer)
         outcome = train(job, setup.state, observer, stop)
     if outcome.reason == "interrupted":
         command = footer.resume_command(typed)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot import durable
+from surefoot.config.dump import shown
 from surefoot.config.load import plain_config
 from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
@@ -128,7 +129,7 @@ def _resume(config: RunConfig, folder: Path) -> Claim:
     if checkpoint is None:
         return Claim(folder, "resume")
     with _to_be_restored(folder / CONFIG):
-        saved = read_yaml(folder / CONFIG).data
+        saved = _with_defaults(read_yaml(folder / CONFIG).data)
     changes = diff_configs(saved, plain_config(config))
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
@@ -138,8 +139,16 @@ def _resume(config: RunConfig, folder: Path) -> Claim:
     return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder))
 
 
+def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """A config saved before a key existed ran with that key's default. One that is no longer valid stays as it is."""
+    try:
+        return plain_config(RunConfig.model_validate(saved))
+    except ValueError:
+        return saved
+
+
 def _refusal(change: Change, folder: Path) -> Fault:
-    what = f"was {change.old!r} in {folder}, is {change.new!r} now: {change.why}"
+    what = f"was {shown(change.old)} in {folder}, is {shown(change.new)} now: {change.why}"
     return Fault(change.key, what, "change it back, or start another run")
 
 

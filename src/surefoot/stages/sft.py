@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
@@ -16,8 +15,6 @@ from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
-from surefoot.models.forward import causal_model
-from surefoot.models.generate import generate_answers
 from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import LengthFacts
@@ -96,33 +93,3 @@ def batches_by_length(dataset: TokenisedDataset, rows: int, pad_id: int) -> Iter
     order = np.argsort(-dataset.lengths, kind="stable")
     for start in range(0, len(order), rows):
         yield from micro_batches(dataset, order[start : start + rows], rows, pad_id)
-
-
-def sample_answers(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    dataset: TokenisedDataset,
-    *,
-    stop_ids: Sequence[int],
-    pad_id: int,
-    count: int,
-    max_new_tokens: int,
-) -> list[tuple[str, str]]:
-    """(prompt, greedy answer) for the first `count` examples; the prompt is what stands before the first answer.
-
-    An answer ends where the model's positions do.
-    """
-    prompts = []
-    for index in range(min(count, len(dataset))):
-        example = dataset[index]
-        prompts.append([int(token) for token in example.ids[: int(example.supervised.argmax())]])
-    room = causal_model(model).config.max_position_embeddings - max(map(len, prompts))
-    answers = generate_answers(
-        model,
-        tokenizer,
-        prompts,
-        max_new_tokens=min(max_new_tokens, room),
-        stop_ids=stop_ids,
-        pad_id=pad_id,
-    )
-    return [(str(tokenizer.decode(prompt)), answer.text) for prompt, answer in zip(prompts, answers, strict=True)]

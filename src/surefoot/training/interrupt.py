@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Context manager; use it on the main thread."""
+    """Context manager. On another thread than the main one, which alone hears signals, nothing asks to stop."""
 
     def __init__(self) -> None:
         self.requested: str | None = None  # name of the signal that asked
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
-        self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:

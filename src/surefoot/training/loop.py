@@ -15,6 +15,7 @@ from surefoot.errors import Diverged, Fault
 from surefoot.objectives.base import Objective
 from surefoot.training.diagnose import find_origin
 from surefoot.training.engine import Engine
+from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.schedule import Schedule
@@ -36,7 +37,8 @@ class Job:
 
     batches: step -> its micro-batches. evaluate: step -> report, or None when it was asked to stop in between.
     save: writes a checkpoint of engine and state.
-    patience: evaluations without improvement before the run ends; None trains to the end.
+    goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
+    trains to the end.
     """
 
     engine: Engine
@@ -50,6 +52,7 @@ class Job:
     save: Callable[[RunState], Path]
     save_steps: frozenset[int]
     keep_best: bool
+    goal: Goal
     max_consecutive: int
     patience: int | None
     min_delta: float
@@ -100,10 +103,12 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
 
 
 def is_over(job: Job, state: RunState) -> bool:
+    return not _evaluation_due(job, state) and has_ended(state, job.total_steps, job.patience)
+
+
+def has_ended(state: RunState, total_steps: int, patience: int | None) -> bool:
     """All steps done, or patience at its end."""
-    if _evaluation_due(job, state):
-        return False
-    return state.step >= job.total_steps or (job.patience is not None and state.stale >= job.patience)
+    return state.step >= total_steps or (patience is not None and state.stale >= patience)
 
 
 def _evaluation_due(job: Job, state: RunState) -> bool:
@@ -118,7 +123,7 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[R
         report = job.evaluate(state.step)
         if report is None:
             return state, False
-        previous, state = state.best, state.after_evaluation(report, job.min_delta)
+        previous, state = state.best, state.after_evaluation(report, job.goal, job.min_delta)
         improved = state.best != previous
         observer.evaluation(report, state, improved)
     if state.step in job.save_steps or is_over(job, state) or (improved and job.keep_best):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Decision = Literal["stepped", "non_finite", "scaler"]
@@ -28,11 +29,14 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Token-weighted, after `step` optimizer steps. perplexity: exp(loss). accuracy: share of supervised tokens."""
+    """Token-weighted, after `step` optimizer steps. perplexity: exp(loss). accuracy: share of supervised tokens, None
+    where the objective does not count them. metrics: by name, of generated answers (there higher is better) and
+    whatever else the objective sums up. seconds: all of it."""
 
     step: int
     loss: float
     perplexity: float
-    accuracy: float
+    accuracy: float | None
     weight: int
     seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)

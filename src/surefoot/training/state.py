@@ -6,10 +6,10 @@ Learning rate, data order and random draws are functions of the step and are the
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.training.goal import Goal
 from surefoot.training.guard import GuardCounts
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.scaling import LossScale
@@ -17,10 +17,10 @@ from surefoot.training.scaling import LossScale
 
 @dataclass(frozen=True)
 class Best:
-    """The evaluation with the lowest loss so far."""
+    """The best evaluation so far, by the run's goal."""
 
     step: int
-    loss: float
+    value: float
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,14 @@ class RunState:
         """Over the supervised tokens of all steps that moved the weights; None before the first."""
         return self.loss_sum / self.loss_weight if self.loss_weight else None
 
-    def after_evaluation(self, report: EvalReport, min_delta: float) -> RunState:
-        """A new best must be lower at all; to reset `stale` it must be lower by more than min_delta."""
-        bar = math.inf if self.best is None else self.best.loss
-        improved = report.loss < bar  # false for NaN
-        clearly = improved and (self.best is None or report.loss < bar - min_delta)
-        best = Best(report.step, report.loss) if improved else self.best
-        return dataclasses.replace(self, best=best, evaluated=report.step, stale=0 if clearly else self.stale + 1)
+    def after_evaluation(self, report: EvalReport, goal: Goal, min_delta: float) -> RunState:
+        """A new best must be better at all; to reset `stale` it must be better by more than min_delta."""
+        value = goal.value(report)
+        gain = goal.gain(value, None if self.best is None else self.best.value)
+        best = Best(report.step, value) if gain > 0 else self.best
+        return dataclasses.replace(
+            self, best=best, evaluated=report.step, stale=0 if gain > max(0.0, min_delta) else self.stale + 1
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -1,0 +1,84 @@
+"""One evaluation of a run: the loss over all of the evaluation set, metrics on generated answers, samples to read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.evaluate.answers import Answered, Metric, answer_examples
+from surefoot.evaluate.loss import evaluate_loss
+from surefoot.models.forward import causal_model
+from surefoot.planning.plan import RunPlan
+from surefoot.report.observer import RunObserver
+from surefoot.stages.setup import Setup
+from surefoot.stages.sft import Stage
+from surefoot.training.interrupt import StopRequest
+from surefoot.training.report import EvalReport
+
+
+def make_evaluate(
+    config: RunConfig,
+    plan: RunPlan,
+    stage: Stage,
+    setup: Setup,
+    tokenizer: PreTrainedTokenizerBase,
+    metrics: Mapping[str, Metric],
+    observer: RunObserver,
+    stop: StopRequest,
+) -> Callable[[int], EvalReport | None]:
+    """step -> report; None when a signal asked to stop in between. metrics: those that the config may name."""
+    chosen = {name: metrics[name] for name in config.metrics.names}
+
+    def give_up() -> bool:
+        return stop.requested is not None
+
+    def answers(count: int | None, max_new_tokens: int) -> Sequence[Answered] | None:
+        assert stage.data.eval is not None
+        with torch.no_grad(), setup.settings.forward():
+            return answer_examples(
+                setup.model,
+                tokenizer,
+                stage.data.eval,
+                count=count,
+                stop_ids=stage.data.template.stop_ids,
+                pad_id=plan.tokenizer.pad_id,
+                max_new_tokens=max_new_tokens,
+                positions=causal_model(setup.model).config.get_text_config().max_position_embeddings,
+                rows=plan.batch.micro.value,
+                give_up=give_up,
+            )
+
+    def evaluate(step: int) -> EvalReport | None:
+        assert stage.eval_batches is not None
+        started = time.perf_counter()
+        with observer.during("evaluating"):
+            report = evaluate_loss(
+                setup.model,
+                stage.objective,
+                stage.eval_batches(),
+                step=step,
+                settings=setup.settings,
+                device=setup.engine.device,
+                give_up=give_up,
+            )
+            if report is not None and chosen:
+                answered = answers(config.metrics.examples, config.metrics.max_new_tokens)
+                report = None if answered is None else _with_metrics(report, chosen, answered, started)
+            if report is not None and config.samples.count:
+                samples = answers(config.samples.count, config.samples.max_new_tokens) or ()
+                observer.samples(step, [(one.prompt, one.answer) for one in samples])
+        return report
+
+    return evaluate
+
+
+def _with_metrics(
+    report: EvalReport, metrics: Mapping[str, Metric], answered: Sequence[Answered], started: float
+) -> EvalReport:
+    found = {name: float(metric(answered)) for name, metric in metrics.items()}
+    return replace(report, metrics={**report.metrics, **found}, seconds=time.perf_counter() - started)
