@@ -1,21 +1,23 @@
-"""Listens to the training loop: progress on the screen, rows in trainer_log.jsonl, sentences for events.
+"""Listens to the training loop: progress on the screen, rows in trainer_log.jsonl, sentences in events.jsonl.
 
-Nothing here reaches back into the run. Use it as a context manager: leaving it gives the terminal back, whatever
-happened inside.
+Nothing here reaches back into the run. Use it as a context manager: entering it cuts the events to where the run goes
+on, leaving it gives the terminal back and notes how the loop ended, whatever happened inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from surefoot import durable
+from surefoot.errors import Diverged, EnvironmentFault
 from surefoot.report import wording
 from surefoot.report.console import Console
+from surefoot.report.events import Kind, append_event, append_samples, cut_events
 from surefoot.report.pace import Pace, clock_seconds
 from surefoot.report.progress import Progress, is_logged
-from surefoot.report.rows import Position, Row, eval_row, train_row
+from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
 from surefoot.report.trainer_log import NAME, append_row
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.state import RunState
@@ -46,14 +48,23 @@ class RunObserver:
         self._total, self._log_every = total_steps, log_every
         self._epoch, self._peak_memory = epoch, peak_memory
         self._pace = pace or Pace(elapsed_before=elapsed_before)
-        self._log = run / NAME
+        self._run, self._log = run, run / NAME
+        self._started, self._step = start_step, start_step
         self.progress = Progress(console, total_steps, log_every=log_every, start_step=start_step)
 
     def __enter__(self) -> RunObserver:
+        evaluated = bool(self.rows) and is_eval_row(self.rows[-1]) and self.rows[-1]["current_steps"] == self._started
+        cut_events(self._run, self._started, evaluated=evaluated)
+        if self._started:
+            self._note("resume", f"resumed after step {self._started} of {self._total}")
+        else:
+            self._note("start", f"started: {self._total} steps")
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.progress.close()
+        with suppress(EnvironmentFault):  # a full disk is told by the error that it caused elsewhere
+            self._note_the_end(error)
 
     def step(self, report: StepReport, state: RunState) -> None:
         self._pace.step(report.tokens, report.weight)
@@ -61,19 +72,28 @@ class RunObserver:
         if is_logged(report, self._total, self._log_every):
             self._keep(train_row(report, self._position(report.step, state), timing))
             self._pace.mark()
+        self._step = report.step
         guard = state.guard
+        if report.decision == "non_finite":
+            self._note("non_finite", wording.skip_sentence(report, guard.consecutive))
+        elif report.decision == "scaler":
+            self._note("skipped", f"step {report.step}: fp16 gradients overflowed; skipped, and the scale was lowered")
         self.progress.step(report, timing, consecutive=guard.consecutive, skipped=guard.skipped)
 
     def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None:
         timing = self._pace.timing(self._total - report.step, self._peak_memory())
         self._keep(eval_row(report, self._position(report.step, state), timing))
+        if improved:
+            self._note("best", wording.eval_sentence(report, improved))
         self.progress.evaluation(report, improved=improved)
 
     def saved(self, folder: Path, state: RunState) -> None:
+        self._note("saved", f"saved {folder.name}")
         self.progress.event(f"saved {folder.name}")
 
     def samples(self, step: int, answers: Sequence[tuple[str, str]]) -> None:
         """(prompt, answer) pairs generated at an evaluation, for reading."""
+        append_samples(self._run, step, answers)
         for prompt, answer in answers:
             self.progress.event(wording.sample_text(step, prompt, answer))
 
@@ -86,6 +106,20 @@ class RunObserver:
     def sync(self) -> None:
         """Before a checkpoint is published: the rows up to it are on the disk."""
         durable.flush(self._log)
+
+    def _note(self, kind: Kind, text: str) -> None:
+        append_event(self._run, kind, self._step, text)
+
+    def _note_the_end(self, error: BaseException | None) -> None:
+        if error is None:
+            if self._step < self._total:
+                self._note("stopped", f"training ended after step {self._step} of {self._total}")
+        elif isinstance(error, Diverged):
+            self._note("diverged", " ".join(str(error).split()))
+        elif isinstance(error, KeyboardInterrupt):
+            self._note("stopped", f"interrupted at once after step {self._step} of {self._total}")
+        else:
+            self._note("failed", " ".join(f"{type(error).__name__}: {error}".split()))
 
     def _keep(self, row: Row) -> None:
         self.rows.append(row)

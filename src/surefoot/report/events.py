@@ -1,0 +1,65 @@
+"""events.jsonl and samples.jsonl of a run folder: what happened, and what the model said, for people to read.
+
+An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}. On resume both are cut like the
+training log, since the steps after the checkpoint are done again. What happened to the process rather than to a step
+(it started, stopped, diverged) stays: that history cannot be had twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.report import journal
+from surefoot.report.journal import Record
+
+EVENTS, SAMPLES = "events.jsonl", "samples.jsonl"
+
+Kind = Literal[
+    "start", "resume", "best", "saved", "skipped", "non_finite", "stopped", "diverged", "failed", "published"
+]
+OF_THE_PROCESS = frozenset({"start", "resume", "stopped", "diverged", "failed"})
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def append_event(run: Path, kind: Kind, step: int, text: str, now: Clock = utc_now) -> None:
+    """step: optimizer steps done when it happened. text: one sentence."""
+    stamp = now().isoformat(timespec="milliseconds")
+    journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": text})
+
+
+def append_samples(run: Path, step: int, answers: Sequence[tuple[str, str]]) -> None:
+    """answers: (prompt, answer) pairs."""
+    for prompt, answer in answers:
+        journal.append(run / SAMPLES, {"step": step, "prompt": prompt, "answer": answer})
+
+
+def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
+    """Leave what lies before a checkpoint of `step`. evaluated: whether it was written after the evaluation of that
+    very step; if not, that evaluation is done again. Damaged lines go: nothing is computed from these files."""
+
+    def is_kept(record: Record, of_evaluation: bool) -> bool:
+        at = record.get("step")
+        return isinstance(at, int) and (at < step or (at == step and (evaluated or not of_evaluation)))
+
+    events = [
+        event
+        for event in journal.salvage(run / EVENTS)[0]
+        if event.get("kind") in OF_THE_PROCESS or is_kept(event, event.get("kind") == "best")
+    ]
+    samples = [sample for sample in journal.salvage(run / SAMPLES)[0] if is_kept(sample, True)]
+    for name, records in ((EVENTS, events), (SAMPLES, samples)):
+        if (run / name).exists():
+            journal.rewrite(run / name, records)
+
+
+def last_of_the_process(events: Sequence[Record]) -> Any:
+    """The kind of the newest event that tells whether the run goes on: "start", "stopped", …; None before any."""
+    ends = OF_THE_PROCESS | {"published"}
+    return next((event["kind"] for event in reversed(events) if event.get("kind") in ends), None)
