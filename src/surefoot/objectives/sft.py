@@ -22,13 +22,18 @@ def sft_loss(model: nn.Module, batch: Batch) -> LossSum:
     sums: "correct", the number of supervised tokens that are the model's first choice. It costs a pass over the
     logits, so it is counted only where no gradient is wanted, in evaluation.
     """
-    # Found first: the index needs a host sync on a GPU, and the queue is shortest before the decoder has run.
-    places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)  # [N]
-    targets = batch.targets.flatten().index_select(0, places)  # [N]
-    hidden = hidden_states(model, batch).flatten(0, 1)  # [B * T, H]
-    logits = output_head(model)(hidden.index_select(0, places))  # [N, V]
+    logits, targets = supervised_logits(model, batch)
     with torch.autocast(logits.device.type, enabled=False):
         loss = F.cross_entropy(logits.float(), targets, reduction="sum")
     if torch.is_grad_enabled():
         return LossSum(loss)
     return LossSum(loss, {"correct": (logits.argmax(dim=-1) == targets).sum()})
+
+
+def supervised_logits(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [N, V] at the positions whose next token is to be learned, and those tokens [N]."""
+    # Found first: the index needs a host sync on a GPU, and the queue is shortest before the decoder has run.
+    places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)  # [N]
+    targets = batch.targets.flatten().index_select(0, places)
+    hidden = hidden_states(model, batch).flatten(0, 1)  # [B * T, H]
+    return output_head(model)(hidden.index_select(0, places)), targets
