@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by every kind of colour vision, and by lightness in print.
 _BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
-_SMOOTH_FROM = 10  # points; fewer are seen best as they are
+SMOOTH_FROM = 10  # points; fewer are seen best as they are
 _MARKED_UP_TO = 60  # points; more would run together
 
 
@@ -135,7 +135,7 @@ def png(figure: Figure) -> bytes:
 
 def _plot_values(axes: Axes, curve: Curve) -> None:
     marker = "o" if len(curve.values) <= _MARKED_UP_TO else None
-    if len(curve.values) < _SMOOTH_FROM:
+    if len(curve.values) < SMOOTH_FROM:
         axes.plot(curve.steps, curve.values, color=_BLUE, linewidth=1.8, marker=marker, ms=4, label="measured")
         return
     axes.plot(curve.steps, curve.values, color=_SKY, alpha=0.7, linewidth=1.0, label="measured")
