@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.data import rows as rows_module
-from surefoot.data.rows import Row, Source, parse_rows, read_source
+from surefoot.data import json_rows, rows
+from surefoot.data.files import open_file, parse_bytes
+from surefoot.data.rows import Row, Source, parse_rows
 from surefoot.errors import InputError
 
 GOOD = [{"instruction": f"q{number}", "output": f"ä{number}\u2028"} for number in range(4)]
@@ -19,8 +21,9 @@ LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in GOOD
 LIST = json.dumps(GOOD, ensure_ascii=False, indent=2)
 
 
-def parse(data: str | bytes, name: str = "d.jsonl") -> list[Row]:
-    return parse_rows(Source(name, data.encode() if isinstance(data, str) else data, ""))
+def parse(data: str | bytes, name: str = "d.jsonl", **wishes) -> list[Row]:
+    content, kind = data.encode() if isinstance(data, str) else data, Path(name.removesuffix(".gz")).suffix
+    return parse_rows(Source(name, kind, "", lambda: parse_bytes(name, kind, content), **wishes))
 
 
 def fault_of(data: str | bytes, name: str = "d.jsonl") -> str:
@@ -44,18 +47,18 @@ def test_bom_crlf_and_blank_lines_change_nothing(name, text):
     assert parse("\n\n" + text, name)[0].line == plain[0].line + 2
 
 
-def test_read_source_hashes_what_it_read(tmp_path):
+def test_open_file_hashes_what_it_read(tmp_path):
     (tmp_path / "d.jsonl").write_bytes(LINES.encode())
-    source = read_source(tmp_path / "d.jsonl")
+    source = open_file(tmp_path / "d.jsonl")
     assert source.sha256 == hashlib.sha256(LINES.encode()).hexdigest()
     assert len(parse_rows(source)) == 4
 
 
 def test_missing_folder_and_suffix(tmp_path):
     (tmp_path / "d.json").mkdir()
-    for name, what in (("no.json", "no such file"), ("d.json", "is a folder"), ("d.csv", "neither .json nor .jsonl")):
+    for name, what in (("no.json", "no such file"), ("d.json", "is a folder"), ("d.doc", "no kind of data file")):
         with pytest.raises(InputError, match=what) as caught:
-            read_source(tmp_path / name)
+            open_file(tmp_path / name)
         assert str(caught.value).startswith(str(tmp_path / name))
 
 
@@ -165,11 +168,11 @@ def test_every_well_formed_record_is_read(records, ascii_only):
 
 
 def test_twin_with_the_plain_parser_accepts_what_is_refused(monkeypatch):
-    monkeypatch.setattr(rows_module, "_DECODER", json.JSONDecoder())
+    monkeypatch.setattr(json_rows, "_DECODER", json.JSONDecoder())
     assert parse('{"a": 1, "a": 3}')[0].value == {"a": 3}
     assert parse('{"a": 1e999}')[0].value == {"a": float("inf")}
 
 
 def test_twin_without_the_character_check_lets_half_characters_through(monkeypatch):
-    monkeypatch.setattr(rows_module, "_check_characters", lambda value, where: None)
+    monkeypatch.setattr(rows, "_check_characters", lambda value, where: None)
     assert parse('{"a": "\\ud800"}')[0].value == {"a": "\ud800"}

@@ -17,8 +17,9 @@ from surefoot.data.audit import Audit, SourceFacts, audit_dataset
 from surefoot.data.cache import cache_key, open_cache, write_cache
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.encode import TrainOn, encode
+from surefoot.data.files import open_file
 from surefoot.data.formats import convert, recognise, unused_fields
-from surefoot.data.rows import Source, parse_rows, read_source
+from surefoot.data.rows import Source, parse_rows
 from surefoot.data.segments import Template
 from surefoot.data.split import split
 from surefoot.data.templates import make_template
@@ -83,11 +84,11 @@ def prepare_data(
     """
     encoder = TextEncoder(tokenizer)
     method = _Method(encoder, encoder.digest(), template, template_asked, bos_id, tuple(stop_ids), max_length, train_on)
-    data, facts = _tokenised(read_source(train), layout, method, max_samples, cache)
+    data, facts = _tokenised(open_file(train), layout, method, max_samples, cache)
     made_with = method.template_for(facts.layout)
     held_out, held_out_facts = None, facts
     if isinstance(evaluation, str) and evaluation != "none":
-        held_out, held_out_facts = _tokenised(read_source(evaluation), layout, method, None, cache)
+        held_out, held_out_facts = _tokenised(open_file(evaluation), layout, method, None, cache)
     elif not isinstance(evaluation, str):
         kept, taken = split(len(data), evaluation, seed)
         data, held_out = data.subset(kept), data.subset(taken)
@@ -117,8 +118,7 @@ def _tokenised(
     asked = make_template(method.template, method.encoder, method.stop_ids)
     key = cache_key(
         {
-            "file": source.sha256,
-            "lines": Path(source.name).suffix.lower() != ".json",
+            "source": source.identity,
             "layout": layout,
             "template": asked.identity,
             "template_asked": method.template_asked,

@@ -1,25 +1,21 @@
-"""Read JSON and JSONL so strictly that a fault is found here, with its line, and not inside a tokenizer.
+"""What a source of records is, and its records: read only when somebody asks, refused where they are not intact.
 
-`read_source` takes the bytes of a file (one read: what is hashed is what is parsed), `parse_rows` turns them into rows.
-The standard library's parser keeps the last of two equal keys, accepts NaN and half characters, and says "row 30" of
-nothing; each of these is refused with file, line and what to do. The whole file is held in memory.
+A `Source` is known by the SHA-256 of its content before any record is parsed, so data that was tokenised before is
+found in the cache for the price of a hash. `parse_rows` reads the content a second time and refuses it if it changed in
+between. A whole file is held in memory while it is parsed. Who makes sources: `surefoot.data.sources`.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import json
-import math
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.data.json_rows import read_value
+from surefoot.errors import Fault, InputError
 
-_BLANK = re.compile(r"[ \t\r\n]*")
-_LINES = (".jsonl", ".ndjson")
 _KINDS = {
     str: "text",
     bool: "true or false",
@@ -29,57 +25,74 @@ _KINDS = {
     dict: "an object",
     type(None): "null",
 }
-_EXCERPT = 20  # characters shown on either side of a syntax error
+_TABLES = (".csv", ".tsv", ".parquet")  # their cells hold no lists, or only some of them do
+_JSON_CELLS = ("messages", "conversations", "tools", "history")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data file as it was read. name: the path as the user wrote it. sha256: of the bytes, in hexadecimal."""
+    """Records of one file, or of one stream.
+
+    name: as the user would recognise it, such as "data/train.csv". kind: suffix that says how its content is parsed.
+    sha256: of its content, in hexadecimal; of a stream, of what fixes its content (commit, files, number of records).
+    read: (line, value) of each record, lines from 1. format: auto or a layout's name. columns: the layout's field ->
+    the file's own name. only_columns: fields that are not among the columns are not read. tags: of the sharegpt layout,
+    dataset_info.json's own words (role_tag, content_tag, user_tag, …) -> the file's; empty: the layout's usual ones.
+    sample: so many records, chosen by the content itself. notes: what was recognised, in plain words. commit: of the
+    hub data set it comes from.
+    """
 
     name: str
-    data: bytes
+    kind: str
     sha256: str
+    read: Callable[[], Iterator[tuple[int, Any]]] = field(repr=False, compare=False)
+    format: str = "auto"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    only_columns: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
+    sample: int | None = None
+    notes: tuple[str, ...] = ()
+    commit: str | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that decides which rows `parse_rows` returns, and how they are to be understood; JSON values."""
+        return {
+            "sha256": self.sha256,
+            "kind": self.kind,
+            "format": self.format,
+            "columns": dict(self.columns),
+            "only_columns": self.only_columns,
+            "tags": dict(self.tags),
+            "sample": self.sample,
+        }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One record. number: its place in the file, from 1. line: where it starts, from 1."""
+    """One record, its fields under the layout's names. number: its place in the file, from 1. line: where it starts,
+    from 1; in a Parquet file its number."""
 
     number: int
     line: int
     value: dict[str, Any]
 
 
-def read_source(path: str | Path) -> Source:
-    """The bytes of a .json, .jsonl or .ndjson file. InputError when there is no such file."""
-    name = str(path)
-    if Path(path).suffix.lower() not in (".json", *_LINES):
-        raise InputError(Fault(name, "is neither .json nor .jsonl", "surefoot reads a JSON list or JSON lines"))
-    try:
-        data = Path(path).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(Fault(name, "no such file", "check the path; it is relative to the working folder")) from None
-    except IsADirectoryError:
-        raise InputError(Fault(name, "is a folder, not a file")) from None
-    except OSError as error:
-        raise EnvironmentFault(Fault(name, f"cannot be read: {error.strerror or error}")) from None
-    return Source(name, data, hashlib.sha256(data).hexdigest())
-
-
 def parse_rows(source: Source) -> list[Row]:
-    """All records of the file, at least one. InputError names the line (and column) of the first fault."""
-    text = _decode(source)
-    read = _read_lines if Path(source.name).suffix.lower() in _LINES else _read_list
-    rows = []
-    for number, (line, value) in enumerate(read(source.name, text), start=1):
+    """All records of the source, at least one. InputError names the line (and column) of the first fault."""
+    rows: list[Row] = []
+    names: dict[str, None] = {}
+    for number, (line, value) in enumerate(source.read(), start=1):
         where = f"{source.name}:{line}"
         if not isinstance(value, dict):
             raise InputError(Fault(where, f"record {number} is {kind_of(value)}, not an object with named fields"))
         _check_characters(value, where)
-        rows.append(Row(number, line, value))
+        names |= dict.fromkeys(value)
+        rows.append(Row(number, line, _parse_cells(_renamed(value, source), where, source.kind)))
     if not rows:
         raise InputError(Fault(source.name, "0 records", "put at least one example into the file"))
-    return rows
+    _check_columns(source, names)
+    return rows if source.sample is None else _sampled(rows, source, source.sample)
 
 
 def kind_of(value: Any) -> str:
@@ -87,136 +100,55 @@ def kind_of(value: Any) -> str:
     return "an empty list" if value == [] else _KINDS[type(value)]
 
 
-def _decode(source: Source) -> str:
-    data = source.data
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise InputError(Fault(f"{source.name}:1", "is UTF-16", "save the file as UTF-8"))
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        where = f"{source.name}:{line}"
-        if error.end >= len(data) and "unexpected end" in error.reason:
-            raise InputError(Fault(where, "the file ends in the middle of a character", "it looks cut off")) from None
-        what = f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
-        raise InputError(Fault(where, what, "save the file as UTF-8")) from None
+def _renamed(value: dict[str, Any], source: Source) -> dict[str, Any]:
+    """The record's fields under the layout's names. A column hides a field of the file that has the layout's name."""
+    if not source.columns and not source.only_columns:
+        return value
+    taken = {*source.columns.values(), *source.columns}
+    kept = {} if source.only_columns else {name: item for name, item in value.items() if name not in taken}
+    return kept | {field: value[own] for field, own in source.columns.items() if own in value}
 
 
-def _read_lines(name: str, text: str) -> Iterator[tuple[int, Any]]:
-    """JSON lines. Only \\n ends a line: strings may hold other separators such as U+2028."""
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        start = _skip_blank(line, 0)
-        if start == len(line):
+def _check_columns(source: Source, names: Iterable[str]) -> None:
+    """A renamed column that no record has is a slip of the pen; one that only some records lack is optional there."""
+    names, faults = list(names), []
+    for layout_field, own in source.columns.items():
+        if own in names or own == layout_field:
             continue
-        place = _Place(name, line, number, last=number == len(lines))
-        value, end = place.decode(start)
-        if (rest := _skip_blank(line, end)) != len(line):
-            place.fail(rest, "text after the end of the record", "write one record per line")
-        yield number, value
+        near = difflib.get_close_matches(own, names, n=2)
+        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(map(repr, names))}"
+        faults.append(Fault(source.name, f"no record has the column {own!r}, named for {layout_field!r}", fix))
+    if faults:
+        raise InputError(faults)
 
 
-def _read_list(name: str, text: str) -> Iterator[tuple[int, Any]]:
-    """One JSON list of records."""
-    place = _Place(name, text, 1, last=True)
-    position = _skip_blank(text, 0)
-    if position == len(text):
-        return
-    if text[position] != "[":
-        fix = "name the file .jsonl if it holds one record per line" if text[position] == "{" else "write [record, …]"
-        place.fail(position, "the file does not hold a list of records", fix)
-    position = _skip_blank(text, position + 1)
-    closed = text.startswith("]", position)
-    while not closed:
-        value, end = place.decode(position)
-        yield place.line(position), value
-        position = _skip_blank(text, end)
-        closed = text.startswith("]", position)
-        if not closed:
-            if not text.startswith(",", position):
-                place.fail(position, "a comma or ] is missing after a record")
-            position = _skip_blank(text, position + 1)
-    if (rest := _skip_blank(text, position + 1)) != len(text):
-        place.fail(rest, "text after the end of the list", "one file holds one list")
+def _sampled(rows: list[Row], source: Source, count: int) -> list[Row]:
+    """`count` rows in the order of the file, picked by a hash of content and place: the same on every machine."""
+    if count > len(rows):
+        what = f"num_samples is {count}, and there are {len(rows)} records"
+        raise InputError(Fault(source.name, what, "lower it; records are repeated with weight or epochs"))
+    drawn = sorted(rows, key=lambda row: hashlib.sha256(f"{source.sha256}:{row.number}".encode()).digest())
+    return sorted(drawn[:count], key=lambda row: row.number)
 
 
-class _Place:
-    """A stretch of text and where it stands in its file. last: nothing comes after it."""
-
-    def __init__(self, name: str, text: str, first_line: int, *, last: bool):
-        self._name, self._text, self._last = name, text, last
-        self._line, self._counted = first_line, 0
-
-    def line(self, position: int) -> int:
-        """Positions must not go backwards: lines are counted once."""
-        self._line += self._text.count("\n", self._counted, position)
-        self._counted = position
-        return self._line
-
-    def decode(self, start: int) -> tuple[Any, int]:
-        """The value that starts here, and where it ends."""
-        try:
-            return _DECODER.raw_decode(self._text, start)
-        except json.JSONDecodeError as error:
-            self._malformed(error)
-        except _Refused as refused:
-            what, fix = str(refused), ""
-        except RecursionError:
-            what, fix = "is nested too deeply", "records are flat"
-        except ValueError:  # Python refuses to convert integers of thousands of digits
-            what, fix = "holds a number with too many digits", "write it as text"
-        raise InputError(Fault(f"{self._name}:{self.line(start)}", f"the record that starts here {what}", fix))
-
-    def fail(self, position: int, what: str, fix: str = "") -> NoReturn:
-        position = min(position, len(self._text))
-        if self._last and position >= len(self._text.rstrip()):
-            what, fix = "the file ends in the middle of a record", "it looks cut off"
-        around = self._text[max(0, position - _EXCERPT) : position + _EXCERPT]
-        column = position - self._text.rfind("\n", 0, position)
-        where = f"{self._name}:{self.line(position)}:{column}"
-        raise InputError(Fault(where, f"{what} (near {around!r})", fix)) from None
-
-    def _malformed(self, error: json.JSONDecodeError) -> NoReturn:
-        whole = self._text.rstrip()
-        unfinished = whole.lstrip().startswith(("{", "[")) and not whole.endswith(("}", "]"))
-        cut = error.msg.startswith("Unterminated string") or unfinished
-        position = len(whole) if self._last and cut else error.pos
-        self.fail(
-            position, f"malformed JSON: {error.msg[0].lower()}{error.msg[1:]}", "check quotes, commas and brackets"
-        )
-
-
-class _Refused(Exception):
-    """Well-formed for the standard library, refused here."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise _Refused(f"has the key {twice!r} twice")
+def _parse_cells(value: dict[str, Any], where: str, kind: str) -> dict[str, Any]:
+    """Tables keep lists as JSON text; an empty cell is none."""
+    if kind not in _TABLES:
+        return value
+    for name in _JSON_CELLS:
+        if isinstance(text := value.get(name), str):
+            value[name] = _parse_cell(text, f"{where} column {name!r}") if text.strip() else None
     return value
 
 
-def _no_constant(text: str) -> NoReturn:
-    raise _Refused(f"holds {text}, which is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise _Refused(f"holds {text}, which is too large for a number")
-    return number
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-
-
-def _skip_blank(text: str, position: int) -> int:
-    match = _BLANK.match(text, position)
-    assert match is not None  # the pattern matches nothing as well
-    return match.end()
+def _parse_cell(text: str, where: str) -> Any:
+    try:
+        return read_value(where, text)
+    except InputError:
+        if "'" not in text[:8]:
+            raise
+        what = "the cell is not JSON; it looks like a Python literal"
+        raise InputError(Fault(where, what, "write it with json.dumps")) from None
 
 
 def _check_characters(value: dict[str, Any], where: str) -> None:

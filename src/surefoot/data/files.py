@@ -1,0 +1,89 @@
+"""Data files on this disk: JSON, JSON lines, CSV, TSV, Parquet, plain text; all but Parquet also gzipped.
+
+A file is hashed when it is opened and read again when its records are wanted; one that changed in between is refused,
+because a run must not train on other bytes than those it recorded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from surefoot.data.csv_rows import read_csv
+from surefoot.data.json_rows import read_lines, read_list
+from surefoot.data.parquet_rows import read_parquet
+from surefoot.data.rows import Source
+from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.locations import DATA_SUFFIXES, data_suffix
+
+
+def open_file(path: str | Path, name: str | None = None) -> Source:
+    """A data file as a source. name: for messages and records, the path itself unless given. InputError when there is
+    no such file or its name has no suffix of a data file."""
+    path, name = Path(path), name or str(path)
+    kind = _kind(name)
+    sha256 = hashlib.sha256(_read(path, name)).hexdigest()
+
+    def read() -> Iterator[tuple[int, Any]]:
+        data = _read(path, name)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise InputError(Fault(name, "changed while surefoot was reading it", "start again when it is complete"))
+        return parse_bytes(name, kind, data)
+
+    return Source(name, kind, sha256, read)
+
+
+def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:
+    """(line, value) of each record. name: of the file, for messages; one that ends in .gz says that data is packed."""
+    if kind == ".parquet":
+        return read_parquet(name, data)
+    text = _decode(name, _unpack(name, data) if name.lower().endswith(".gz") else data)
+    if kind in (".csv", ".tsv"):
+        return read_csv(name, text, delimiter="\t" if kind == ".tsv" else None)
+    if kind == ".txt":
+        return iter([(1, {"text": text})] if text.strip() else [])
+    return read_list(name, text) if kind == ".json" else read_lines(name, text)
+
+
+def _kind(name: str) -> str:
+    if (kind := data_suffix(name)) is None:
+        ends = Path(name).suffix
+        what = f"ends in {ends}, which is no kind of data file" if ends else "has no suffix that says what it holds"
+        raise InputError(Fault(name, what, f"known: {' '.join(DATA_SUFFIXES)}, and .gz behind all but .parquet"))
+    return kind
+
+
+def _read(path: Path, name: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(Fault(name, "no such file", "check the path; it is relative to the working folder")) from None
+    except IsADirectoryError:
+        raise InputError(Fault(name, "is a folder, not a file")) from None
+    except OSError as error:
+        raise EnvironmentFault(Fault(name, f"cannot be read: {error.strerror or error}")) from None
+
+
+def _unpack(name: str, data: bytes) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error):
+        raise InputError(Fault(name, "is not, or not wholly, gzip", "it looks cut off or misnamed")) from None
+
+
+def _decode(name: str, data: bytes) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise InputError(Fault(f"{name}:1", "is UTF-16", "save the file as UTF-8"))
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        where = f"{name}:{line}"
+        if error.end >= len(data) and "unexpected end" in error.reason:
+            raise InputError(Fault(where, "the file ends in the middle of a character", "it looks cut off")) from None
+        what = f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
+        raise InputError(Fault(where, what, "save the file as UTF-8")) from None

@@ -1,0 +1,86 @@
+"""Read Parquet through pyarrow, one row group after the other, into the plain values that JSON would give.
+
+What Parquet says differently is made equal: a null inside a struct is an absent field (a struct always has all its
+fields), a map is an object, a category its text, NaN in a number column is null (as pandas writes it), dates and
+decimals are their text. Bytes are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+from surefoot.errors import EnvironmentFault, Fault, InputError
+
+_BATCH = 1024  # rows made into Python values at once
+_MISSING = "pip install 'surefoot[data]'"
+
+
+def read_parquet(name: str, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, record) of each row, rows from 1. Raises EnvironmentFault without pyarrow, InputError for a broken file."""
+    file = _open(name, data)
+    number = 0
+    batches = file.iter_batches(_BATCH)
+    while (batch := _next(batches, name, number)) is not None:
+        columns = {field: batch.column(place) for place, field in enumerate(batch.schema.names)}
+        for place in range(batch.num_rows):
+            number += 1
+            yield number, {field: _cell(column[place], f"{name}:{number}", field) for field, column in columns.items()}
+
+
+def _open(name: str, data: bytes) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise EnvironmentFault(Fault(name, "Parquet needs pyarrow, which is not installed", _MISSING)) from None
+    try:
+        file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
+    except (pyarrow.ArrowException, OSError) as error:
+        what = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
+        raise InputError(Fault(name, what, "it looks cut off or misnamed")) from None
+    if twice := [field for field in file.schema_arrow.names if file.schema_arrow.names.count(field) > 1]:
+        raise InputError(Fault(name, f"has the column {twice[0]!r} twice", "rename one of them"))
+    return file
+
+
+def _next(batches: Iterator[Any], name: str, row: int) -> Any:
+    import pyarrow
+
+    try:
+        return next(batches, None)
+    except (pyarrow.ArrowException, OSError) as error:
+        what = f"cannot be read on: {str(error).splitlines()[0]}"
+        raise InputError(Fault(f"{name}:{row + 1}", what, "the file is damaged")) from None
+
+
+def _cell(scalar: Any, where: str, column: str) -> Any:
+    import pyarrow
+
+    try:
+        return _plain(scalar.as_py(maps_as_pydicts="strict"))
+    except (_Unreadable, pyarrow.ArrowException, KeyError, ValueError) as error:
+        raise InputError(Fault(where, f"column {column!r}: {error}", "leave the column out of the file")) from None
+
+
+class _Unreadable(Exception):
+    """A value that has no equal in JSON."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return None
+        raise _Unreadable(f"holds {value}, which is no number that JSON knows")
+    if isinstance(value, date | time | timedelta | Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        raise _Unreadable("holds bytes (an image or a sound?), where text belongs")
+    return value
