@@ -89,6 +89,8 @@ def _value(fragment: dict[str, Any]) -> st.SearchStrategy[Any]:
             return st.booleans()
         case "null":
             return st.none()
+        case "object":
+            return st.dictionaries(NAME, TEXT, max_size=2)
         case "array" if "prefixItems" in fragment:
             return st.tuples(*[_value(item) for item in fragment["prefixItems"]]).map(list)
         case "array":

@@ -155,7 +155,7 @@ give a folder with config.json, *.safetensors and tokenizer files
     "missing data file": (
         {"data": "{train: trian.jsonl}"},
         """\
-…/run.yaml:4:15: error: data.train: file trian.jsonl does not exist; did you mean train.jsonl?
+…/run.yaml:4:15: error: data.train.path: file trian.jsonl does not exist; did you mean train.jsonl?
   4 | data: {train: trian.jsonl}
     |               ^^^^^^^^^^^
 """,
@@ -163,7 +163,7 @@ give a folder with config.json, *.safetensors and tokenizer files
     "data of another kind": (
         {"data": "{train: run.yaml}"},
         """\
-…/run.yaml:4:15: error: data.train: run.yaml ends in .yaml; give a .json or .jsonl file
+…/run.yaml:4:15: error: data.train.path: run.yaml ends in .yaml; give a .json, .jsonl, .csv, .tsv, .parquet or .txt file
   4 | data: {train: run.yaml}
     |               ^^^^^^^^
 """,
@@ -171,7 +171,7 @@ give a folder with config.json, *.safetensors and tokenizer files
     "misspelt none": (
         {"data": "{train: train.jsonl, eval: non}"},
         """\
-…/run.yaml:4:34: error: data.eval: file non does not exist; did you mean none?
+…/run.yaml:4:34: error: data.eval.path: file non does not exist; did you mean none?
   4 | data: {train: train.jsonl, eval: non}
     |                                  ^^^
 """,

@@ -49,7 +49,7 @@ WRONG = {  # top-level key, its text -> the message; the config has stage, model
     ),
     ("adapter", "{rank: 8}"): "run.yaml:3:1: adapter.kind: is required; add `kind: lora` under adapter",
     ("adapter", "{kind: lora, targets: [q_proj, 3]}"): (
-        "run.yaml:3:41: adapter.targets.1: expected all-linear or a list of names, got 3 (a whole number); "
+        "run.yaml:3:41: adapter.targets[1]: expected all-linear or a list of names, got 3 (a whole number); "
         "for example `targets: all-linear`"
     ),
     ("adapter", "{kind: lora, rslora: yes}"): (
@@ -120,7 +120,7 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
         ["run.yaml:1:8", "stage"],
         ["run.yaml:2:8", "model.path"],
         ["run.yaml:3:29", "adapter.rank"],
-        ["run.yaml:4:15", "data.train"],
+        ["run.yaml:4:15", "data.train.path"],
         [f"run.yaml:4:{29 + len(str(tmp_path))}", "data.max_lenght"],
         ["run.yaml:5:17", "early_stopping"],
         ["run.yaml:7:1", "seed"],
@@ -307,7 +307,7 @@ def test_overrides_on_short_and_long_forms(tmp_path: Path, model: str) -> None:
         "lora_rank=8": "override lora_rank=8: lora_rank: unknown key; did you mean adapter.rank?",
         "adapter.targets=[a": "override adapter.targets=[a: not valid YAML: a list that is not closed; add ]",
         "adapter.targets.0=x": "override adapter.targets.0=x: adapter.targets: expected all-linear or a list of names",
-        "data.train=gone/x.json": "override data.train=gone/x.json: data.train: file gone/x.json does not exist",
+        "data.train=gone/x.json": "override data.train=gone/x.json: data.train.path: file gone/x.json does not exist",
         "batch={size: 4, micro: 8}": "override batch={size: 4, micro: 8}: batch.micro: a forward pass of 8 examples",
         "model=3": "override model=3: model.path: expected text, got 3 (a whole number); put it in quotes",
     }.items(),
@@ -335,7 +335,8 @@ def test_what_is_no_length_of_an_example(tmp_path: Path, value: str, advice: str
 def test_origins(tmp_path: Path) -> None:
     path = write_config(tmp_path, optim="{lr: 1e-4, betas: [0.8, 0.9]}", precision="bf16", early_stopping="~")
     origins = load_config(path, ["seed=3", "checkpoint={keep: 1}", "optim.eps=1e-6"]).origins
-    assert set(origins) == {key for key, _ in load._leaves(plain_config(load_config(path).config))}
+    whole = load.expand_short_forms(plain_config(load_config(path).config))
+    assert set(origins) == {key for key, _ in load._leaves(whole)}
     assert origins["model.path"] == f"{path}:2"
     assert origins["optim.lr"] == origins["optim.betas"] == f"{path}:6"
     assert origins["precision.compute"] == f"{path}:7"
@@ -394,7 +395,20 @@ def test_twin_pydantic_vocabulary_would_be_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
-    path = write_config(tmp_path, data=f"{{train: {tmp_path / 'train.jsonl'}, eval: 0.5}}")
-    own_files = ("model", "model.path", "model.revision", "data", "data.train", "output")
-    for key in itertools.filterfalse(lambda key: key.path in own_files, all_keys().values()):
-        assert faults(path, f"{key.path}={as_yaml(key.example)}") == [], key.path
+    train = tmp_path / "train.jsonl"
+    path = write_config(tmp_path, data=f"{{train: {train}, eval: {train}}}")
+    own_files = ("model", "model.path", "model.revision", "data", "data.train", "data.train.path", "output")
+    refused = ("data.eval.path", "data.eval.weight", "data.eval.epochs")  # a file of its own; what a mixture has
+    companions = {
+        "subset": "{group}=org/name",
+        "revision": "{group}=org/name",
+        "name": f"{{group}}={tmp_path}",
+        "data.train.streaming": "data.max_samples=8",
+        "optim.momentum": "optim.name=sgd",
+        "tracking.name": "report_to=[wandb]",
+        "checkpoint.best": "metrics.names=[exact_match]",
+    }
+    for key in itertools.filterfalse(lambda key: key.path in (*own_files, *refused), all_keys().values()):
+        companion = companions.get(key.path, companions.get(key.name) if key.group.startswith("data.") else None)
+        first = [companion.format(group=key.group)] if companion else []
+        assert faults(path, *first, f"{key.path}={as_yaml(key.example)}") == [], key.path

@@ -17,8 +17,13 @@ from surefoot.config.schema import RunConfig
 BASE = {"stage": "sft", "model": "a/b", "data": {"train": "x.json"}, "output": "runs/x"}
 FREE = {
     "model.path",
-    "data.train",
+    "data.train.path",
+    "data.workers",
     "output",
+    "report_to",
+    "tracking.project",
+    "tracking.name",
+    "tracking.offline",
     "log_every",
     "eval_every",
     "checkpoint.every",
@@ -30,11 +35,13 @@ WARNED = {
     "batch.micro",
     "duration",
     "gradient_checkpointing",
-    "data.eval",
     "early_stopping.patience",
     "early_stopping.min_delta",
     "guard.max_consecutive",
-}
+    "metrics.names",
+    "metrics.examples",
+    "metrics.max_new_tokens",
+} | {key for key in all_keys() if key.startswith("data.eval.")}
 
 
 def plain(**changes: Any) -> dict[str, Any]:

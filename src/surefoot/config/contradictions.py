@@ -6,10 +6,13 @@ A key at its default never contradicts: a saved config spells out all defaults a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+from surefoot.config.keys import shown_key
+from surefoot.config.mixture import SourceConfig
 from surefoot.config.problems import Problem
-from surefoot.config.schema import OptimConfig, RunConfig
+from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingConfig
 
 
 def contradictions(config: RunConfig) -> list[Problem]:
@@ -35,6 +38,7 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
     wants = {
         "early_stopping": config.early_stopping is not None,
         "samples.count": config.samples.count > 0,
+        "metrics.names": bool(config.metrics.names),
         "eval_every": config.eval_every not in (None, RunConfig.model_fields["eval_every"].default),
     }
     for key, wanted in wants.items():
@@ -42,14 +46,81 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
             yield _problem(key, "needs evaluation data, and data.eval is none", fix, "data.eval")
 
 
-def _samples(config: RunConfig) -> Iterator[Problem]:
-    if config.samples.count and config.data.train_on == "everything":
-        yield _problem(
-            "samples.count",
-            "data.train_on: everything leaves no prompt to answer",
-            "leave samples out, or train on responses",
-            "data.train_on",
-        )
+def _prompts(config: RunConfig) -> Iterator[Problem]:
+    """Answers are generated from what stands before the first supervised token."""
+    asked = {"samples.count": config.samples.count > 0, "metrics.names": bool(config.metrics.names)}
+    without = {"data.train_on: everything": config.data.train_on == "everything"}
+    without["stage: pretrain"] = config.stage == "pretrain"
+    for reason in (reason for reason, given in without.items() if given):
+        for key in (key for key, wanted in asked.items() if wanted):
+            group, other = key.partition(".")[0], reason.partition(":")[0]
+            fix = f"leave {group} out, or train on responses"
+            yield _problem(key, f"{reason} leaves no prompt to answer", fix, other)
+
+
+def _best(config: RunConfig) -> Iterator[Problem]:
+    best, names = config.checkpoint.best, config.metrics.names
+    if best not in ("loss", "none", *names):
+        has = f"metrics.names has {', '.join(names)}" if names else "metrics.names is empty"
+        fix = f"add {best} to metrics.names, or use loss or none"
+        yield _problem("checkpoint.best", f"{best} is no metric of this run: {has}", fix, "metrics.names")
+
+
+def _pretrain(config: RunConfig) -> Iterator[Problem]:
+    if config.stage != "pretrain":
+        return
+    for key in ("train_on", "template"):
+        if getattr(config.data, key) != DataConfig.model_fields[key].default:
+            what = "is about turns, and stage: pretrain learns every token of plain texts"
+            yield _problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")
+    formats = {"data.format": config.data.format} | {f"{key}.format": one.format for key, one in _sources(config)}
+    for key, layout in formats.items():
+        if layout in ("alpaca", "sharegpt", "messages", "commonsense"):
+            what = f"{layout} holds conversations, and stage: pretrain learns plain texts"
+            yield _problem(key, what, "use text, or stage: sft", "stage")
+
+
+def _mixture(config: RunConfig) -> Iterator[Problem]:
+    train = [(key, source) for key, source in _sources(config) if key.startswith("data.train.")]
+    weighted = [key for key, source in train if source.weight is not None]
+    repeated = [key for key, source in train if source.epochs is not None]
+    if weighted and repeated:
+        what = f"a mixture is given either by weights or by epochs, and {shown_key(repeated[0])}.epochs is set too"
+        fix = "keep weight for all sources or epochs for all"
+        yield _problem(f"{weighted[0]}.weight", what, fix, f"{repeated[0]}.epochs")
+    for key, source in _sources(config):
+        if key.startswith("data.eval.") and (source.weight is not None or source.epochs is not None):
+            name = "weight" if source.weight is not None else "epochs"
+            yield _problem(f"{key}.{name}", "evaluation reads every example once", "leave it out")
+        if source.streaming and source.max_samples is None and config.data.max_samples is None:
+            what = "a stream has no end that could be planned for"
+            yield _problem(f"{key}.streaming", what, "give this source max_samples", f"{key}.max_samples")
+
+
+def _sources(config: RunConfig) -> Iterator[tuple[str, SourceConfig]]:
+    """Dotted key (data.train.0) and source."""
+    for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if isinstance(sources, tuple):
+            yield from ((f"{key}.{number}", source) for number, source in enumerate(sources))
+
+
+def _optimizer(config: RunConfig) -> Iterator[Problem]:
+    optim = config.optim
+    if optim.momentum is not None and optim.name not in ("sgd", "muon"):
+        what = f"only sgd and muon take it, and optim.name is {optim.name}"
+        yield _problem("optim.momentum", what, "leave it out; optim.betas[0] is the first moment's rate", "optim.name")
+    if optim.betas != OptimConfig.model_fields["betas"].default and optim.name in ("sgd", "adafactor"):
+        fix = "use optim.momentum, or leave it out" if optim.name == "sgd" else "leave it out"
+        yield _problem("optim.betas", f"belongs to AdamW, and optim.name is {optim.name}", fix, "optim.name")
+
+
+def _trackers(config: RunConfig) -> Iterator[Problem]:
+    for name, times in Counter(config.report_to).items():
+        if times > 1:
+            yield _problem("report_to", f"names {name} {times} times", "name it once")
+    for key in (key for key in TrackingConfig.model_fields if not config.report_to):
+        if getattr(config.tracking, key) != TrackingConfig.model_fields[key].default:
+            yield _problem(f"tracking.{key}", "report_to names no tracker", "add one, or leave this out", "report_to")
 
 
 def _schedule(config: RunConfig) -> Iterator[Problem]:
@@ -109,6 +180,13 @@ def _attention(config: RunConfig) -> Iterator[Problem]:
 
 def _precision(config: RunConfig) -> Iterator[Problem]:
     base = config.precision.base
+    if config.adapter is None and base == "nf4":
+        yield _problem(
+            "precision.base",
+            "4-bit weights cannot train, and without an adapter the base itself does",
+            "add an adapter (QLoRA), or leave precision.base out",
+            "adapter",
+        )
     if config.adapter is None and base in ("fp16", "bf16"):
         harm = "ends in 'Attempting to unscale FP16 gradients'" if base == "fp16" else "loses small updates"
         yield _problem(
@@ -121,7 +199,12 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
 
 _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _evaluation,
-    _samples,
+    _prompts,
+    _best,
+    _pretrain,
+    _mixture,
+    _optimizer,
+    _trackers,
     _schedule,
     _batch,
     _attention,

@@ -3,11 +3,13 @@
     all_keys()["optim.lr"].expected    # "a number greater than 0"
     all_keys()["optim.lr"].example     # 0.0002
 
-`surefoot explain` prints these rows and error messages quote them, so the two never disagree.
+`surefoot explain` prints these rows and error messages quote them, so the two never disagree. A key inside an item of
+a list (`data.train.1.weight`, shown as `data.train[1].weight`) has the row of its key without the number.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +19,9 @@ from surefoot.config.json_schema import config_schema
 from surefoot.config.words import in_words
 
 Fragment = dict[str, Any]
+
+_ITEM = re.compile(r"\.(\d+)(?=\.|$)")
+_BRACKET = re.compile(r"\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,21 @@ def all_keys() -> dict[str, Key]:
     """Groups and plain keys by path, in the order of the schema."""
     schema = config_schema()
     return {key.path: key for key in _walk(schema, "", schema["$defs"])}
+
+
+def schema_key(path: str) -> str:
+    """ "data.train.1.weight" -> "data.train.weight" """
+    return _ITEM.sub("", path)
+
+
+def shown_key(path: str) -> str:
+    """ "data.train.1.weight" -> "data.train[1].weight", as messages write it"""
+    return _ITEM.sub(r"[\1]", path)
+
+
+def typed_key(text: str) -> str:
+    """ "data.train[1].weight" -> "data.train.1.weight"; both may be typed"""
+    return _BRACKET.sub(r".\1", text)
 
 
 def _walk(section: Fragment, group: str, definitions: dict[str, Fragment]) -> Iterator[Key]:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from surefoot.config.contradictions import contradictions
 from surefoot.config.dump import dump_config, plain_config
-from surefoot.config.keys import all_keys
+from surefoot.config.keys import all_keys, schema_key, shown_key, typed_key
 from surefoot.config.overrides import apply_override, expand_short_forms
 from surefoot.config.paths import expand_home, nearest_path, path_problems
-from surefoot.config.problems import Problem, shape_problems, without_consequences
+from surefoot.config.problems import Problem, concerned, shape_problems, without_consequences
 from surefoot.config.schema import RunConfig
 from surefoot.config.sources import Sources
 from surefoot.config.yaml_reader import parse_yaml, read_text
@@ -43,11 +43,11 @@ class LoadedConfig:
 
         Whoever checks the config later (the plan, above all) knows keys and no files.
         """
-        key = fault.where
+        key = typed_key(fault.where)
         group_given = key in self.sources.document.keys or key in self.sources.overrides
         if not group_given and self.origins.get(key, "default") == "default":
             return fault
-        return Fault(self.sources.of_value(key), f"{key}: {fault.what}", fault.fix)
+        return Fault(self.sources.of_value(key), f"{shown_key(key)}: {fault.what}", fault.fix)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -73,7 +73,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         raise InputError(sorted(faults, key=lambda fault: _order(fault, overrides)))
     config = RunConfig.model_validate(data)
     given = {key for key, _ in _leaves(data)}
-    origins = {key: sources.origin(key) if key in given else "default" for key, _ in _leaves(plain_config(config))}
+    whole = expand_short_forms(plain_config(config))
+    origins = {
+        key: sources.origin(written) if (written := as_written(key, data)) in given else "default"
+        for key, _ in _leaves(whole)
+    }
     return LoadedConfig(config, origins, str(path), sources)
 
 
@@ -91,24 +95,40 @@ def _problems(data: dict[str, Any]) -> list[Problem]:
     problems = shape_problems(data)
     doubtful = {key for problem in problems for key in problem.involves}
     config = RunConfig.model_validate(_repaired(data, problems))
-    values = {key: value for key, value in _leaves(plain_config(config)) if not _touches(key, doubtful)}
-    problems += path_problems(values)
+    later = [*path_problems(config), *contradictions(config)]
     problems += [
-        problem for problem in contradictions(config) if not any(_touches(key, doubtful) for key in problem.involves)
+        replace(problem, key=as_written(problem.key, data))
+        for problem in later
+        if not any(_touches(schema_key(key), doubtful) for key in problem.involves)
     ]
     return without_consequences(problems)
+
+
+def as_written(key: str, data: dict[str, Any]) -> str:
+    """`data.train.0.weight` is `data.train.weight` where `data` has one source in place of a list."""
+    node: Any = data
+    written: list[str] = []
+    for part in key.split("."):
+        if part.isdecimal() and isinstance(node, dict) and part not in node:
+            continue
+        written.append(part)
+        if isinstance(node, dict):
+            node = node.get(part)
+        elif isinstance(node, list):
+            node = node[int(part)]
+    return ".".join(written)
 
 
 def _repaired(data: dict[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
     """A copy with a valid shape: what is unusable falls back to its default, or to the example of a required key."""
     data = deepcopy(data)
-    for problem in problems:
-        path = problem.key if problem.at == "key" else problem.involves[0]
-        group: Any = data
+    paths = [concerned(problem) for problem in problems]
+    for path in sorted(paths, key=lambda path: -path.count(".")):  # what is inside before what holds it
         *groups, name = path.split(".")
+        group: Any = data
         for step in groups:
-            group = group[step]
-        key = all_keys().get(path)
+            group = group[int(step) if isinstance(group, list) else step]
+        key = all_keys().get(schema_key(path))
         if key is not None and key.required:
             group[name] = deepcopy(key.example)
         else:
@@ -126,13 +146,15 @@ def _leaves(data: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
         key = f"{group}.{name}" if group else name
         if isinstance(value, dict):
             yield from _leaves(value, key)
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            yield from _leaves({str(number): item for number, item in enumerate(value)}, key)
         else:
             yield key, value
 
 
 def _place(problem: Problem, sources: Sources) -> Fault:
     where = {"key": sources.of_key, "value": sources.of_value, "group": sources.of_group}[problem.at](problem.key)
-    return Fault(where, f"{problem.key}: {problem.what}", problem.fix)
+    return Fault(where, f"{shown_key(problem.key)}: {problem.what}", problem.fix)
 
 
 def _order(fault: Fault, overrides: Sequence[str]) -> tuple[int, int, int]:

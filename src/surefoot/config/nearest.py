@@ -16,6 +16,12 @@ def nearest_key(path: str) -> Key | None:
     keys = all_keys()
     group, _, name = path.rpartition(".")
     name = _plain(name)
+    neighbours = [key for key in keys.values() if key.group == group]
+    if (
+        group in keys
+        and (beside := max(((likeness(name, key.name), key) for key in neighbours), key=_score))[0] >= CLOSE
+    ):
+        return beside[1]  # data.train.epoch is no misplaced duration
     if (known := OTHER_NAMES.get(name)) is not None:
         return keys[known]
     same_name = [key for key in keys.values() if key.name == name]

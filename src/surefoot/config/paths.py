@@ -8,46 +8,45 @@ from __future__ import annotations
 import os.path  # its tests answer False where pathlib's raise: names too long, folders that may not be read
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.mixture import SourceConfig
 from surefoot.config.nearest import nearest_word
 from surefoot.config.problems import Problem
+from surefoot.config.schema import RunConfig
 
-PATH_KEYS = ("model.path", "data.train", "data.eval", "output")
-DATA_SUFFIXES = (".json", ".jsonl", ".ndjson")
+TEXT_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+DATA_SUFFIXES = (*TEXT_SUFFIXES, ".parquet", *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
+DESCRIPTION = "dataset_info.json"  # of a folder whose data sets have names
+_ONLY_ON_THE_HUB = ("subset", "split", "revision", "streaming")
 MOST_LISTED = 5  # neighbours that a message lists
 
+_SUFFIXES = ".json, .jsonl, .csv, .tsv, .parquet or .txt"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def expand_home(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which `~/…` names the home folder, as a shell would have it."""
-    expanded = {name: dict(value) if isinstance(value, dict) else value for name, value in data.items()}
-    for key in PATH_KEYS:
-        group, _, name = key.rpartition(".")
-        section = expanded.get(group) if group else expanded
-        if isinstance(section, dict) and isinstance(value := section.get(name), str) and value.startswith("~"):
-            section[name] = os.path.expanduser(value)
-    return expanded
+    """A copy (short forms expanded) in which `~/…` names the home folder, as a shell would have it."""
+    data = deepcopy(data)
+    section = data.get("data")
+    asked = [section[name] for name in ("train", "eval") if name in section] if isinstance(section, dict) else []
+    sources = [item for value in asked for item in (value if isinstance(value, list) else [value])]
+    for group, name in [(data.get("model"), "path"), (data, "output"), *((source, "path") for source in sources)]:
+        if isinstance(group, dict) and isinstance(value := group.get(name), str) and value.startswith("~"):
+            group[name] = os.path.expanduser(value)
+    return data
 
 
-def path_problems(values: dict[str, Any]) -> list[Problem]:
-    """What the model path, the data files and the run folder lack, and where they are in each other's way.
-
-    values: by dotted key; keys whose value is unusable are absent.
-    """
-    problems: list[Problem] = []
-    model, output = values.get("model.path"), values.get("output")
-    if isinstance(model, str):
-        problems += _model(model)
-        problems += _revision(model, values.get("model.revision"))
-    if isinstance(output, str):
-        problems += _output(output, model)
-    if isinstance(train := values.get("data.train"), str):
-        problems += _data_file("data.train", train)
-    if isinstance(evaluation := values.get("data.eval"), str) and evaluation != "none":
-        problems += _data_file("data.eval", evaluation)
+def path_problems(config: RunConfig) -> list[Problem]:
+    """What the model path, the data sources and the run folder lack, and where they are in each other's way."""
+    model = config.model.path
+    problems = [*_model(model), *_revision(model, config.model.revision), *_output(config.output, model)]
+    for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if isinstance(sources, tuple):
+            for number, source in enumerate(sources):
+                problems += _source(f"{key}.{number}", source)
     return problems
 
 
@@ -56,6 +55,11 @@ def looks_local(text: str) -> bool:
     if text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
         return True
     return os.path.exists(text) or os.path.exists(os.path.dirname(text))
+
+
+def is_hub_data(text: str) -> bool:
+    """Whether the path of a source means a data set on the hub: org/name, and nothing that could be a file."""
+    return not looks_local(text) and not text.lower().endswith(DATA_SUFFIXES)
 
 
 def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] = ()) -> str:
@@ -69,7 +73,7 @@ def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] =
     neighbours = [
         entry.name
         for entry in _entries(missing.parent)
-        if not entry.name.startswith(".") and (entry.suffix.lower() in suffixes or os.path.isdir(entry))
+        if not entry.name.startswith(".") and (entry.name.lower().endswith(suffixes) or os.path.isdir(entry))
     ]
     if (name := nearest_word(missing.name, [*neighbours, *extra])) is not None:
         near = missing.parent / name / path.relative_to(missing)
@@ -105,28 +109,51 @@ def _model_inside(path: Path) -> str:
 def _revision(model: str, revision: Any) -> Iterator[Problem]:
     if revision is not None and os.path.isdir(model):
         what = f"{model} is a folder on disk, which has no revisions"
-        yield _problem("model.revision", what, "leave it out")
+        yield _problem("model.revision", what, "leave it out", "model.path")
 
 
 def _output(output: str, model: Any) -> Iterator[Problem]:
     if os.path.isfile(output):
         yield _problem("output", f"{output} is a file", "name a folder")
     elif isinstance(model, str) and os.path.isdir(output) and os.path.isdir(model) and os.path.samefile(model, output):
-        yield _problem("output", "is the model's own folder", "name another folder")
+        yield _problem("output", "is the model's own folder", "name another folder", "model.path")
 
 
-def _data_file(key: str, text: str) -> Iterator[Problem]:
+def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
+    text, path = source.path, Path(source.path)
+    if is_hub_data(text):
+        if source.name is not None:
+            what = f"names an entry of a folder's {DESCRIPTION}, and {text} is a hub data set"
+            yield _problem(f"{key}.name", what, "name a configuration with subset", f"{key}.path")
+        return
+    for name in _ONLY_ON_THE_HUB:
+        if getattr(source, name) != SourceConfig.model_fields[name].default:
+            what = f"is for data sets on the hub, and {text} is a path on this machine"
+            yield _problem(f"{key}.{name}", what, "leave it out", f"{key}.path")
+    if source.name is not None and os.path.isfile(path):
+        what = f"names an entry of a folder's {DESCRIPTION}, and {text} is a file"
+        yield _problem(f"{key}.name", what, "leave it out, or give the folder", f"{key}.path")
+    yield from _data_path(f"{key}.path", text)
+
+
+def _data_path(key: str, text: str) -> Iterator[Problem]:
     path = Path(text)
     if not os.path.exists(path):
-        extra = ("none",) if key == "data.eval" else ()
+        extra = ("none",) if key.startswith("data.eval") else ()
         yield _problem(key, f"file {text} does not exist", nearest_path(path, DATA_SUFFIXES, extra))
     elif os.path.isdir(path):
-        inside = [str(entry) for entry in _entries(path) if entry.suffix.lower() in DATA_SUFFIXES]
-        fix = "did you mean " + " or ".join(inside[:MOST_LISTED]) + "?" if inside else "name a file in it"
-        yield _problem(key, f"{text} is a folder", fix)
-    elif path.suffix.lower() not in DATA_SUFFIXES:
+        if not _holds_data(path):
+            yield _problem(key, f"folder {text} has no data file", f"put {_SUFFIXES} files in it")
+    elif not path.name.lower().endswith(DATA_SUFFIXES):
         what = f"{text} ends in {path.suffix}" if path.suffix else f"{text} has no suffix"
-        yield _problem(key, what, "give a .json or .jsonl file")
+        yield _problem(key, what, f"give a {_SUFFIXES} file")
+
+
+def _holds_data(folder: Path) -> bool:
+    """In itself or in a folder right below it, as downloaded data sets have it."""
+    entries = _entries(folder)
+    files = [*entries, *(inner for entry in entries if os.path.isdir(entry) for inner in _entries(entry))]
+    return any(file.name.lower().endswith(DATA_SUFFIXES) for file in files)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -136,5 +163,5 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _problem(key: str, what: str, fix: str) -> Problem:
-    return Problem(key, what, fix, "value", (key,))
+def _problem(key: str, what: str, fix: str, *others: str) -> Problem:
+    return Problem(key, what, fix, "value", (key, *others))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from surefoot.config.keys import Key, all_keys
+from surefoot.config.keys import Key, all_keys, schema_key, shown_key
 from surefoot.config.nearest import nearest_key, nearest_word
 from surefoot.config.schema import RunConfig
 from surefoot.config.words import as_yaml, shown
@@ -35,16 +35,23 @@ def shape_problems(data: dict[str, Any]) -> list[Problem]:
         RunConfig.model_validate(data)
     except ValidationError as error:
         problems: dict[tuple[str, str], Problem] = {}
-        for item in error.errors(include_url=False):
+        for item in error.errors(include_url=False):  # each branch of a union reports: keep the most exact
             problem = _translate(item["type"], item["loc"], data)
-            subject = (problem.at, problem.involves[0] if problem.at == "value" else problem.key)
+            subject = (problem.at, concerned(problem))
             known = problems.get(subject)
-            if known is None or len(problem.key) > len(
-                known.key
-            ):  # each branch of a union reports: keep the most exact
+            if known is None or len(problem.key) > len(known.key):
                 problems[subject] = problem
-        return list(problems.values())
+        found = list(problems.values())
+        return [one for one in found if not any(other.key.startswith(f"{one.key}.") for other in found)]
     return []
+
+
+def concerned(problem: Problem) -> str:
+    """Where in the data the key stands that a problem is about: not an item or an entry within its value."""
+    path = problem.key
+    while problem.at == "value" and (path.rpartition(".")[2].isdecimal() or schema_key(path) != problem.involves[0]):
+        path = path.rpartition(".")[0]
+    return path
 
 
 def without_consequences(problems: list[Problem]) -> list[Problem]:
@@ -53,31 +60,32 @@ def without_consequences(problems: list[Problem]) -> list[Problem]:
     return [
         problem
         for problem in problems
-        if problem.at != "group" or not any(f"{key}.".startswith(f"{problem.key}.") for key in meant)
+        if problem.at != "group" or not any(f"{key}.".startswith(f"{schema_key(problem.key)}.") for key in meant)
     ]
 
 
 def _translate(kind: str, location: tuple[int | str, ...], data: Any) -> Problem:
     """`location` is a path into `data`, mixed with pydantic's names for branches of unions, which are skipped."""
     path, node = "", data
-    for part in location:
+    for number, part in enumerate(location, start=1):
         step = f"{path}.{part}" if path else str(part)
         items: Any = dict(enumerate(node)) if isinstance(node, list) else node
         if isinstance(items, dict) and part in items:
             path, node = step, items[part]
-        elif kind == "missing" and step in all_keys():
-            return _missing(all_keys()[step])
+        elif kind == "missing" and number == len(location) and schema_key(step) != schema_key(path):
+            return _missing(step)
     return _unknown(path) if kind == "extra_forbidden" else _wrong(path, node)
 
 
-def _missing(key: Key) -> Problem:
-    under = f" under {key.group}" if key.group else ""
-    return Problem(key.path, "is required", f"add `{key.name}: {as_yaml(key.example)}`{under}", "group", (key.path,))
+def _missing(path: str) -> Problem:
+    key, group = all_keys()[schema_key(path)], shown_key(path.rpartition(".")[0])
+    under = f" under {group}" if group else ""
+    return Problem(path, "is required", f"add `{key.name}: {as_yaml(key.example)}`{under}", "group", (key.path,))
 
 
 def _unknown(path: str) -> Problem:
-    near = nearest_key(path)
-    group = path.rpartition(".")[0]
+    near = nearest_key(schema_key(path))
+    group = schema_key(path).rpartition(".")[0]
     if near is not None and near.group == group:
         return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,))
     if near is not None:
@@ -91,7 +99,7 @@ def _unknown(path: str) -> Problem:
 
 
 def _wrong(path: str, value: Any) -> Problem:
-    name = path
+    name = schema_key(path)
     while name not in all_keys():
         name = name.rpartition(".")[0]
     key = all_keys()[name]

@@ -37,7 +37,7 @@ POLICIES: dict[str, Rule] = {
     "tokenizer": Rule("refused", "token ids would mean something else"),
     "adapter": Rule("refused", "the trained weights have the shape and scale of the old adapter"),
     "data": Rule("refused", _ORDER),
-    "data.train": Rule("free", "the file may have been moved; its content is compared"),
+    "data.train.path": Rule("free", "the file may have been moved; its content is compared"),
     "data.eval": Rule(
         "warned", "evaluation losses before and after cannot be compared, so neither can the best checkpoint"
     ),
@@ -87,7 +87,10 @@ def _diff(old: dict[str, Any], new: dict[str, Any], group: str) -> list[Change]:
     for name in {**old, **new}:
         key = f"{group}.{name}" if group else name
         before, after = old.get(name), new.get(name)
-        if isinstance(before, dict) and isinstance(after, dict):
+        if key == "data.train" and before != after:
+            changes += _diff_sources(before, after)
+            continue
+        if isinstance(before, dict) and isinstance(after, dict) and key != "data.eval":
             changes += _diff(before, after, key)
         elif before != after:
             rule = _split_rule(before, after) if key == "data.eval" else rule_for(key)
@@ -95,8 +98,30 @@ def _diff(old: dict[str, Any], new: dict[str, Any], group: str) -> list[Change]:
     return changes
 
 
+def _diff_sources(before: Any, after: Any) -> list[Change]:
+    """Source by source; another number of them is one change."""
+    old, new = ([_keys(one) for one in (value if isinstance(value, list) else [value])] for value in (before, after))
+    if len(old) != len(new):
+        return [Change("data.train", before, after, *rule_for("data.train"))]
+    return [
+        Change(
+            f"data.train[{number}].{name}" if len(old) > 1 else f"data.train.{name}",
+            one.get(name),
+            other.get(name),
+            *rule,
+        )
+        for number, (one, other) in enumerate(zip(old, new, strict=True))
+        for name in one | other
+        if one.get(name) != other.get(name) and (rule := rule_for(f"data.train.{name}"))
+    ]
+
+
+def _keys(source: Any) -> dict[str, Any]:
+    return source if isinstance(source, dict) else {"path": source}
+
+
 def _split_rule(before: Any, after: Any) -> Rule:
-    """An evaluation file stands beside the training examples; a share or a count is taken out of them."""
-    if isinstance(before, str) and isinstance(after, str):
+    """Evaluation sources stand beside the training examples; a share or a count is taken out of them."""
+    if not isinstance(before, int | float) and not isinstance(after, int | float):
         return POLICIES["data.eval"]
     return Rule("refused", f"a share or a count is split off the training examples; {_ORDER}")

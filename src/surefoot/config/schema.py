@@ -6,78 +6,27 @@ The classes hold data and field-local checks only; rules that need the model, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    Strict,
-    WithJsonSchema,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, field_serializer
 
 from surefoot.config.durations import Duration
+from surefoot.config.mixture import DataFormat, Sources, plain_sources
+from surefoot.config.types import (
+    CompileMode,
+    Count,
+    Flag,
+    NonNegative,
+    Number,
+    Positive,
+    Section,
+    Share,
+    ShortForm,
+    Switch,
+    Text,
+)
 
-
-def _number(value: Any) -> Any:
-    """Pydantic would take "16" and true for numbers; an editor that holds the JSON Schema would not."""
-    if isinstance(value, bool | str):
-        raise ValueError("not a number")
-    return value
-
-
-def _on_off(value: Any) -> Any:
-    """`true`/`false` are accepted for `on`/`off`: in YAML 1.2 the latter are strings."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-Number = BeforeValidator(_number)  # stands last, so that the bounds reach the number itself and the JSON Schema
-Count = Annotated[int, Field(ge=1), Number]
-Positive = Annotated[float, Field(gt=0), Number]
-NonNegative = Annotated[float, Field(ge=0), Number]
-Share = Annotated[float, Field(ge=0, lt=1), Number]
-Text = Annotated[str, Field(min_length=1)]
-Flag = Annotated[bool, Strict()]
-Switch = Annotated[
-    Literal["auto", "on", "off"], BeforeValidator(_on_off), WithJsonSchema({"enum": ["auto", "on", "off", True, False]})
-]
-CompileMode = Annotated[
-    Literal["off", "default", "reduce-overhead", "max-autotune"],
-    BeforeValidator(_on_off),
-    WithJsonSchema({"enum": ["off", "default", "reduce-overhead", "max-autotune", False]}),
-]
-
-
-DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "text", "commonsense", "custom"]
-
-
-class Section(BaseModel):
-    """A frozen group of keys: unknown keys are refused, NaN and infinity are no numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-@dataclass(frozen=True)
-class ShortForm:
-    """Accept `key: value` for `key: {field: value}`, in the config and in its JSON Schema."""
-
-    field: str
-
-    def expand(self, value: Any) -> Any:
-        return value if isinstance(value, dict | BaseModel) else {self.field: value}
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.expand, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        section = handler(schema)
-        value = dict(handler.resolve_ref_schema(section)["properties"][self.field])
-        return {"anyOf": [{key: value[key] for key in value if key not in ("default", "description")}, section]}
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class ModelConfig(Section):
@@ -106,44 +55,16 @@ class AdapterConfig(Section):
     """all-linear (every linear layer but the output head), or module names such as [q_proj, v_proj]."""
     rslora: Flag = False
     """Rank-stabilised scale: alpha / sqrt(rank)."""
-    modules_to_save: Annotated[list[Text], Field(examples=[["lm_head"]])] = []
+    modules_to_save: list[Text] = Field(default=[], examples=[["lm_head"]])
     """Modules trained in full and saved with the adapter, such as [lm_head]."""
 
 
-class SourceConfig(Section):
-    path: Annotated[Text, Field(examples=["data/train.jsonl"])]
-    """File (.json, .jsonl, .csv, .parquet), folder of such files, or hub data set such as org/name."""
-    format: DataFormat = "auto"
-    """Layout of its records; auto recognises it from the first record and says what it saw."""
-    columns: Annotated[dict[Text, Text], Field(examples=[{"instruction": "question", "output": "answer"}])] = {}
-    """Field of the format -> the file's own name for it, such as {instruction: question, output: answer}."""
-    name: Annotated[Text | None, Field(examples=["alpaca_en_demo"])] = None
-    """Entry of the folder's dataset_info.json."""
-    subset: Annotated[Text | None, Field(examples=["main"])] = None
-    """Configuration (subset) of a hub data set."""
-    split: Text = "train"
-    """Split of a hub data set."""
-    revision: Annotated[Text | None, Field(examples=["main"])] = None
-    """Branch, tag or commit of a hub data set."""
-    streaming: Flag = False
-    """Read a hub data set without storing it; reads max_samples records."""
-    max_samples: Annotated[Count | None, Field(examples=[1000])] = None
-    """Use only the first N records of this source."""
-    weight: Annotated[Positive | None, Field(examples=[2.0])] = None
-    """Share of this source among the examples of an epoch, relative to the other weights."""
-    epochs: Annotated[Positive | None, Field(examples=[2.0])] = None
-    """How often this source is gone through in one epoch of the mixture; 1 where neither this nor weight is given."""
-
-
 class DataConfig(Section):
-    train: Annotated[
-        Text | SourceConfig | Annotated[list[Text | SourceConfig], Field(min_length=1)],
-        Field(examples=["data/train.jsonl"]),
-    ]
-    """Training examples: a file (.json, .jsonl, .csv, .parquet), a folder, a hub data set, or a list of sources, each a
-    path or {path: …, format: …, columns: …, weight: …}."""
+    train: Annotated[Sources, Field(examples=["data/train.jsonl"])]
+    """Training examples: a file (.json, .jsonl, .csv, .tsv, .parquet, .txt), a folder, a hub data set, or a list of
+    sources, each a path or {path: …, format: …, columns: …, weight: …}."""
     eval: Annotated[
-        Text | SourceConfig | Count | Annotated[float, Field(gt=0, lt=1), Number], Field(examples=[0.05])
+        Literal["none"] | Sources | Count | Annotated[float, Field(gt=0, lt=1), Number], Field(examples=[0.05])
     ] = "none"
     """none; a source as in train; a share between 0 and 1 or a count of the training examples, split off by the
     seed."""
@@ -151,8 +72,8 @@ class DataConfig(Section):
     """Layout of the records of every source that names none; auto recognises it and says what it saw. custom: a Python
     caller passes the function that reads a record."""
     template: Text = "auto"
-    """auto: the tokenizer's chat template, else alpaca. Or tokenizer, llama3, llama2, phi3, qwen, qwen3, mistral, gemma,
-    chatml, alpaca, vicuna, zephyr, plain, commonsense, commonsense-eval, or a .jinja file."""
+    """auto: the tokenizer's chat template, else alpaca. Or tokenizer, llama3, llama2, phi3, qwen, qwen3, mistral,
+    gemma, chatml, alpaca, vicuna, zephyr, plain, commonsense, commonsense-eval, or a .jinja file."""
     max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
     """Longest example in tokens; a longer one loses prompt tokens first, its answer last. auto: 2048, or all positions
     of a model that has fewer."""
@@ -162,6 +83,10 @@ class DataConfig(Section):
     """Which tokens carry loss: every answer, the last answer, or all of them."""
     workers: Annotated[int, Field(ge=0), Number] = 0
     """Threads that prepare the batches of coming steps; 0 prepares each when its step begins. Changes no number."""
+
+    @field_serializer("train", "eval", when_used="json")
+    def _short(self, value: Any) -> Any:
+        return plain_sources(value) if isinstance(value, tuple) else value
 
 
 class PrecisionConfig(Section):
@@ -249,7 +174,7 @@ class BosConfig(Section):
 
 
 class MetricsConfig(Section):
-    names: list[Text] = []
+    names: list[Text] = Field(default=[], examples=[["exact_match"]])
     """Metrics on generated answers: exact_match, or one that a Python caller brings."""
     examples: Annotated[Count | None, Field(examples=[200])] = None
     """Answer only the first N evaluation examples; null: all."""
@@ -315,7 +240,7 @@ class RunConfig(Section):
     """Generated answers to look at during the run."""
     metrics: Annotated[MetricsConfig, Field(examples=[{"names": ["exact_match"]}])] = MetricsConfig()
     """Metrics on generated answers at each evaluation."""
-    report_to: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = []
+    report_to: list[Tracker] = Field(default=[], examples=[["tensorboard"]])
     """Trackers that get every logged number besides trainer_log.jsonl."""
     tracking: TrackingConfig = TrackingConfig()
     """How trackers file the run."""

@@ -13,7 +13,7 @@ LONGEST = 40  # characters of a value that a message quotes
 def in_words(fragment: dict[str, Any]) -> str:
     """What a fragment of the config's JSON Schema accepts: "a whole number of at least 1"."""
     if "anyOf" in fragment:
-        options = [in_words(option) for option in fragment["anyOf"]]
+        options = list(dict.fromkeys(in_words(option) for option in fragment["anyOf"]))
         return ", or ".join(options) if any(" or " in option for option in options) else _either(options)
     if "$ref" in fragment:
         return "a group of keys"
@@ -30,6 +30,8 @@ def in_words(fragment: dict[str, Any]) -> str:
             return "true or false"
         case "array":
             return _list(fragment)
+        case "object":
+            return "names for names, such as " + as_yaml(fragment["examples"][0])
         case "string" if "pattern" in fragment:
             return "a length such as 200 steps, 3 epochs or 1e6 tokens"
         case "string":
@@ -107,6 +109,8 @@ def _list(fragment: dict[str, Any]) -> str:
     if "prefixItems" in fragment:
         items = fragment["prefixItems"]
         return f"a list of {len(items)} values, each {in_words(items[0])}"
+    if "anyOf" in fragment["items"]:
+        return "a list of these"
     return "a list of " + {"text": "names"}.get(in_words(fragment["items"]), "values")
 
 

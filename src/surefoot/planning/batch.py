@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from surefoot.config.schema import BatchConfig, Switch
+from surefoot.config.schema import BatchConfig
+from surefoot.config.types import Switch
 from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import Workload, readable

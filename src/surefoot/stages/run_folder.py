@@ -102,11 +102,13 @@ def _refuse_occupied(folder: Path, mode: Mode) -> None:
 
 
 def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
-    inputs = {"model.path": config.model.path, "data.train": config.data.train, "data.eval": config.data.eval}
+    inputs = [("model.path", config.model.path)]
+    for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        inputs += [(key, source.path) for source in sources] if isinstance(sources, tuple) else []
     faults = [
         Fault(key, f"{path} lies in {folder}, which --overwrite would delete", "move it, or name another output")
-        for key, path in inputs.items()
-        if isinstance(path, str) and Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve())
+        for key, path in inputs
+        if Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve())
     ]
     if faults:
         raise InputError(faults)

@@ -64,8 +64,8 @@ def prepare_sft(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedT
     alone. Raises InputError for bad data."""
     data = config.data
     return prepare_data(
-        data.train,
-        data.eval,
+        data.train[0].path,
+        data.eval[0].path if isinstance(data.eval, tuple) else data.eval,
         layout=data.format,
         template=tokens.template.value,
         template_asked=data.template != "auto",

@@ -1,0 +1,50 @@
+"""Where examples come from, as a config says it: one source or several, each a path or a group of keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from surefoot.config.types import Count, Flag, OneOrMore, Positive, Section, ShortForm, Text
+
+DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "text", "commonsense", "custom"]
+
+
+class SourceConfig(Section):
+    path: Annotated[Text, Field(examples=["data/train.jsonl"])]
+    """File (.json, .jsonl, .csv, .parquet), folder of such files, or hub data set such as org/name."""
+    format: DataFormat = "auto"
+    """Layout of its records; auto recognises it from the first record and says what it saw."""
+    columns: dict[Text, Text] = Field(default={}, examples=[{"instruction": "question", "output": "answer"}])
+    """Field of the format -> the file's own name for it, such as {instruction: question, output: answer}."""
+    name: Annotated[Text | None, Field(examples=["alpaca_en_demo"])] = None
+    """Entry of the folder's dataset_info.json."""
+    subset: Annotated[Text | None, Field(examples=["main"])] = None
+    """Configuration (subset) of a hub data set."""
+    split: Text = "train"
+    """Split of a hub data set."""
+    revision: Annotated[Text | None, Field(examples=["main"])] = None
+    """Branch, tag or commit of a hub data set."""
+    streaming: Flag = False
+    """Read a hub data set without storing it; reads max_samples records."""
+    max_samples: Annotated[Count | None, Field(examples=[1000])] = None
+    """Use only the first N records of this source."""
+    weight: Annotated[Positive | None, Field(examples=[2.0])] = None
+    """Share of this source among the examples of an epoch, relative to the other weights."""
+    epochs: Annotated[Positive | None, Field(examples=[2.0])] = None
+    """How often this source is gone through in one epoch of the mixture; 1 where neither this nor weight is given."""
+
+
+Sources = Annotated[tuple[Annotated[SourceConfig, ShortForm("path")], ...], Field(min_length=1), OneOrMore()]
+
+
+def plain_sources(sources: tuple[SourceConfig, ...]) -> Any:
+    """As short as they can be written: a path, a group of the keys that are set, or a list of these."""
+    plain = [_plain(source) for source in sources]
+    return plain[0] if len(plain) == 1 else plain
+
+
+def _plain(source: SourceConfig) -> Any:
+    given = source.model_dump(mode="json", exclude_defaults=True)
+    return source.path if given.keys() == {"path"} and source.path != "none" else given
