@@ -4,62 +4,165 @@ import dataclasses
 import json
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from torch import nn
+from transformers import CONFIG_MAPPING
+from transformers.pytorch_utils import Conv1D
 
+from architectures import GEMMA2, GEMMA3, GPT2, LLAMA, MISTRAL, OPT, PHI3, PUBLISHED, QWEN2, QWEN3, TINY, build
 from layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, model_facts
 from surefoot.errors import InputError
 from surefoot.families import FAMILIES, find
 from surefoot.families import model_facts as module
-from surefoot.families.llama import LLAMA
 from surefoot.families.model_facts import read_model_facts
 
-SMALL = LLAMA31_8B | {
-    "hidden_size": 32,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 70,
+SMALL = LLAMA
+VARIANTS = {
+    **TINY,
+    "llama tied": LLAMA | {"tie_word_embeddings": True},
+    "llama biased": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama wide heads": LLAMA | {"head_dim": 16},
+    "llama no groups": LLAMA | {"num_key_value_heads": 4},
+    "qwen2 tied": QWEN2 | {"tie_word_embeddings": True},
+    "qwen3 biased": QWEN3 | {"attention_bias": True},
+    "phi3 no groups": PHI3 | {"num_key_value_heads": None},
+    "gemma2 biased": GEMMA2 | {"attention_bias": True, "tie_word_embeddings": False},
+    "opt projected, norm after": OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    "opt without biases": OPT | {"enable_bias": False, "layer_norm_elementwise_affine": False},
+    "opt old": OPT | {"_remove_final_layer_norm": True, "tie_word_embeddings": False},
+    "gpt2 inner": GPT2 | {"n_inner": 48, "tie_word_embeddings": False},
 }
 
 
-def built(config):
-    """The model without memory for its weights."""
-    keys = {key: value for key, value in config.items() if key not in ("model_type", "torch_dtype")}
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(LlamaConfig(**keys))
+def sizes(found):
+    if isinstance(found, Conv1D):
+        return found.nx, found.nf
+    return (found.in_features, found.out_features) if isinstance(found, nn.Linear) else None
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        SMALL,
-        SMALL | {"tie_word_embeddings": True},
-        SMALL | {"attention_bias": True, "mlp_bias": True},
-        SMALL | {"head_dim": 16},
-        SMALL | {"num_key_value_heads": 4},
-    ],
-    ids=["plain", "tied", "biased", "wide heads", "no groups"],
-)
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 def test_modules_are_those_of_the_model(tmp_path, config):
-    facts, model = model_facts(tmp_path, config), built(config)
+    facts, model = model_facts(tmp_path, config), build(config)
+    model.tie_weights()
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
     modules = dict(model.named_modules())
     for fact in facts.modules:
         found = modules[fact.name]
         assert fact.parameters == sum(parameter.numel() for parameter in found.parameters()), fact.name
-        if fact.linear:
-            assert fact.linear == (found.in_features, found.out_features)
+        assert fact.linear == sizes(found), fact.name
     holders = {name for name, found in modules.items() if next(found.parameters(recurse=False), None) is not None}
-    assert holders | {"lm_head"} == {fact.name for fact in facts.modules}
+    assert holders | {facts.head} == {fact.name for fact in facts.modules}
+    assert (model.get_input_embeddings(), model.get_output_embeddings()) == (
+        modules[facts.embedding],
+        modules["lm_head"],
+    )
+    assert facts.tied == model.config.tie_word_embeddings
 
 
-def test_a_row_without_a_norm_is_noticed(tmp_path, monkeypatch):
-    broken = dataclasses.replace(LLAMA, layer_norms=LLAMA.layer_norms[:1])
+@pytest.mark.parametrize("name", TINY)
+def test_transposed_weights_are_those_of_conv1d(name):
+    family, model = find(TINY[name]["model_type"]), build(TINY[name])
+    for linear in family.linears:
+        found = model.get_submodule(f"{family.layers}.0.{linear.path}")
+        assert linear.transposed == isinstance(found, Conv1D)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("field", ["layer_norms", "linears"])
+def test_a_row_without_one_of_its_parts_is_noticed(tmp_path, monkeypatch, name, field):
+    family = find(TINY[name]["model_type"])
+    broken = dataclasses.replace(family, **{field: getattr(family, field)[:-1]})
     monkeypatch.setattr(module, "find", lambda model_type: broken)
     with pytest.raises(AssertionError):
-        test_modules_are_those_of_the_model(tmp_path, SMALL)
+        test_modules_are_those_of_the_model(tmp_path, TINY[name])
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_what_a_missing_key_means_is_what_transformers_takes(family):
+    """And every key that the row reads has a meaning when it is missing, but for sizes."""
+    config = CONFIG_MAPPING[family.model_types[0]]()
+    plain = config.to_dict() | {"sliding_window": type(config).__dict__.get("sliding_window")}
+    for key, value in family.defaults.items():
+        assert plain[key] == value, key
+    keys = {key.name for norm in (*family.layer_norms, family.final_norm) for key in norm.when}
+    keys |= {linear.bias.name for linear in family.linears if not isinstance(linear.bias, bool)}
+    keys |= {refusal.key.name for refusal in family.refusals} | set(family.dropouts)
+    if family.window:
+        keys |= {key.name for key in family.window.when} | {"sliding_window"}
+    assert keys <= family.defaults.keys()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_config_written_by_transformers_gives_the_same_facts(tmp_path, name):
+    build(TINY[name]).config.save_pretrained(tmp_path / "saved")
+    saved, given = read_model_facts(tmp_path / "saved"), model_facts(tmp_path, TINY[name] | {"torch_dtype": "float32"})
+    assert saved == given
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (MISTRAL, 16),
+        (MISTRAL | {"sliding_window": None}, None),
+        (LLAMA, None),
+        (LLAMA | {"sliding_window": 16}, None),
+        (QWEN2 | {"sliding_window": 16, "max_window_layers": 1}, None),
+        (QWEN2 | {"sliding_window": 16, "max_window_layers": 1, "use_sliding_window": True}, 16),
+        (QWEN2 | {"sliding_window": 16, "max_window_layers": 0, "use_sliding_window": True}, 16),
+        (QWEN2 | {"sliding_window": 16, "max_window_layers": 3, "use_sliding_window": True}, None),
+        (PHI3, 16),
+        (PHI3 | {"sliding_window": None}, None),
+        (GEMMA2, 16),
+        (GEMMA3, 16),
+        (GEMMA3 | {"layer_types": ["full_attention"] * 3}, None),
+        (OPT, None),
+        (GPT2, None),
+    ],
+)
+def test_the_window_is_the_one_that_layers_use(tmp_path, config, window):
+    assert model_facts(tmp_path, config).window == window
+    model = build(config)
+    used = model.config.get_text_config()
+    kinds = getattr(used, "layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention"] * 3 if config["model_type"] in ("mistral", "phi3") else ["full_attention"] * 3
+    in_use = getattr(used, "sliding_window", None) if "sliding_attention" in kinds else None
+    assert in_use == window
+
+
+def test_dropout_that_config_json_leaves_out_is_on(tmp_path):
+    assert model_facts(tmp_path / "a", GPT2).dropouts == (("resid_pdrop", 0.1), ("embd_pdrop", 0.1))
+    assert model_facts(tmp_path / "a", GPT2).attention_dropout == 0.1
+    assert model_facts(tmp_path / "b", OPT).dropouts == (("dropout", 0.1),)
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0, "attn_pdrop": 0.0}
+    facts = model_facts(tmp_path / "c", GPT2 | off)
+    assert facts.dropouts == ()
+    assert facts.attention_dropout == 0
+    assert model_facts(tmp_path / "d", LLAMA).dropouts == ()
+
+
+def test_only_models_that_refuse_sdpa_are_planned_without(tmp_path):
+    for name, config in TINY.items():
+        facts, model = model_facts(tmp_path / name, config), build(config)
+        assert bool(facts.without_sdpa) != model._supports_sdpa
+
+
+@pytest.mark.parametrize(
+    "config", [GEMMA3 | {"use_bidirectional_attention": True}, GPT2 | {"add_cross_attention": True}]
+)
+def test_a_variant_that_is_no_causal_model_is_refused(tmp_path, config):
+    with pytest.raises(InputError) as caught:
+        model_facts(tmp_path, config)
+    assert len(caught.value.faults) == 1
+    assert "not a causal language model" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_of_every_family(tmp_path, name):
+    config, parameters = PUBLISHED[name]
+    assert model_facts(tmp_path, config).parameters == parameters
+    model = build(config)
+    model.tie_weights()
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize(
@@ -100,40 +203,13 @@ def test_a_file_that_is_no_json_is_named_with_its_line(tmp_path):
 
 
 def test_families_are_found_by_model_type_and_named_once():
-    assert find("llama") is LLAMA
-    assert find("qwen2") is None
+    assert [find(family.model_types[0]) for family in FAMILIES] == list(FAMILIES)
+    assert find("granite") is None
     types = [name for family in FAMILIES for name in family.model_types]
     assert len(types) == len(set(types))
 
 
-class TestUnknownFamily:
-    """qwen2 has no row yet; its layout is Llama's but for biases on q, k and v, which config.json does not show."""
-
-    CONFIG = SMALL | {"model_type": "qwen2"}
-
-    def model(self):
-        keys = {key: value for key, value in self.CONFIG.items() if key not in ("model_type", "torch_dtype")}
-        return AutoModelForCausalLM.from_config(Qwen2Config(**keys))
-
-    def test_without_weights_llamas_layout_is_assumed(self, tmp_path):
-        facts, names = model_facts(tmp_path, self.CONFIG), dict(self.model().named_modules())
-        assert facts.family is None
-        assert {fact.name for fact in facts.modules} <= set(names)
-
-    @pytest.mark.parametrize("tied", [False, True])
-    def test_with_weights_names_and_counts_are_exact(self, tmp_path, tied):
-        self.CONFIG = self.CONFIG | {"tie_word_embeddings": tied}
-        model = self.model()
-        model.tie_weights()
-        stored = {
-            name: tuple(p.shape) for name, p in model.named_parameters()
-        }  # a tied head is no parameter of its own
-        (tmp_path / "config.json").write_text(json.dumps(self.CONFIG))
-        facts = read_model_facts(tmp_path, stored)
-        assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
-        linear = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
-        assert {fact.name for fact in facts.layer_linears} == linear
-
-    def test_shapes_are_not_asked_for_a_known_family(self, tmp_path):
-        (tmp_path / "config.json").write_text(json.dumps(SMALL))
-        assert read_model_facts(tmp_path, {"nonsense.weight": (3, 3)}) == read_model_facts(tmp_path)
+def test_an_unknown_family_without_its_tree_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "granite"}))
+    with pytest.raises(InputError, match="'granite' is not described"):
+        read_model_facts(tmp_path)

@@ -263,9 +263,15 @@ def test_compile_is_opt_in(decide):
     assert "minutes" in "\n".join(plan.cautions)
 
 
-def test_an_unknown_family_is_planned_with_a_caution(decide):
-    plan = decide(SMALL | {"model_type": "mistral"}, "chat", "h100")
-    assert "'mistral' is not described yet" in plan.cautions[0]
+def test_an_unknown_family_is_planned_with_a_caution(decide, monkeypatch):
+    known = model_facts
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "model_facts",
+        lambda folder, config: dataclasses.replace(known(folder, config), family=None, model_type="novel"),
+    )
+    plan = decide(SMALL, "chat", "h100")
+    assert "'novel' is not described yet" in plan.cautions[0]
     assert plan.adapter.targets.value[0] == "model.layers.0.self_attn.q_proj"
 
 

@@ -1,5 +1,6 @@
 """From a config to a plan: what is read, what is measured, and what is not."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -124,15 +125,16 @@ def test_a_plan_needs_no_weights(tmp_path, probes):
     assert make_plan(run_config(model=str(base), data=SHORT)).parameters > 0
 
 
-def test_an_unknown_family_is_read_off_its_weights(tmp_path, probes):
-    base = tiny_llama(tmp_path)
-    config = base / "config.json"
-    config.write_text(config.read_text().replace('"llama"', '"novel"'))
-    known = make_plan(run_config(model=str(tiny_llama(tmp_path / "known")), data=SHORT))
-    plan = make_plan(run_config(model=str(base), data=SHORT))
-    assert "'novel'" in plan.cautions[0]
-    assert plan.parameters == known.parameters
-    assert set(plan.adapter.targets.value) == set(known.adapter.targets.value)
+def test_an_unknown_family_is_read_off_its_module_tree(tmp_path, probes):
+    config = {key: value for key, value in WIDE.items() if key != "torch_dtype"} | {"model_type": "granite"}
+    llama3_tokenizer(tmp_path / "novel")
+    (tmp_path / "novel" / "config.json").write_text(json.dumps(config))
+    llama3_tokenizer(tmp_path / "known")
+    model_facts(tmp_path / "known", WIDE)
+    novel, known = (make_plan(run_config(model=str(tmp_path / name), data=SHORT)) for name in ("novel", "known"))
+    assert "'granite'" in novel.cautions[0]
+    assert novel.parameters == known.parameters
+    assert set(novel.adapter.targets.value) == set(known.adapter.targets.value)
 
 
 def test_a_config_that_would_fetch_code_is_refused_before_anything_is_planned(folder):

@@ -53,11 +53,11 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 def _plan_tokens(config: RunConfig, folder: Path, notes: Notes) -> TokenizerPlan:
     """The tokenizer's part of the plan: that of another machine may be looked at here."""
     from surefoot.errors import InputError
-    from surefoot.families.model_facts import read_model_facts
     from surefoot.families.tokenizer_facts import read_tokenizer_facts
+    from surefoot.models.tree import facts_of
     from surefoot.planning.tokenizer import plan_tokenizer
 
-    tokens = plan_tokenizer(config, read_model_facts(folder), read_tokenizer_facts(folder), notes)
+    tokens = plan_tokenizer(config, facts_of(folder), read_tokenizer_facts(folder), notes)
     if notes.faults:
         raise InputError(notes.faults)
     return tokens

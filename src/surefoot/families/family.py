@@ -1,31 +1,85 @@
 """What is known of a model family, as one row of data.
 
-A row answers the questions that config.json and the tokenizer files cannot: where the layers are, which token may pad,
-what ends a turn, what is known to go wrong. Code asks the row, never the model's name.
+A row answers the questions that config.json and the tokenizer files cannot: where the layers are, which of them are
+fused, what config.json means by leaving a key out, which token may pad, what ends a turn, what is known to go wrong.
+Code asks the row, never the model's name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-Dimension = Literal["hidden", "query", "key_value", "intermediate"]
+# Sizes that config.json gives. embedding: of a token, where it differs from hidden; head: of one attention head.
+Dimension = Literal["hidden", "query", "key_value", "head", "intermediate", "embedding"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """True where config.json's `name` has the value `on`. What a missing key means stands in `Family.defaults`."""
+
+    name: str
+    on: bool = True
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer of every decoder layer. path: within that layer. bias: the config key that switches a bias on."""
+    """A linear layer. path: within a decoder layer, or the full name outside of them.
 
-    role: str  # q, k, v, o, gate, up, down
+    outputs: several are fused in this order. bias: always, never, or as the key says. transposed: its weight is
+    (inputs, outputs), transformers' Conv1D.
+    """
+
+    role: str  # q, k, v, o, qkv, gate, up, gate_up, down; in, out of a projection beside the layers
     path: str
     inputs: Dimension
-    outputs: Dimension
-    bias: str
+    outputs: tuple[Dimension, ...]
+    bias: Key | bool = False
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Norm:
+    """bias: LayerNorm has one, RMSNorm none. when: it holds parameters only if all of these keys say so."""
+
+    path: str
+    size: Dimension = "hidden"
+    bias: bool = False
+    when: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A learned embedding of positions. offset: rows in front that no position uses."""
+
+    path: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Layers in which a token sees only the last `sliding_window` tokens.
+
+    when: the keys that switch it on. from_layer: the key with the first such layer; without it there is always one.
+    config.json's list `layer_types`, where it has one, overrides both.
+    """
+
+    when: tuple[Key, ...] = ()
+    from_layer: str | None = None
 
 
 @dataclass(frozen=True)
 class ReservedPad:
     """A token that text cannot produce and that the family leaves free, so that it may stand for padding."""
+
+    token: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ForbiddenPad:
+    """A token that must not stand for padding, even where a tokenizer names it. reason: follows "which"."""
 
     token: str
     reason: str
@@ -45,18 +99,50 @@ class UntrainedTurns:
 
 
 @dataclass(frozen=True)
+class Hazard:
+    """A sentence for the plan, with where it is known from. compute: only for runs that compute in this type."""
+
+    sentence: str
+    compute: Literal["fp16"] | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A variant that says the same model_type and is not the causal model that this row describes."""
+
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True)
 class Family:
-    """One row. Paths are module names in transformers' model; `layers` is the list whose elements carry numbers."""
+    """One row. Paths are module names in transformers' model; `layers` is the list whose elements carry numbers.
+
+    keys: names in config.json that differ from Llama's (hidden_size, intermediate_size, num_hidden_layers,
+    num_attention_heads, max_position_embeddings, attention_dropout). defaults: what transformers takes where
+    config.json leaves a key out, under config.json's name; a size that is not listed must be there.
+    """
 
     name: str
     model_types: tuple[str, ...]  # config.json's model_type
     embedding: str
     layers: str
     linears: tuple[Linear, ...]
-    layer_norms: tuple[str, ...]
-    final_norm: str
+    layer_norms: tuple[Norm, ...]
+    final_norm: Norm
     head: str
-    uses_bos: bool
-    reserved_pads: tuple[ReservedPad, ...]  # first that exists
-    turn_ends: tuple[str, ...]  # tokens that end a turn in the family's chat templates
-    untrained_turns: UntrainedTurns | None
+    uses_bos: bool | None  # pretrained with BOS in front of every text; None: as the tokenizer does it
+    keys: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    intermediate_per_hidden: int | None = None  # width of the MLP where config.json gives none
+    positions: Positions | None = None  # None: rotary
+    projections: tuple[Linear, ...] = ()  # beside the layers, where tokens are embedded narrower than hidden
+    dropouts: tuple[str, ...] = ()  # keys besides attention dropout
+    window: Window | None = None
+    without_sdpa: str = ""  # why transformers refuses SDPA, as the end of a sentence
+    reserved_pads: tuple[ReservedPad, ...] = ()  # first that exists
+    forbidden_pads: tuple[ForbiddenPad, ...] = ()
+    turn_ends: tuple[str, ...] = ()  # tokens that end a turn in the family's chat templates
+    untrained_turns: UntrainedTurns | None = None
+    hazards: tuple[Hazard, ...] = ()
+    refusals: tuple[Refusal, ...] = ()

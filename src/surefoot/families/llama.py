@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from surefoot.families.family import Family, Linear, ReservedPad, UntrainedTurns
+from surefoot.families.family import Family, ForbiddenPad, Key, Norm, ReservedPad, UntrainedTurns
+from surefoot.families.gated import ATTENTION_BIAS, NORMS, gated_linears
 
 LLAMA = Family(
     name="llama",
     model_types=("llama",),
     embedding="model.embed_tokens",
     layers="model.layers",
-    linears=(
-        Linear("q", "self_attn.q_proj", "hidden", "query", bias="attention_bias"),
-        Linear("k", "self_attn.k_proj", "hidden", "key_value", bias="attention_bias"),
-        Linear("v", "self_attn.v_proj", "hidden", "key_value", bias="attention_bias"),
-        Linear("o", "self_attn.o_proj", "query", "hidden", bias="attention_bias"),
-        Linear("gate", "mlp.gate_proj", "hidden", "intermediate", bias="mlp_bias"),
-        Linear("up", "mlp.up_proj", "hidden", "intermediate", bias="mlp_bias"),
-        Linear("down", "mlp.down_proj", "intermediate", "hidden", bias="mlp_bias"),
-    ),
-    layer_norms=("input_layernorm", "post_attention_layernorm"),
-    final_norm="model.norm",
+    linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS, mlp_bias=Key("mlp_bias")),
+    layer_norms=NORMS,
+    final_norm=Norm("model.norm"),
     head="lm_head",
     # Llama was pretrained with BOS in front of every document, whether or not the tokenizer's post-processor adds it.
     uses_bos=True,
+    defaults={"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False},
     reserved_pads=(
         # Llama 3.1 and later. Llama 3.0 has no pad at all, and its id 0 is "!": padding with 0 pads with text.
         ReservedPad("<|finetune_right_pad_id|>", "reserved for padding in Llama 3.1 and later"),
@@ -33,6 +27,7 @@ LLAMA = Family(
         # Llama 2 spells unknown characters in bytes, so no text becomes <unk>.
         ReservedPad("<unk>", "text never becomes <unk>: unknown characters are spelled in bytes"),
     ),
+    forbidden_pads=(ForbiddenPad("<|eot_id|>", "ends every turn: whoever masks padding by id would never train it"),),
     turn_ends=("<|eot_id|>", "<|eom_id|>"),
     untrained_turns=UntrainedTurns(
         tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),

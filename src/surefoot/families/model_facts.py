@@ -1,27 +1,23 @@
 """The shape of a model, read from config.json alone: enough to plan precision, adapter targets and memory.
 
-No weights, no torch. Counts are exact for a known family. An unknown family is taken to have Llama's layout, or, where
-the shapes of its stored tensors are given, the layout that those show.
+No weights, no torch. Counts are exact. For a family that no row describes, the caller gives what the model shows of
+itself when it is built without weights (`surefoot.models.tree`).
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from surefoot.errors import Fault, InputError
+from surefoot.errors import InputError
 from surefoot.families import find
-from surefoot.families.family import Dimension, Family
+from surefoot.families.config_keys import ConfigKeys, Stored
+from surefoot.families.family import Dimension, Family, Linear, Norm
 from surefoot.families.files import read_json
-from surefoot.families.llama import LLAMA
 
-Stored = Literal["fp32", "bf16", "fp16"]
-_STORED: dict[str, Stored] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_IN_A_LAYER = re.compile(r"\.\d+\.")  # decoder layers are the elements of a numbered list
+_SLIDING = "sliding_attention"  # in config.json's layer_types
 
 
 @dataclass(frozen=True)
@@ -34,8 +30,27 @@ class ModuleFact:
 
 
 @dataclass(frozen=True)
+class ModuleTree:
+    """What an undescribed model shows of itself. config: its values, defaults included, under Llama's names.
+
+    modules: those that hold parameters; a tied head too. without_sdpa: as in `Family`. dropouts: by config key.
+    """
+
+    config: Mapping[str, Any]
+    modules: tuple[ModuleFact, ...]
+    embedding: str
+    head: str
+    without_sdpa: str = ""
+    dropouts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """family: None for a model_type that no row describes. vocab: rows of the embedding. stored: dtype on disk."""
+    """family: None for a model_type that no row describes. vocab: rows of the embedding, each `embedding_width` wide.
+
+    window: tokens that a layer with a sliding window sees, None where no layer has one. dropouts: shares above 0
+    besides attention's, by config key. gated: the MLP has a gate. stored: dtype on disk.
+    """
 
     model_type: str
     family: Family | None
@@ -53,11 +68,17 @@ class ModelFacts:
     modules: tuple[ModuleFact, ...]
     embedding: str
     head: str
+    embedding_width: int
+    gated: bool
+    window: int | None = None
+    dropouts: tuple[tuple[str, float], ...] = ()
+    without_sdpa: str = ""  # why SDPA cannot run this model, as the end of a sentence; empty where it can
 
     @property
     def parameters(self) -> int:
         """All parameters; a head that is tied to the embedding is not counted again."""
-        return sum(module.parameters for module in self.modules) - (self.vocab * self.hidden if self.tied else 0)
+        twice = self.vocab * self.embedding_width if self.tied else 0
+        return sum(module.parameters for module in self.modules) - twice
 
     @property
     def layer_linears(self) -> tuple[ModuleFact, ...]:
@@ -65,123 +86,114 @@ class ModelFacts:
         return tuple(module for module in self.modules if module.linear and module.name != self.head)
 
 
-def read_model_facts(folder: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelFacts:
-    """Facts from folder/config.json. shapes: stored tensors by name, asked only for an unknown family.
+def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts:
+    """Facts from folder/config.json. tree: wanted for an unknown family alone.
 
-    Raises InputError with one fault per missing or impossible key.
+    Raises InputError with one fault per missing or impossible key, and for a model that is no causal text model.
     """
     path = folder / "config.json"
-    config = _Keys(read_json(path), str(path))
-    model_type = config.text("model_type")
-    family = find(model_type)
-    layout = family or LLAMA
-    unfamiliar = shapes if family is None and shapes else None
-    heads = config.positive("num_attention_heads")
-    hidden = config.positive("hidden_size")
+    values = read_json(path)
+    family = find(str(values.get("model_type")))
+    if family is not None:
+        keys = ConfigKeys(values, str(path), names=family.keys, defaults=family.defaults)
+    elif tree is not None:
+        keys = ConfigKeys(tree.config, str(path))
+    else:
+        keys = ConfigKeys(values, str(path))
+        keys.fault("model_type", f"{keys.text('model_type')!r} is not described", "give the model's module tree")
+    facts = _sizes(keys, family, tree)
+    if keys.faults:
+        raise InputError(keys.faults)
+    modules = tuple(_expand(family, facts, keys)) if family else tree.modules if tree else ()
+    return replace(facts, modules=modules)
+
+
+def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> ModelFacts:
+    heads, hidden = keys.positive("num_attention_heads"), keys.positive("hidden_size")
+    wide = hidden * family.intermediate_per_hidden if family and family.intermediate_per_hidden else None
+    names = family.dropouts if family else tree.dropouts if tree else ()
     facts = ModelFacts(
-        model_type=model_type,
+        model_type=keys.text("model_type"),
         family=family,
-        layers=config.positive("num_hidden_layers"),
+        layers=keys.positive("num_hidden_layers"),
         hidden=hidden,
-        intermediate=config.positive("intermediate_size"),
+        intermediate=keys.positive("intermediate_size", default=wide),
         heads=heads,
-        kv_heads=config.positive("num_key_value_heads", default=heads),
-        head_dim=config.positive("head_dim", default=max(1, hidden // heads)),
-        vocab=config.positive("vocab_size"),
-        tied=config.flag(
-            "tie_word_embeddings", default=unfamiliar is not None and f"{layout.head}.weight" not in unfamiliar
-        ),
-        stored=config.stored(),
-        max_positions=config.positive("max_position_embeddings"),
-        attention_dropout=config.share("attention_dropout"),
+        kv_heads=keys.positive("num_key_value_heads", default=heads),
+        head_dim=keys.positive("head_dim", default=max(1, hidden // heads)),
+        vocab=keys.positive("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", default=False),
+        stored=keys.stored(),
+        max_positions=keys.positive("max_position_embeddings"),
+        attention_dropout=keys.share("attention_dropout"),
         modules=(),
-        embedding=layout.embedding,
-        head=layout.head,
+        embedding=family.embedding if family else tree.embedding if tree else "",
+        head=family.head if family else tree.head if tree else "",
+        embedding_width=keys.positive("word_embed_proj_dim", default=hidden),
+        gated=_gated(family, tree),
+        window=_window(keys, family),
+        dropouts=tuple((keys.name(name), share) for name in names if (share := keys.share(name))),
+        without_sdpa=family.without_sdpa if family else tree.without_sdpa if tree else "",
     )
     if facts.heads % facts.kv_heads:
-        config.fault("num_key_value_heads", f"{facts.kv_heads} does not divide num_attention_heads {facts.heads}")
-    if config.faults:
-        raise InputError(config.faults)
-    modules = _stored_modules(unfamiliar, facts) if unfamiliar else _expand(layout, facts, config.values)
-    return replace(facts, modules=tuple(modules))
+        keys.fault("num_key_value_heads", f"{facts.kv_heads} does not divide num_attention_heads {facts.heads}")
+    for refusal in family.refusals if family else ():
+        if keys.says(refusal.key):
+            keys.fault(refusal.key.name, refusal.reason, "it is not a causal language model; use another one")
+    return facts
 
 
-def _expand(family: Family, facts: ModelFacts, config: Mapping[str, Any]) -> Iterator[ModuleFact]:
-    """The family's row, written out for this model's sizes, in the order of the module tree."""
+def _gated(family: Family | None, tree: ModuleTree | None) -> bool:
+    if family is not None:
+        return any(linear.role in ("gate", "gate_up") for linear in family.linears)
+    return any("gate" in module.name for module in tree.modules if module.linear) if tree else True
+
+
+def _window(keys: ConfigKeys, family: Family | None) -> int | None:
+    """None also where the model has the field and no layer uses it."""
+    if keys.get("sliding_window") is None:
+        return None
+    kinds = keys.get("layer_types")
+    rule = family.window if family else None
+    if isinstance(kinds, list):
+        used = _SLIDING in kinds
+    elif rule is None:
+        used = False
+    else:
+        first = keys.get(rule.from_layer) or 0 if rule.from_layer else 0
+        used = all(map(keys.says, rule.when)) and first < keys.positive("num_hidden_layers")
+    return keys.positive("sliding_window") if used else None
+
+
+def _expand(family: Family, facts: ModelFacts, keys: ConfigKeys) -> Iterator[ModuleFact]:
+    """The family's row, written out for this model's sizes."""
     size: dict[Dimension, int] = {
         "hidden": facts.hidden,
         "query": facts.heads * facts.head_dim,
         "key_value": facts.kv_heads * facts.head_dim,
+        "head": facts.head_dim,
         "intermediate": facts.intermediate,
+        "embedding": facts.embedding_width,
     }
-    yield ModuleFact(family.embedding, facts.vocab * facts.hidden)
+
+    def linear(row: Linear, name: str) -> ModuleFact:
+        inputs, outputs = size[row.inputs], sum(size[part] for part in row.outputs)
+        biased = row.bias if isinstance(row.bias, bool) else keys.says(row.bias)
+        return ModuleFact(name, inputs * outputs + biased * outputs, (inputs, outputs))
+
+    def norm(row: Norm, name: str) -> Iterator[ModuleFact]:
+        if all(map(keys.says, row.when)):
+            yield ModuleFact(name, size[row.size] * (2 if row.bias else 1))
+
+    yield ModuleFact(family.embedding, facts.vocab * facts.embedding_width)
+    if family.positions is not None:
+        rows = facts.max_positions + family.positions.offset
+        yield ModuleFact(family.positions.path, rows * facts.hidden)
+    if facts.embedding_width != facts.hidden:
+        yield from (linear(row, row.path) for row in family.projections)
     for number in range(facts.layers):
-        for linear in family.linears:
-            inputs, outputs = size[linear.inputs], size[linear.outputs]
-            bias = outputs if config.get(linear.bias) else 0
-            name = f"{family.layers}.{number}.{linear.path}"
-            yield ModuleFact(name, inputs * outputs + bias, (inputs, outputs))
-        for norm in family.layer_norms:
-            yield ModuleFact(f"{family.layers}.{number}.{norm}", facts.hidden)
-    yield ModuleFact(family.final_norm, facts.hidden)
-    yield ModuleFact(family.head, facts.vocab * facts.hidden, (facts.hidden, facts.vocab))
-
-
-def _stored_modules(shapes: Mapping[str, tuple[int, ...]], facts: ModelFacts) -> Iterator[ModuleFact]:
-    """Modules by their stored tensors: a matrix inside a numbered layer is taken to be a linear layer."""
-    parameters: dict[str, int] = {}
-    linear: dict[str, tuple[int, int]] = {}
-    for name, shape in shapes.items():
-        module, _, tensor = name.rpartition(".")
-        parameters[module] = parameters.get(module, 0) + math.prod(shape)
-        if tensor == "weight" and len(shape) == 2 and _IN_A_LAYER.search(name):
-            linear[module] = (shape[1], shape[0])
-    head = parameters.pop(facts.head, facts.vocab * facts.hidden)  # not stored where it is tied
-    for module, count in parameters.items():
-        yield ModuleFact(module, count, linear.get(module))
-    yield ModuleFact(facts.head, head, (facts.hidden, facts.vocab))
-
-
-class _Keys:
-    """Typed reading of config.json that collects every fault before anything is refused."""
-
-    def __init__(self, values: dict[str, Any], where: str):
-        self.values, self.where = values, where
-        self.faults: list[Fault] = []
-
-    def fault(self, key: str, what: str) -> None:
-        self.faults.append(Fault(self.where, f"{key}: {what}", "this is not the config.json of a supported model"))
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-        self.fault(key, "is missing" if value is None else f"{value!r} is not a positive whole number")
-        return 1
-
-    def share(self, key: str) -> float:
-        value = self.values.get(key, 0.0)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
-            return float(value)
-        self.fault(key, f"{value!r} is not a number from 0 to 1")
-        return 0.0
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key, default)
-        if not isinstance(value, bool):
-            self.fault(key, f"{value!r} is neither true nor false")
-        return bool(value)
-
-    def text(self, key: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str):
-            self.fault(key, "is missing" if value is None else f"{value!r} is not text")
-        return str(value)
-
-    def stored(self) -> Stored:
-        """`dtype`, called torch_dtype before transformers 5; without either, weights count as fp32."""
-        name = self.values.get("dtype") or self.values.get("torch_dtype") or "float32"
-        if name not in _STORED:
-            self.fault("dtype", f"{name!r} is not one of {', '.join(_STORED)}")
-        return _STORED.get(name, "fp32")
+        yield from (linear(row, f"{family.layers}.{number}.{row.path}") for row in family.linears)
+        for row in family.layer_norms:
+            yield from norm(row, f"{family.layers}.{number}.{row.path}")
+    yield from norm(family.final_norm, family.final_norm.path)
+    yield ModuleFact(family.head, facts.vocab * facts.embedding_width, (facts.embedding_width, facts.vocab))

@@ -56,7 +56,7 @@ def load_model(
     (see `resize_vocabulary`). Raises InputError for anything that is not an intact model: each fault names file or
     tensor.
     """
-    config = _config(folder)
+    config = model_config(folder)
     stored = stored_tensors(folder)
     model, info = _open(folder, config, dtype, attention_implementation)
     faults = [*_key_faults(info, stored, folder), *_non_finite(model, stored, folder, dtype)]
@@ -68,7 +68,8 @@ def load_model(
     return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
 
 
-def _config(folder: Path) -> PreTrainedConfig:
+def model_config(folder: Path) -> PreTrainedConfig:
+    """config.json as transformers' class, defaults filled in. Raises InputError for a class that it does not know."""
     fields = read_config(folder)
     where = str(folder / "config.json")
     family = fields.pop("model_type", None)

@@ -47,7 +47,7 @@ def _with_rows(model: ModelFacts, rows: int) -> ModelFacts:
         if module.name not in (model.embedding, model.head):
             return module
         linear = module.linear and (module.linear[0], module.linear[1] + rows)
-        return replace(module, parameters=module.parameters + rows * model.hidden, linear=linear)
+        return replace(module, parameters=module.parameters + rows * model.embedding_width, linear=linear)
 
     return replace(model, vocab=model.vocab + rows, modules=tuple(map(grown, model.modules)))
 

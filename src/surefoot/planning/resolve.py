@@ -56,7 +56,7 @@ def resolve(
         notes=notes,
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
-    parameters = model.parameters + tokens.added_rows * model.hidden * (1 if model.tied else 2)
+    parameters = model.parameters + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
     trainable = adapter.trainable if adapter else parameters
     batch, memory = plan_batch(
         config.batch,
@@ -114,8 +114,8 @@ def precision_for(
 def _check_family(model: ModelFacts, notes: Notes) -> None:
     if model.family is None:
         notes.caution(
-            f"model_type {model.model_type!r} is not described yet: module names are taken to be Llama's, or those of "
-            "the weight files, PAD and BOS come from the tokenizer; the run checks them against the loaded model"
+            f"model_type {model.model_type!r} is not described yet: names and sizes come from the module tree that "
+            "transformers builds, PAD and BOS from the tokenizer; what is known to go wrong with it is not known here"
         )
 
 

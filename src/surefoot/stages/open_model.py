@@ -23,13 +23,14 @@ from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families.files import read_json
-from surefoot.families.model_facts import ModelFacts, read_model_facts
+from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.saved_adapter import SavedAdapter, is_adapter, open_adapter, read_adapter
+from surefoot.models.tree import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
 from surefoot.planning.serial import plan_from_json
@@ -61,7 +62,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     base, saved = _find(path, adapter)
     trained = saved.folder if saved else base
     plan = _saved_plan(trained)
-    facts = read_model_facts(base)
+    facts = facts_of(base)
     with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
     tokens = plan.tokenizer if plan else _plan_tokens(path, facts, with_tokenizer)
     machine = hardware.detect()
@@ -69,7 +70,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     model: nn.Module = load_model(
         base,
         dtype=TORCH_DTYPE[dtype],
-        attention_implementation="sdpa",
+        attention_implementation="eager" if facts.without_sdpa else "sdpa",
         device=torch.device(machine.kind),
         vocab_rows=saved.rows if saved else None,
     )

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot import hardware as machine
 from surefoot.config.schema import RunConfig
-from surefoot.families import find
-from surefoot.families.model_facts import ModelFacts, read_model_facts
+from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
-from surefoot.models.folder import read_config, stored_tensors
 from surefoot.models.hub import resolve_folder
+from surefoot.models.tree import facts_of
 from surefoot.planning.kernels import ORDER, obstacle
 from surefoot.planning.measurements import LengthFacts, Measurements, measurements_from_json
 from surefoot.planning.notes import Notes
@@ -44,22 +42,13 @@ def make_plan(
     Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached.
     """
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
-    model, tokenizer = _model_facts(folder), read_tokenizer_facts(folder)
+    model, tokenizer = facts_of(folder), read_tokenizer_facts(folder)
     environment = machine.read_environment()
     found = hardware or machine.detect()
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
         seen = _measure(config, model, found, environment, lengths)
     return resolve(config, model, tokenizer, found, measurements=seen, environment=environment, lengths=lengths)
-
-
-def _model_facts(folder: Path) -> ModelFacts:
-    """Facts from config.json; where no family is known, from the names and shapes of the stored tensors as well."""
-    config = read_config(folder)  # refuses what would run code, and adapters
-    shapes = None
-    if find(str(config.get("model_type"))) is None and any(folder.glob("*.safetensors")):
-        shapes = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
-    return read_model_facts(folder, shapes)
 
 
 def _measure(

@@ -1,0 +1,243 @@
+"""The named templates, one row each: what stands around every text of a conversation.
+
+Plain text, so that planning, encoding and the docs read one table. Slots: {content} is the text; {bos} and {eos} are
+the tokenizer's own tokens. BOS at the very start is never part of a row: whether it stands there is the plan's choice.
+`surefoot.data.named` lays conversations out with a row, `surefoot.data.jinja_writer` turns it into the chat template
+that other programs read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.families.tool_layouts import HERMES, LLAMA31, MISTRAL, ToolLayout
+
+OWN = "tokenizer"  # the tokenizer's chat template
+SUFFIX = ".jinja"  # a template of the user's own is a file
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A template for any number of turns.
+
+    user, system: around the text. merged: the system text stands inside the first user turn, before its text.
+    opening: what the program writes before an answer. lead: what the model writes before its text, left out where the
+    text holds `own_lead`. close: ends an answer, and is learned. after, finish: written by the program behind an
+    answer, behind the last one. trimmed: roles whose texts lose blanks around them. control: tokens that the tokenizer
+    must have as special ones. stops: those of them that end an answer, besides EOS. tools: None where it has no place
+    for them. takes_text: a text without turns is learned as it is.
+    """
+
+    name: str
+    about: str
+    user: str
+    opening: str
+    close: str
+    system: str
+    merged: bool = False
+    default_system: str = ""
+    lead: str = ""
+    own_lead: str = ""
+    after: str = ""
+    finish: str = ""
+    trimmed: tuple[str, ...] = ()
+    control: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+    tools: ToolLayout | None = HERMES
+    takes_text: bool = False
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A template for one prompt and one answer. header: what it begins with; header_input: where there is an input
+    (context) as well. A system text takes the header's place where that is allowed. EOS ends the answer."""
+
+    name: str
+    about: str
+    header: str
+    header_input: str
+    instruction: str
+    input: str
+    response: str
+    system_as_header: bool = False
+    lead: str = ""
+    control: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+
+
+Row = Dialogue | Prompt
+
+_TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
+_PAIRED = ", paired with an input that provides further context."
+_INDENT = " " * 16  # the source text of the published code was indented, and its prompts were so too
+
+
+def _commonsense(name: str, about: str, header_blanks: str, blank_line: str) -> Prompt:
+    """Both renders of LLM-Adapters' code, byte for byte: the trained one and the evaluated one differ in blanks."""
+    return Prompt(
+        name=name,
+        about=about,
+        header=_TASK.format(".") + " " + header_blanks,
+        header_input=_TASK.format(_PAIRED) + header_blanks,
+        instruction=f"\n\n{_INDENT}### Instruction:\n{_INDENT}{{content}}\n{blank_line}",
+        input=f"\n{_INDENT}### Input:\n{_INDENT}{{content}}\n{blank_line}",
+        response=f"\n{_INDENT}### Response:\n{_INDENT}",
+    )
+
+
+def _chatml(name: str, about: str, default_system: str = "", lead: str = "", own_lead: str = "") -> Dialogue:
+    return Dialogue(
+        name=name,
+        about=about,
+        system="<|im_start|>system\n{content}<|im_end|>\n",
+        user="<|im_start|>user\n{content}<|im_end|>\n",
+        opening="<|im_start|>assistant\n",
+        lead=lead,
+        own_lead=own_lead,
+        close="<|im_end|>",
+        after="\n",
+        default_system=default_system,
+        control=("<|im_start|>", "<|im_end|>"),
+        stops=("<|im_end|>",),
+    )
+
+
+ROWS: tuple[Row, ...] = (
+    Dialogue(
+        name="llama3",
+        about="Llama 3's headers, tools as in Llama 3.1",
+        system="<|start_header_id|>system<|end_header_id|>\n\n{content}<|eot_id|>",
+        user="<|start_header_id|>user<|end_header_id|>\n\n{content}<|eot_id|>",
+        opening="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        close="<|eot_id|>",
+        trimmed=("system", "user", "assistant"),
+        control=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        stops=("<|eot_id|>",),
+        tools=LLAMA31,
+    ),
+    Dialogue(
+        name="llama2",
+        about="Llama 2 chat: [INST] blocks, the system text in the first",
+        system="<<SYS>>\n{content}\n<</SYS>>\n\n",
+        merged=True,
+        user="{bos}[INST] {content} [/INST]",
+        opening="",
+        lead=" ",
+        close=" {eos}",
+        trimmed=("user", "assistant"),
+    ),
+    Dialogue(
+        name="phi3",
+        about="Phi-3's <|user|>, <|assistant|>, <|end|>",
+        system="<|system|>\n{content}<|end|>\n",
+        user="<|user|>\n{content}<|end|>\n",
+        opening="<|assistant|>\n",
+        close="<|end|>",
+        after="\n",
+        finish="{eos}",
+        control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        stops=("<|end|>",),
+    ),
+    _chatml(
+        "qwen",
+        "ChatML with Qwen2.5's system text",
+        "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    ),
+    _chatml("qwen3", "ChatML with Qwen3's empty thinking block", lead="<think>\n\n</think>\n\n", own_lead="</think>"),
+    Dialogue(
+        name="mistral",
+        about="Mistral 7B v0.3's [INST] blocks, the system text in the first",
+        system="{content}\n\n",
+        merged=True,
+        user="[INST] {content}[/INST]",
+        opening="",
+        lead=" ",
+        close="{eos}",
+        trimmed=("assistant",),
+        tools=MISTRAL,
+    ),
+    Dialogue(
+        name="gemma",
+        about="Gemma 2 and 3: user and model turns, the system text in the first",
+        system="{content}\n\n",
+        merged=True,
+        user="<start_of_turn>user\n{content}<end_of_turn>\n",
+        opening="<start_of_turn>model\n",
+        close="<end_of_turn>",
+        after="\n",
+        trimmed=("user", "assistant"),
+        control=("<start_of_turn>", "<end_of_turn>"),
+        stops=("<end_of_turn>",),
+    ),
+    _chatml("chatml", "<|im_start|>role … <|im_end|>"),
+    Prompt(
+        name="alpaca",
+        about="the headings of Stanford Alpaca: one prompt, one answer, no special tokens",
+        header=_TASK.format("."),
+        header_input=_TASK.format(_PAIRED),
+        instruction="\n\n### Instruction:\n{content}",
+        input="\n\n### Input:\n{content}",
+        response="\n\n### Response:\n",
+        system_as_header=True,
+    ),
+    Dialogue(
+        name="vicuna",
+        about="USER: … ASSISTANT: …, for dialogues without special tokens",
+        system="{content} ",
+        default_system="A chat between a curious user and an artificial intelligence assistant. "
+        "The assistant gives helpful, detailed, and polite answers to the user's questions.",
+        user="USER: {content} ",
+        opening="ASSISTANT:",
+        lead=" ",
+        close="{eos}",
+        trimmed=("assistant",),
+    ),
+    Dialogue(
+        name="zephyr",
+        about="Zephyr's <|user|> and <|assistant|> lines, written as plain text",
+        system="<|system|>\n{content}{eos}\n",
+        user="<|user|>\n{content}{eos}\n",
+        opening="<|assistant|>\n",
+        close="{eos}",
+        after="\n",
+    ),
+    Dialogue(
+        name="plain",
+        about="the texts and nothing else",
+        system="{content}\n",
+        user="{content}\n",
+        opening="",
+        close="{eos}",
+        tools=None,
+        takes_text=True,
+    ),
+    _commonsense("commonsense", "LLM-Adapters' training prompts, byte for byte", " ", _INDENT),
+    _commonsense("commonsense-eval", "LLM-Adapters' evaluation prompts, byte for byte", "", ""),
+    Prompt(
+        name="commonsense-sentence",
+        about="instruction, input and answer as sentences of one line",
+        header="",
+        header_input="",
+        instruction="{content}.",
+        input=" {content}.",
+        response="",
+        lead=" ",
+    ),
+)
+
+NAMES: tuple[str, ...] = (OWN, *(row.name for row in ROWS))
+
+
+def find_row(name: str) -> Row | None:
+    """The row called `name`; None for the tokenizer's own template, a file, or an unknown name."""
+    return next((row for row in ROWS if row.name == name), None)
+
+
+def is_file(name: str) -> bool:
+    """Whether data.template names a file of the user's own."""
+    return name.endswith(SUFFIX)
+
+
+def without_control_tokens() -> tuple[str, ...]:
+    """Names that work with any tokenizer."""
+    return tuple(row.name for row in ROWS if not row.control)

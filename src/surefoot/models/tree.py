@@ -1,0 +1,101 @@
+"""Facts of any model folder. A described family needs its config.json alone; of others the model itself is asked.
+
+`transformers` builds the class of that model_type on the meta device: every module, no memory, no weights. That takes
+seconds, most of them the import, so it is done only for a family without a row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import Fault, InputError
+from surefoot.families import find
+from surefoot.families.model_facts import ModelFacts, ModuleFact, ModuleTree, read_model_facts
+from surefoot.models.folder import read_config
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+# What facts are made of; a class whose names differ maps these to its own (`attribute_map`).
+_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "attention_dropout",
+    "sliding_window",
+    "layer_types",
+    "tie_word_embeddings",
+)
+
+
+def facts_of(folder: Path) -> ModelFacts:
+    """Facts of the model in `folder`. Raises InputError for a config that is damaged, hostile, or of no known class."""
+    config = read_config(folder)  # refuses what would run code, and adapters
+    return read_model_facts(folder, None if find(str(config.get("model_type"))) else module_tree(folder))
+
+
+def module_tree(folder: Path) -> ModuleTree:
+    """The tree of modules that transformers would build for folder/config.json."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from surefoot.models.load import model_config
+    from surefoot.models.quiet import quiet_libraries
+
+    config = model_config(folder)
+    try:
+        with quiet_libraries(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        what = f"model_type {config.model_type!r} is no causal language model of transformers"
+        raise InputError(Fault(str(folder / "config.json"), what, "use a text model")) from error
+    return _tree(model, str(folder / "config.json"))
+
+
+def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
+    config, embedding, head = model.config, model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None:
+        raise InputError(Fault(where, f"{type(model).__name__} has no output head", "use a causal language model"))
+    names = {module: name for name, module in model.named_modules()}
+    modules = tuple(fact for module, name in names.items() if (fact := _fact(name, module)))
+    values: dict[str, Any] = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}
+    values["model_type"], values["dtype"] = config.model_type, str(config.dtype or "float32").removeprefix("torch.")
+    if values.get("intermediate_size") is None:
+        inner = [fact.linear[1] for fact in modules if fact.linear and fact.name != names[head]]
+        values["intermediate_size"] = max(inner, default=1)
+    values["word_embed_proj_dim"] = embedding.get_parameter("weight").shape[1]
+    dropouts = {key: value for key, value in config.to_dict().items() if _is_dropout(key, value)}
+    return ModuleTree(
+        config=dropouts | values,
+        modules=modules,
+        embedding=names[embedding],
+        head=names[head],
+        without_sdpa="" if model._supports_sdpa else f"transformers has no SDPA for {type(model).__name__}",
+        dropouts=tuple(dropouts),
+    )
+
+
+def _is_dropout(key: str, value: object) -> bool:
+    return ("drop" in key) and key != "attention_dropout" and isinstance(value, float) and 0 < value < 1
+
+
+def _fact(name: str, module: nn.Module) -> ModuleFact | None:
+    """None for a module without parameters of its own."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    if not own:
+        return None
+    if isinstance(module, nn.Linear):
+        return ModuleFact(name, own, (module.in_features, module.out_features))
+    if isinstance(module, Conv1D):
+        return ModuleFact(name, own, (module.nx, module.nf))
+    return ModuleFact(name, own)
