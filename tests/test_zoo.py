@@ -1,0 +1,182 @@
+"""The zoo is what it says: loads with transformers, special tokens where the published files have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from zoo import ZOO
+
+TEXT = "What is the colour of the sky?"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("zoo")
+    return {name: build(root / name) for name, build in ZOO.items()}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_loads_and_answers(built, name):
+    tokenizer = AutoTokenizer.from_pretrained(built[name])
+    model = AutoModelForCausalLM.from_pretrained(built[name]).eval()
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    assert ids.max() < model.config.vocab_size
+    assert torch.isfinite(model(ids).logits).all()
+    assert tokenizer.decode(ids[0], skip_special_tokens=True).strip() == TEXT
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_loads_as_it_was_saved(built, name):
+    """What AutoTokenizer makes of the files gives the ids that the files alone give."""
+    from tokenizers import Tokenizer
+
+    text = "Grüße, 汉字 and 12345!\n\n  Two spaces."
+    expected = Tokenizer.from_file(str(built[name] / "tokenizer.json")).encode(text).ids
+    assert AutoTokenizer.from_pretrained(built[name])(text).input_ids == expected
+
+
+FIRST_IDS = {
+    "llama2": ["<unk>", "<s>", "</s>", "<0x00>"],
+    "llama3": ["!", '"', "#"],
+    "mistral": ["<unk>", "<s>", "</s>", "<0x00>"],
+    "qwen2": ["!", '"', "#"],
+    "qwen3": ["!", '"', "#"],
+    "phi3": ["<unk>", "<s>", "</s>", "<0x00>"],
+    "gemma2": ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"],
+    "gemma3": ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"],
+    "opt": ["<s>", "<pad>", "</s>", "<unk>", "!"],
+    "gpt2": ["!", '"', "#"],
+}
+# BOS that the tokenizer puts in front, EOS, PAD.
+ROLES = {
+    "llama2": ("<s>", "</s>", None),
+    "llama3": ("<|begin_of_text|>", "<|eot_id|>", None),
+    "mistral": ("<s>", "</s>", None),
+    "qwen2": (None, "<|im_end|>", "<|endoftext|>"),
+    "qwen3": (None, "<|im_end|>", "<|endoftext|>"),
+    "phi3": (None, "<|endoftext|>", "<|endoftext|>"),
+    "gemma2": ("<bos>", "<eos>", "<pad>"),
+    "gemma3": ("<bos>", "<eos>", "<pad>"),
+    "opt": ("</s>", "</s>", "<pad>"),
+    "gpt2": (None, "<|endoftext|>", None),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_special_tokens(built, name):
+    tokenizer = AutoTokenizer.from_pretrained(built[name])
+    assert tokenizer.convert_ids_to_tokens(range(len(FIRST_IDS[name]))) == FIRST_IDS[name]
+    first = tokenizer(TEXT).input_ids[0]
+    added = tokenizer.convert_ids_to_tokens(first) if first in tokenizer.all_special_ids else None
+    assert (added, tokenizer.eos_token, tokenizer.pad_token) == ROLES[name]
+    assert tokenizer(TEXT).input_ids.count(first) == 1 or added is None
+
+
+TRAITS = {
+    "llama2": {"num_key_value_heads": 4},
+    "llama3": {"num_key_value_heads": 2, "tie_word_embeddings": False},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {"tie_word_embeddings": True, "use_sliding_window": False},
+    "qwen3": {"head_dim": 12},
+    "phi3": {"sliding_window": 16},
+    "gemma2": {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 12},
+    "gemma3": {"layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    "opt": {"dropout": 0.1, "tie_word_embeddings": True},
+    "gpt2": {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "tie_word_embeddings": True},
+}
+MODULES = {
+    "phi3": "model.layers.0.self_attn.qkv_proj.weight",
+    "qwen2": "model.layers.0.self_attn.q_proj.bias",
+    "qwen3": "model.layers.0.self_attn.q_norm.weight",
+    "gemma3": "model.layers.0.self_attn.q_norm.weight",
+    "opt": "model.decoder.embed_positions.weight",
+    "gpt2": "transformer.h.0.attn.c_attn.weight",
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_traits(built, name):
+    config = json.loads((built[name] / "config.json").read_text())
+    assert {key: config[key] for key in TRAITS[name]} == TRAITS[name]
+    parameters = dict(AutoModelForCausalLM.from_pretrained(built[name]).named_parameters())
+    assert MODULES.get(name, "model.embed_tokens.weight") in parameters
+
+
+def test_rows_beside_the_tokens(built):
+    """Qwen, Phi-3 and OPT have rows that no token uses, Gemma 3's text models one token without a row."""
+    spare = {}
+    for name in ("llama3", "qwen2", "phi3", "opt", "gemma3"):
+        config = json.loads((built[name] / "config.json").read_text())
+        spare[name] = config["vocab_size"] - len(AutoTokenizer.from_pretrained(built[name]))
+    assert spare == {"llama3": 0, "qwen2": 7, "phi3": 5, "opt": 7, "gemma3": -1}
+
+
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "Why?"},
+]
+RENDERED = {
+    "llama2": "<s>[INST] Hi [/INST] Hello. </s><s>[INST] Why? [/INST]",
+    "mistral": "<s>[INST] Hi [/INST]Hello.</s>[INST] Why? [/INST]",
+    "qwen2": "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "qwen3": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n"
+    "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    "phi3": "<|user|>\nHi<|end|>\n<|assistant|>\nHello.<|end|>\n<|user|>\nWhy?<|end|>\n<|assistant|>\n",
+    "gemma2": "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n"
+    "<start_of_turn>user\nWhy?<end_of_turn>\n<start_of_turn>model\n",
+    "llama3": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+    "Today Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nHello.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+}
+RENDERED["gemma3"] = RENDERED["gemma2"]
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_chat_format(built, name):
+    tokenizer = AutoTokenizer.from_pretrained(built[name])
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True) == RENDERED[name]
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+WITH_TOOLS = [
+    {"role": "user", "content": "Add."},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "name": "add", "tool_call_id": "abcdefghi", "content": "2"},
+    {"role": "assistant", "content": "Two."},
+]
+TOOL_TAILS = {
+    "llama3": '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "add", "parameters": {"a": 1}}<|eot_id|>'
+    '<|start_header_id|>ipython<|end_header_id|>\n\n"2"<|eot_id|>'
+    "<|start_header_id|>assistant<|end_header_id|>\n\nTwo.<|eot_id|>",
+    "mistral": '[INST] Add.[/INST][TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]</s>'
+    '[TOOL_RESULTS] {"content": 2, "call_id": "abcdefghi"}[/TOOL_RESULTS] Two.</s>',
+    "qwen2": '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+    "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\nTwo.<|im_end|>\n",
+    "qwen3": '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+    "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\nTwo.<|im_end|>\n",
+}
+
+
+@pytest.mark.parametrize("name", TOOL_TAILS)
+def test_tools(tmp_path: Path, name):
+    folder = ZOO[name](tmp_path / name, **({"version": "0.3"} if name == "mistral" else {}))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(WITH_TOOLS, tools=TOOLS, tokenize=False)
+    assert text.endswith(TOOL_TAILS[name])
+    assert '"name": "add"' in text[: -len(TOOL_TAILS[name])]
+
+
+def test_base_models_have_no_chat_template(tmp_path: Path):
+    for name, build in ZOO.items():
+        assert AutoTokenizer.from_pretrained(build(tmp_path / name, chat_template=False)).chat_template is None
