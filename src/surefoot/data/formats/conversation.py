@@ -1,0 +1,44 @@
+"""What every record becomes: turns of a conversation, or one text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """What an assistant asks a tool to do. arguments: a JSON object."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """role: system | user | assistant | tool, or "text" for a text without turns. context: alpaca's `input`, else
+    empty. calls: of an assistant turn, whose content may then be empty. learned: False for an answer that the data
+    marks as not to be learned."""
+
+    role: str
+    content: str
+    context: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    learned: bool = True
+
+    @property
+    def text(self) -> str:
+        """Content and context as one text, for templates that have no place for the latter."""
+        return "\n".join(part for part in (self.content, self.context) if part)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns, and the row (number and line, from 1; 0 = from no file) they were read from. tools: definitions of the
+    tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function": {"name", …}})."""
+
+    turns: tuple[Turn, ...]
+    number: int = 0
+    line: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()

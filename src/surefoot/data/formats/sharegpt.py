@@ -1,0 +1,50 @@
+"""The `sharegpt` format: {"conversations": [{"from", "value"}, …]}, with tools in roles of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.data.formats.conversation import Conversation, Turn
+from surefoot.data.formats.fields import RowFault, field, filled, listed, near, text
+from surefoot.data.formats.tools import read_calls
+from surefoot.data.formats.turns import is_learned, read_dialogue
+
+_CALL = "call"
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "system": "system",
+    "function_call": _CALL,
+    "observation": "tool",
+    "user": "user",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "tool_call": _CALL,
+    "tool": "tool",
+    "tool_response": "tool",
+}
+
+
+def read_sharegpt(record: Mapping[str, Any]) -> Conversation:
+    """{"conversations": [{"from", "value"}, …]}, optionally with "tools" and "system". `messages` is read as well,
+    where there is no `conversations`."""
+    name = "messages" if "conversations" not in record and "messages" in record else "conversations"
+    return read_dialogue(record, name, _turn)
+
+
+def _turn(item: Mapping[str, Any]) -> Turn:
+    written = text(item, "from")
+    if written not in _ROLES:
+        like = near(written.lower(), _ROLES)
+        hint = f"; did you mean {like[0]!r}?" if like else ""
+        raise RowFault(f"has the unknown role {written!r}{hint}", f"known roles: {listed(_ROLES)}")
+    role = _ROLES[written]
+    if role == _CALL:
+        calls = read_calls(field(item, "value"), "value")
+        return Turn("assistant", "", calls=calls, learned=is_learned(item, "assistant"))
+    content = text(item, "value") if role in ("system", "tool") else filled(item, "value")
+    return Turn(role, content, learned=is_learned(item, role))
