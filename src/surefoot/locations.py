@@ -9,22 +9,26 @@ from __future__ import annotations
 import os.path  # its tests answer False where pathlib's raise: names too long, folders that may not be read
 import re
 
-PLAIN_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")  # may be followed by .gz
-DATA_SUFFIXES = (*PLAIN_SUFFIXES, ".parquet")
+DATA_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
+DATA_SUFFIXES = (*DATA_KINDS, *(f"{kind}.gz" for kind in DATA_KINDS if kind != ".parquet"))  # that one packs itself
+DESCRIPTION = "dataset_info.json"  # of a folder whose data sets have names
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def looks_local(text: str) -> bool:
     """Whether a path means a file or folder on this machine rather than a hub id such as org/name."""
-    if text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text) or data_suffix(text):
+    if text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
         return True
     return os.path.exists(text) or os.path.exists(os.path.dirname(text))
 
 
-def data_suffix(name: str) -> str | None:
-    """What kind of data file the name says it is: one of DATA_SUFFIXES, without .gz; None for any other file."""
-    stem, suffix = os.path.splitext(name.lower())
-    if suffix == ".gz" and os.path.splitext(stem)[1] in PLAIN_SUFFIXES:
-        return os.path.splitext(stem)[1]
-    return suffix if suffix in DATA_SUFFIXES else None
+def is_hub_data(text: str) -> bool:
+    """Whether the path of a source means a data set on the hub: org/name, and nothing that could be a file."""
+    return not looks_local(text) and data_kind(text) is None
+
+
+def data_kind(name: str) -> str | None:
+    """Which of DATA_KINDS the file's name says it is, packed or not; None for any other file."""
+    name = name.lower()
+    return os.path.splitext(name.removesuffix(".gz"))[1] if name.endswith(DATA_SUFFIXES) else None

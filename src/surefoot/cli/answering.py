@@ -52,7 +52,8 @@ def check_models(model: str, adapter: str | None) -> None:
 
     What could be a folder here is never looked up on the hub, so a misspelt run starts no download.
     """
-    from surefoot.config.paths import looks_local, nearest_path
+    from surefoot.config.paths import nearest_path
+    from surefoot.locations import looks_local
     from surefoot.models.folder import check_folder
     from surefoot.models.hub import resolve_folder
 

@@ -6,7 +6,6 @@ A path that could be local is never taken for a hub id, so a misspelt folder can
 from __future__ import annotations
 
 import os.path  # its tests answer False where pathlib's raise: names too long, folders that may not be read
-import re
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -16,15 +15,12 @@ from surefoot.config.mixture import SourceConfig
 from surefoot.config.nearest import nearest_word
 from surefoot.config.problems import Problem
 from surefoot.config.schema import RunConfig
+from surefoot.locations import DATA_SUFFIXES, DESCRIPTION, is_hub_data, looks_local
 
-TEXT_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
-DATA_SUFFIXES = (*TEXT_SUFFIXES, ".parquet", *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
-DESCRIPTION = "dataset_info.json"  # of a folder whose data sets have names
 _ONLY_ON_THE_HUB = ("subset", "split", "revision", "streaming")
 MOST_LISTED = 5  # neighbours that a message lists
 
 _SUFFIXES = ".json, .jsonl, .csv, .tsv, .parquet or .txt"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def expand_home(data: dict[str, Any]) -> dict[str, Any]:
@@ -48,18 +44,6 @@ def path_problems(config: RunConfig) -> list[Problem]:
             for number, source in enumerate(sources):
                 problems += _source(f"{key}.{number}", source)
     return problems
-
-
-def looks_local(text: str) -> bool:
-    """Whether a model path means a folder on this machine rather than a hub id such as org/name."""
-    if text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
-        return True
-    return os.path.exists(text) or os.path.exists(os.path.dirname(text))
-
-
-def is_hub_data(text: str) -> bool:
-    """Whether the path of a source means a data set on the hub: org/name, and nothing that could be a file."""
-    return not looks_local(text) and not text.lower().endswith(DATA_SUFFIXES)
 
 
 def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] = ()) -> str:

@@ -18,7 +18,7 @@ from surefoot.data.json_rows import read_lines, read_list
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
 from surefoot.errors import EnvironmentFault, Fault, InputError
-from surefoot.locations import DATA_SUFFIXES, data_suffix
+from surefoot.locations import DATA_KINDS, data_kind
 
 
 def open_file(path: str | Path, name: str | None = None) -> Source:
@@ -50,10 +50,10 @@ def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _kind(name: str) -> str:
-    if (kind := data_suffix(name)) is None:
+    if (kind := data_kind(name)) is None:
         ends = Path(name).suffix
         what = f"ends in {ends}, which is no kind of data file" if ends else "has no suffix that says what it holds"
-        raise InputError(Fault(name, what, f"known: {' '.join(DATA_SUFFIXES)}, and .gz behind all but .parquet"))
+        raise InputError(Fault(name, what, f"known: {' '.join(DATA_KINDS)}, and .gz behind all but .parquet"))
     return kind
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
-from surefoot.config.paths import looks_local
 from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.prepare import PreparedData
 from surefoot.data.segments import prompt_ids
 from surefoot.data.text_encoder import TextEncoder
+from surefoot.locations import looks_local
 from surefoot.planning.plan import RunPlan
 from surefoot.report.card import CardFacts, DataFile
 
