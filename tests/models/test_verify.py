@@ -107,18 +107,40 @@ def test_the_head_of_a_mixed_model_is_its_own(tmp_path, dtype):
     assert verify_head(model, CPU) == 0.0
 
 
-def test_a_model_that_scales_its_logits_is_found(folder, monkeypatch):
+def forward_with(change):
+    """The model's forward, its logits changed at the end."""
+
+    def replace_in(base, monkeypatch):
+        plain = base.forward
+
+        def forward(*args, **kwargs):
+            output = plain(*args, **kwargs)
+            output.logits = change(output.logits)
+            return output
+
+        monkeypatch.setattr(base, "forward", forward)
+
+    return replace_in
+
+
+@pytest.mark.parametrize("change", [lambda logits: logits / 8, lambda logits: 2 * (logits / 2).tanh()])
+def test_a_model_that_scales_or_caps_its_logits_does_so_for_chosen_positions_too(folder, monkeypatch, change):
     model, _ = set_up(folder)
+    forward_with(change)(model.get_base_model(), monkeypatch)
     assert verify_head(model.train(), CPU) == 0.0
     assert model.training
-    base = model.get_base_model()
-    plain = base.forward
 
-    def scaled(*args, **kwargs):
-        output = plain(*args, **kwargs)
-        output.logits = output.logits / 8
-        return output
 
-    monkeypatch.setattr(base, "forward", scaled)
-    with pytest.raises(EnvironmentFault, match="not head"):
+def test_a_model_that_mixes_positions_is_found(folder, monkeypatch):
+    model, _ = set_up(folder)
+    forward_with(lambda logits: logits.cumsum(1))(model.get_base_model(), monkeypatch)
+    with pytest.raises(EnvironmentFault, match="depend on more than that position"):
+        verify_head(model, CPU)
+
+
+def test_a_head_that_is_not_called_as_a_module_is_found(folder, monkeypatch):
+    model, _ = set_up(folder)
+    head = model.get_base_model().lm_head
+    monkeypatch.setattr(type(head), "__call__", lambda self, x: self.forward(x))
+    with pytest.raises(EnvironmentFault, match="off by inf"):
         verify_head(model, CPU)

@@ -184,4 +184,5 @@ def test_the_head_sees_supervised_positions_only(folders):
     model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape))
     batch = collate(EXAMPLES, pad_id=0)
     sft_loss(model, batch)
-    assert seen == [(batch.weight, 32)]
+    assert seen == [(1, batch.weight, 32)]
+    assert not model.lm_head._forward_pre_hooks

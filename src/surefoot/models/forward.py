@@ -1,13 +1,18 @@
-"""The forward pass in two halves: hidden states of all positions, logits of those that somebody asked for.
+"""The forward pass, with logits of those positions alone that somebody asked for.
 
 Instruction data supervises a tenth of its tokens. A head applied to those alone saves most of its arithmetic and
-nearly all of its memory, and each logit is the same dot product as before. `verify.verify_head` checks, for the model
-at hand, that nothing but the head stands between hidden state and logits.
+nearly all of its memory, and each logit is the same dot product as before. The model's own forward runs, so whatever
+it does to logits (Gemma 2 caps them, Granite divides them) is done; only the head's input is narrowed on its way in.
+`verify.verify_head` checks, for the model at hand, that the others do not matter to what is left.
 
-Shapes: B examples, T tokens, H hidden size, V vocabulary.
+Shapes: B examples, T tokens, N positions asked for, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -28,14 +33,42 @@ def causal_model(model: nn.Module) -> PreTrainedModel:
 def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
     """What the output head sees: [B, T, H], after the final norm.
 
-    Without a mask (right padding) none is passed on, so SDPA runs its causal kernels and no [T, T] mask exists. With
-    one (left padding) positions count real tokens from 0, as they would without padding.
+    Not what to compute logits from: a model may do more than apply its head to them.
     """
+    return causal_model(model).get_decoder()(**_inputs(batch)).last_hidden_state
+
+
+def logits_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
+    """The model's own logits [N, V] at `places`: N indices into the B * T positions of the batch, row by row."""
+    return narrowed_logits(model, places, **_inputs(batch))
+
+
+def narrowed_logits(model: nn.Module, places: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """The same for any inputs of the model's forward."""
+    with _head_sees(model, places):
+        return causal_model(model)(**inputs).logits.squeeze(0)
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    """Without a mask (right padding) none is passed on, so SDPA runs its causal kernels and no [T, T] mask exists.
+    With one (left padding) positions count real tokens from 0, as they would without padding."""
     mask = batch.attention_mask
     positions = None if mask is None else positions_from_mask(mask)
-    decoder = causal_model(model).get_decoder()
-    output = decoder(input_ids=batch.input_ids, attention_mask=mask, position_ids=positions, use_cache=False)
-    return output.last_hidden_state
+    return {"input_ids": batch.input_ids, "attention_mask": mask, "position_ids": positions, "use_cache": False}
+
+
+@contextmanager
+def _head_sees(model: nn.Module, places: torch.Tensor) -> Iterator[None]:
+    """Inside, the output head gets [1, N, H] of the [B, T, H] that it is called with."""
+
+    def narrow(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        return (inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0),)
+
+    hook = output_head(model).register_forward_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def positions_from_mask(mask: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 
 from surefoot.models.attention import decoding_context
-from surefoot.models.forward import causal_model, output_head, positions_from_mask
+from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
 
 _INCOMPLETE = "\ufffd"  # what tokenizers put for bytes that are no character yet
 
@@ -115,11 +115,11 @@ def stream_text(
 def _next_logits(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, cache: Cache) -> torch.Tensor:
     """[B, V] in fp32, after the new ids[B, n]. mask: [B, S] over everything so far; the cache grows by n."""
     positions = positions_from_mask(mask)[:, -ids.shape[1] :]
+    rows, new = ids.shape
+    last = torch.arange(1, rows + 1, device=ids.device) * new - 1
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     with decoding_context():
-        output = causal_model(model).get_decoder()(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        )
-        return output_head(model)(output.last_hidden_state[:, -1]).float()
+        return narrowed_logits(model, last, **inputs, past_key_values=cache, use_cache=True).float()
 
 
 def _left_padded(

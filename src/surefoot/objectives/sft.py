@@ -1,6 +1,6 @@
 """Supervised fine-tuning: the cross entropy of the tokens that the data marks as to be learned.
 
-    loss = - sum over supervised t of log softmax(head(h_t))[target_t]
+    loss = - sum over supervised t of log softmax(logits_t)[target_t]
 
 The head runs on supervised positions only; softmax and sum are fp32 whatever the autocast dtype.
 """
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batch import IGNORE, Batch
-from surefoot.models.forward import hidden_states, output_head
+from surefoot.models.forward import logits_at
 from surefoot.objectives.base import LossSum
 
 
@@ -35,5 +35,4 @@ def supervised_logits(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, tor
     # Found first: the index needs a host sync on a GPU, and the queue is shortest before the decoder has run.
     places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)  # [N]
     targets = batch.targets.flatten().index_select(0, places)
-    hidden = hidden_states(model, batch).flatten(0, 1)  # [B * T, H]
-    return output_head(model)(hidden.index_select(0, places)), targets
+    return logits_at(model, batch, places), targets
