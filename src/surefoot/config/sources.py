@@ -31,6 +31,8 @@ class Sources:
     def of_group(self, key: str) -> str:
         """Where a message about an absent key points: at the group it belongs to; the file for a top-level key."""
         group = key.rpartition(".")[0]
+        if group.rpartition(".")[2].isdecimal():  # an item of a list has no key of its own
+            return self.of_value(group)
         return self.of_key(group) if group else self.document.path
 
     def origin(self, key: str) -> str:
