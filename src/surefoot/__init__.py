@@ -1,6 +1,6 @@
 """Fine-tune language models without losing your footing: no NaNs, no drift, no guesswork.
 
-    from surefoot import load_config
+    from surefoot import load_config, plan, train
 
 Names are imported on first use, so `import surefoot` costs nothing.
 """
@@ -12,10 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surefoot.config.load import load_config as load_config
+    from surefoot.evaluate.answers import Answered as Answered
+    from surefoot.objectives.base import LossSum as LossSum
+    from surefoot.objectives.sft import supervised_logits as supervised_logits
+    from surefoot.stages.api import TrainResult as TrainResult
+    from surefoot.stages.api import plan as plan
+    from surefoot.stages.api import train as train
 
     __version__: str
 
-_PUBLIC = {"load_config": "surefoot.config.load"}  # public name -> the module that defines it
+_PUBLIC = {  # public name -> the module that defines it
+    "load_config": "surefoot.config.load",
+    "train": "surefoot.stages.api",
+    "plan": "surefoot.stages.api",
+    "TrainResult": "surefoot.stages.api",
+    "LossSum": "surefoot.objectives.base",
+    "supervised_logits": "surefoot.objectives.sft",
+    "Answered": "surefoot.evaluate.answers",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ FREE = {
     "tracking.offline",
     "log_every",
     "eval_every",
+    "eval_at_start",
     "checkpoint.every",
     "checkpoint.keep",
     "samples.count",

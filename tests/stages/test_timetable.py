@@ -49,3 +49,9 @@ def test_lengths_are_not_asked_for_unless_tokens_are_meant():
         raise AssertionError("reads every length of the data set")
 
     assert table("3 epochs", tokens=forbidden).total_steps == 30
+
+
+def test_an_evaluation_at_the_start_is_at_step_0():
+    table = make_timetable(Duration(4, "steps"), Duration(2, "steps"), Duration(4, "steps"), 4, int, eval_at_start=True)
+    assert table.eval_steps == {0, 2, 4}
+    assert table.save_steps == {4}

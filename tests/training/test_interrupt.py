@@ -3,9 +3,12 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+
+from surefoot.training.interrupt import StopRequest
 
 PROGRAM = """
 import time
@@ -14,6 +17,8 @@ with StopRequest() as stop:
     print("ready", flush=True)
     while not (stop.requested and {obey}):
         time.sleep(0.01)
+        if wishes := sorted(stop.take_wishes()):
+            print("wished", *wishes, flush=True)
     print("left after", stop.requested, flush=True)
 """
 
@@ -44,3 +49,27 @@ def test_the_second_signal_stops_at_once():
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("number", "wish"), [(signal.SIGUSR1, "save"), (signal.SIGUSR2, "evaluate")])
+def test_a_wish_is_heard_once_and_stops_nothing(number, wish):
+    process = start(obey=True)
+    process.send_signal(number)
+    assert process.stdout.readline() == f"wished {wish}\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert out == "left after SIGTERM\n"
+    assert f"{number.name}: " in err
+
+
+def test_on_another_thread_nothing_is_asked_and_nothing_breaks():
+    found = []
+
+    def work():
+        with StopRequest() as stop:
+            found.append((stop.requested, stop.take_wishes()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [(None, frozenset())]

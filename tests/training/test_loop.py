@@ -13,7 +13,7 @@ from surefoot.training.checkpoint import load_state, newest_verified, save_check
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
-from surefoot.training.optimizer import load_optimizer_tensors
+from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
 from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
@@ -237,3 +237,45 @@ def test_two_fresh_runs_are_identical(tmp_path):
         diary = Diary()
         train(make_job(tmp_path / name, engine), RunState(), diary, diary.stop)
     assert same_bits(bits(first), bits(second))
+
+
+class Wishing(StopRequest):
+    """Asks for something once, after a step."""
+
+    def __init__(self, wish, diary, after):
+        super().__init__()
+        self.wish, self.diary, self.after = wish, diary, after
+
+    def take_wishes(self):
+        return frozenset({self.wish} if self.diary.lines[-1] == f"step {self.after}" else ())
+
+
+@pytest.mark.parametrize(("wish", "after", "line"), [("save", 2, "save 2"), ("evaluate", 7, "eval 7")])
+def test_a_wish_is_granted_after_the_step_and_changes_nothing(tmp_path, wish, after, line):
+    plain, asked = Diary(), Diary()
+    one, other = toy_engine(dropout=0.3), toy_engine(dropout=0.3)
+    usual = train(make_job(tmp_path / "a", one), RunState(), plain, plain.stop).state
+    state = train(make_job(tmp_path / "b", other), RunState(), asked, Wishing(wish, asked, after)).state
+    assert [entry for entry in asked.lines if entry not in plain.lines] == [line]
+    assert asked.lines[asked.lines.index(line) - 1] == f"step {after}"
+    assert same_bits(bits(one), bits(other))
+    assert dataclasses.replace(state, seconds=0) == dataclasses.replace(usual, seconds=0)
+
+
+def test_what_is_due_anyway_is_not_done_twice(tmp_path):
+    asked = Diary()
+    train(make_job(tmp_path, toy_engine()), RunState(), asked, Wishing("evaluate", asked, 5))
+    assert [entry for entry in asked.lines if entry.startswith("eval 5")] == ["eval 5 best"]
+
+
+def test_an_evaluation_before_the_first_step_comes_first_and_can_be_the_best(tmp_path):
+    diary = Diary()
+    job = make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12}))
+    train(job, RunState(), diary, diary.stop)
+    assert diary.lines[:3] == ["eval 0 best", "save 0", "step 1"]
+
+
+def test_twin_a_state_that_counts_step_0_as_evaluated_skips_it(tmp_path):
+    diary = Diary()
+    train(make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12})), RunState(evaluated=0), diary, diary.stop)
+    assert diary.lines[0] == "step 1"

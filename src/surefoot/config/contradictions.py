@@ -39,6 +39,7 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
         "early_stopping": config.early_stopping is not None,
         "samples.count": config.samples.count > 0,
         "metrics.names": bool(config.metrics.names),
+        "eval_at_start": config.eval_at_start,
         "eval_every": config.eval_every not in (None, RunConfig.model_fields["eval_every"].default),
     }
     for key, wanted in wants.items():

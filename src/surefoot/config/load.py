@@ -8,7 +8,7 @@ Nothing here imports torch, transformers or numpy: a mistake is reported in a fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +79,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         for key, _ in _leaves(whole)
     }
     return LoadedConfig(config, origins, str(path), sources)
+
+
+def check_config(data: Mapping[str, Any]) -> RunConfig:
+    """A config from plain values, such as a Python caller writes them, checked as one from a file is.
+
+    Raises InputError with one fault for each mistake, which names the key.
+    """
+    plain = expand_home(expand_short_forms(deepcopy(dict(data))))
+    faults = [Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain)]
+    if faults:
+        raise InputError(faults)
+    return RunConfig.model_validate(plain)
 
 
 def _check_is_file(path: Path) -> None:

@@ -52,6 +52,7 @@ POLICIES: dict[str, Rule] = {
     "duration": Rule("warned", "the learning-rate curve is stretched to the new length from here on"),
     "log_every": Rule("free", "only what is written down changes"),
     "eval_every": Rule("free", "evaluation does not touch the training"),
+    "eval_at_start": Rule("free", "evaluation does not touch the training"),
     "checkpoint.every": Rule("free", "saving does not touch the training"),
     "checkpoint.keep": Rule("free", "saving does not touch the training"),
     "checkpoint.best": Rule("refused", "the best checkpoint so far was chosen by the old rule"),

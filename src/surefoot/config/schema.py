@@ -228,6 +228,8 @@ class RunConfig(Section):
     """Log every N steps."""
     eval_every: Duration | None = Duration(200, "steps")
     """How often to evaluate (needs data.eval); null: only at the end."""
+    eval_at_start: Flag = False
+    """Evaluate before step 1 as well: the figures of the base model, to compare with."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When to save and what to keep."""
     early_stopping: Annotated[EarlyStoppingConfig | None, Field(examples=[{"patience": 3}])] = None

@@ -119,7 +119,12 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     if custom.objective is not None:
         stage = replace(stage, objective=custom.objective)
     timetable = make_timetable(
-        config.duration, config.eval_every, config.checkpoint.every, stage.steps_per_epoch, stage.step_tokens
+        config.duration,
+        config.eval_every,
+        config.checkpoint.every,
+        stage.steps_per_epoch,
+        stage.step_tokens,
+        eval_at_start=config.eval_at_start,
     )
     identity = run_identity(config, plan, base, stage.data)
     if found.checkpoint is not None:

@@ -14,7 +14,8 @@ from surefoot.config.durations import Duration
 
 @dataclass(frozen=True)
 class Timetable:
-    """All in optimizer steps, counted from 1. The last step is always evaluated and saved."""
+    """All in optimizer steps, counted from 1; an evaluation at 0 comes before the first. The last step is always
+    evaluated and saved."""
 
     steps_per_epoch: int
     total_steps: int
@@ -32,6 +33,8 @@ def make_timetable(
     save_every: Duration,
     steps_per_epoch: int,
     tokens_of_step: Callable[[int], int],
+    *,
+    eval_at_start: bool = False,
 ) -> Timetable:
     """tokens_of_step: real input tokens of step 1, 2, …; asked only when a duration is given in tokens."""
     total = length_in_steps(duration, steps_per_epoch, tokens_of_step)
@@ -44,7 +47,8 @@ def make_timetable(
             steps.add(step)
         return frozenset(steps)
 
-    return Timetable(steps_per_epoch, total, due(eval_every), due(save_every))
+    start = frozenset({0} if eval_at_start else ())
+    return Timetable(steps_per_epoch, total, due(eval_every) | start, due(save_every))
 
 
 def length_in_steps(duration: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> int:

@@ -94,7 +94,13 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
             raise _diverged(report, state, str(origin) if origin else None)
         saved = False
         if not stop.requested:
+            wishes = stop.take_wishes()
+            if "evaluate" in wishes and not _evaluation_due(job, state):
+                _evaluate_for_reading(job, state, observer)
             state, saved = _evaluate_and_save(job, state, observer)
+            if "save" in wishes and not saved:
+                observer.saved(job.save(state), state)
+                saved = True
         if stop.requested and not (saved and is_over(job, state)):
             if not saved:
                 observer.saved(job.save(state), state)
@@ -130,6 +136,13 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[R
         observer.saved(job.save(state), state)
         return state, True
     return state, False
+
+
+def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None:
+    """An evaluation that a signal asked for. It decides nothing: the run stays the one it would have been."""
+    report = job.evaluate(state.step) if job.evaluate else None
+    if report is not None:
+        observer.evaluation(report, state, improved=False)
 
 
 def _diverged(report: StepReport, state: RunState, origin: str | None) -> Diverged:

@@ -27,7 +27,7 @@ class Best:
 class RunState:
     """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
     loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
-    evaluated: the last step after which an evaluation ran. stale: evaluations since the best one.
+    evaluated: the last step after which an evaluation ran; -1 before the first. stale: evaluations since the best one.
     seconds: time spent in steps, over all sessions; the only entry that two equal runs do not share."""
 
     step: int = 0
@@ -38,7 +38,7 @@ class RunState:
     guard: GuardCounts = field(default_factory=GuardCounts)
     scale: LossScale | None = None
     best: Best | None = None
-    evaluated: int = 0
+    evaluated: int = -1
     stale: int = 0
     seconds: float = 0.0
 

@@ -1,0 +1,112 @@
+"""`surefoot.train` and `surefoot.plan`: what the commands do, from Python, with the same objects.
+
+    import surefoot
+    result = surefoot.train("my-run.yaml", ["optim.lr=1e-4"])
+    result.results["eval_loss"], result.folder
+
+Importing prints nothing and sets nothing up. A run may follow another in one process: what a run changes in torch (the
+number of threads, TF32) is put back, its memory is given back, and its weights lie in the run folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from surefoot import hardware
+from surefoot.config.load import LoadedConfig, check_config, load_config
+from surefoot.config.schema import RunConfig
+from surefoot.errors import Fault, InputError
+from surefoot.evaluate.answers import Metric
+from surefoot.families.files import read_json
+from surefoot.objectives.base import Objective
+from surefoot.planning.plan import RunPlan
+from surefoot.report.console import open_console
+from surefoot.report.results import ALL
+from surefoot.stages.custom import Custom, RecordReader
+from surefoot.stages.planned import make_plan
+from surefoot.stages.run import train_run
+
+AnyConfig = RunConfig | LoadedConfig | Mapping[str, Any] | str | Path
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """finished: False when a signal stopped the run; then resume=True goes on. results: what all_results.json holds."""
+
+    folder: Path
+    finished: bool
+    results: Mapping[str, Any] = field(repr=False)
+
+
+def train(
+    config: AnyConfig,
+    overrides: Sequence[str] = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    objective: Objective | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    read_record: RecordReader | None = None,
+    stream: TextIO | None = None,
+) -> TrainResult:
+    """Run a config to its end, as `surefoot train` does.
+
+    config: a YAML file, a mapping with the same keys, or what `load_config` gave. overrides: "key=value", for a file.
+    objective: (model, batch) -> LossSum, in place of the stage's loss. metrics: functions of all answers by the name
+    under which metrics.names lists them. read_record: what reads a record where data.format is custom. stream: where to
+    talk, stdout unless given.
+
+    Raises surefoot.errors.SurefootError, whose text is what the command line would print.
+    """
+    if resume and overwrite:
+        raise InputError(Fault("train", "resume continues a run and overwrite replaces it", "give one of them"))
+    chosen = _config(config, overrides)
+    console = open_console(stream or sys.stdout, hardware.terminal_wishes())
+    custom = Custom(objective, metrics or {}, read_record)
+    with _torch_as_it_was():
+        mode = "resume" if resume else "overwrite" if overwrite else "new"
+        code = train_run(chosen, mode, console, typed=(), custom=custom)
+    folder = Path(chosen.output)
+    return TrainResult(folder, code == 0, read_json(folder / ALL) if code == 0 else {})
+
+
+def plan(config: AnyConfig, overrides: Sequence[str] = (), *, hardware_name: str | None = None) -> RunPlan:
+    """Every choice of the run with its reason, as `surefoot plan` shows it; trains nothing.
+
+    hardware_name: a machine from the table of presets, such as "h100"; this one unless given.
+    """
+    with _torch_as_it_was():
+        return make_plan(_config(config, overrides), hardware=hardware.preset(hardware_name) if hardware_name else None)
+
+
+def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
+    if isinstance(config, str | os.PathLike):
+        return load_config(config, overrides).config
+    if overrides:
+        raise InputError(Fault("overrides", "are for a config file", "change the mapping or the config itself"))
+    if isinstance(config, LoadedConfig):
+        return config.config
+    return config if isinstance(config, RunConfig) else check_config(config)
+
+
+@contextlib.contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    threads, products, convolutions = torch.get_num_threads(), torch.backends.cuda.matmul, torch.backends.cudnn
+    tf32 = products.fp32_precision, convolutions.fp32_precision
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        products.fp32_precision, convolutions.fp32_precision = tf32
+        gc.collect()  # modules and hooks refer to each other in circles
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

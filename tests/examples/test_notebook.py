@@ -1,0 +1,54 @@
+"""The notebook of examples/ runs from top to bottom in a real kernel, twice in the same one."""
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "first-run.ipynb"
+SECONDS = 120  # for one cell; a cell that hangs must not hang the suite
+
+
+def execute(book, folder):
+    NotebookClient(book, timeout=SECONDS, resources={"metadata": {"path": str(folder)}}).execute()
+    return book
+
+
+def texts(book):
+    """What the cells printed, and their last values."""
+    outputs = [output for cell in book.cells for output in cell.get("outputs", ())]
+    return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+@pytest.fixture(scope="module")
+def book():
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def test_it_runs_twice_in_one_kernel_and_prints_plain_lines(book, tmp_path):
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    again = [nbformat.v4.new_code_cell(cell.source) for cell in cells]
+    freed = nbformat.v4.new_code_cell(
+        "import gc, torch\n"
+        "del model\n"
+        "gc.collect()\n"
+        "print('tensors left:', sum(isinstance(one, torch.nn.Parameter) for one in gc.get_objects()))"
+    )
+    done = execute(nbformat.v4.new_notebook(cells=[*cells, *again, freed]), tmp_path)
+    said = texts(done)
+    assert "done: 30 steps" in said
+    assert "done: 60 steps" in said
+    assert "exact match" in said
+    assert "\x1b" not in said
+    assert "\r" not in said
+    assert "tensors left: 0" in said
+    shutil.rmtree(tmp_path)
+
+
+def test_twin_a_cell_that_fails_is_seen(tmp_path):
+    broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import surefoot\nsurefoot.train('no.yaml')")])
+    with pytest.raises(CellExecutionError, match="no such config file"):
+        execute(broken, tmp_path)
