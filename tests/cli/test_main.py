@@ -37,7 +37,7 @@ SURFACE = {
     "plan": ["config", "overrides", "--hardware", "--json"],
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
     "schema": [],
-    "train": ["config", "overrides", "--resume", "--overwrite", "--dry-run"],
+    "train": ["config", "overrides", "--resume", "--overwrite", "--quiet", "--dry-run"],
     "verify": ["folder", "--same-as", "--json"],
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -14,8 +16,9 @@ from surefoot.cli.options import config_arguments, load_or_exit
 @config_arguments
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
-def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: bool, dry_run: bool) -> int:
+def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: bool, quiet: bool, dry_run: bool) -> int:
     """Fine-tune the model that CONFIG.yaml describes.
 
     Any key can be overridden: surefoot train run.yaml optim.lr=1e-4 precision=bf16
@@ -29,6 +32,7 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: boo
     from surefoot.stages.run import train_run
 
     mode = "resume" if resume else "overwrite" if overwrite else "new"
-    console = open_console(sys.stdout, hardware.terminal_wishes())
     typed = ["surefoot", *sys.argv[1:]]
-    return train_run(loaded.config, mode, console, typed=typed, dry_run=dry_run)
+    with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stdout) as stream:
+        console = open_console(stream, hardware.terminal_wishes())
+        return train_run(loaded.config, mode, console, typed=typed, dry_run=dry_run)

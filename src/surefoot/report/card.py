@@ -114,7 +114,7 @@ def _summary(facts: CardFacts) -> str:
     name = base_name(facts)
     base = f"[{name}](https://huggingface.co/{name})" if facts.base_is_hub_id else f"`{name}`"
     revision = f" (revision `{facts.base_revision}`)" if facts.base_revision else ""
-    method = {"sft": "supervised fine-tuning"}[facts.stage]
+    method = {"sft": "supervised fine-tuning", "pretrain": "continued pretraining"}[facts.stage]
     plan = facts.plan
     share = f"{plan.trainable:,} of {plan.parameters:,} parameters trained"
     if plan.adapter is None:

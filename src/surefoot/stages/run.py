@@ -6,7 +6,7 @@ only then is anything in the run folder written or replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from surefoot.report.plan_table import plan_table
 from surefoot.stages.custom import NOTHING, Custom, check_metrics
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.identity import check_identity, run_identity
-from surefoot.stages.job import make_job, open_observer
+from surefoot.stages.job import make_job, make_schedule, open_observer
 from surefoot.stages.planned import make_plan
 from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.records import write_records
@@ -42,6 +42,7 @@ from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, has_ended, train
 
 _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
+_FEW = 10  # evaluation examples whose mean says little
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
 
 
@@ -126,11 +127,23 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
         stage.step_tokens,
         eval_at_start=config.eval_at_start,
     )
+    for caution in _cautions(config, stage, timetable):
+        console.say(f"caution: {caution}", style="yellow")
     identity = run_identity(config, plan, base, stage.data)
     if found.checkpoint is not None:
         for caution in check_identity(found.checkpoint, identity):
             console.say(caution, style="yellow")
     return Prepared(config, found, plan, base, tokenizer, stage, timetable, identity)
+
+
+def _cautions(config: RunConfig, stage: Stage, timetable: Timetable) -> Iterator[str]:
+    """What only config and data together show, and what does not stop a run."""
+    warmup = make_schedule(config, stage, timetable).warmup
+    if warmup >= timetable.total_steps:
+        yield f"optim.warmup takes {warmup} steps and the run has {timetable.total_steps}: optim.lr is never reached"
+    count = _FEW if stage.data.eval is None else len(stage.data.eval)
+    if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
+        yield f"{count} evaluation example{'s' if count > 1 else ''} decide which checkpoint is best: chance will, too"
 
 
 def _say_what_was_found(console: Console, found: Claim) -> None:
