@@ -49,7 +49,8 @@ class ModelFacts:
     """family: None for a model_type that no row describes. vocab: rows of the embedding, each `embedding_width` wide.
 
     window: tokens that a layer with a sliding window sees, None where no layer has one. dropouts: shares above 0
-    besides attention's, by config key. gated: the MLP has a gate. stored: dtype on disk.
+    besides attention's, by config key. gated: the MLP has a gate. rotary_switch: positions beyond which "longrope"
+    takes its other table, for a whole micro-batch. stored: dtype on disk.
     """
 
     model_type: str
@@ -72,6 +73,7 @@ class ModelFacts:
     gated: bool
     window: int | None = None
     dropouts: tuple[tuple[str, float], ...] = ()
+    rotary_switch: int | None = None
     without_sdpa: str = ""  # why SDPA cannot run this model, as the end of a sentence; empty where it can
 
     @property
@@ -132,6 +134,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         embedding_width=keys.positive("word_embed_proj_dim", default=hidden),
         gated=_gated(family, tree),
         window=_window(keys, family),
+        rotary_switch=_rotary_switch(keys),
         dropouts=tuple((keys.name(name), share) for name in names if (share := keys.share(name))),
         without_sdpa=family.without_sdpa if family else tree.without_sdpa if tree else "",
     )
@@ -163,6 +166,14 @@ def _window(keys: ConfigKeys, family: Family | None) -> int | None:
         first = keys.get(rule.from_layer) or 0 if rule.from_layer else 0
         used = all(map(keys.says, rule.when)) and first < keys.positive("num_hidden_layers")
     return keys.positive("sliding_window") if used else None
+
+
+def _rotary_switch(keys: ConfigKeys) -> int | None:
+    """rope_parameters is called rope_scaling before transformers 5, and its type was "su" in the first files."""
+    rotary = keys.get("rope_parameters") or keys.get("rope_scaling")
+    if not isinstance(rotary, dict) or (rotary.get("rope_type") or rotary.get("type")) not in ("longrope", "su"):
+        return None
+    return rotary.get("original_max_position_embeddings") or keys.positive("original_max_position_embeddings")
 
 
 def _expand(family: Family, facts: ModelFacts, keys: ConfigKeys) -> Iterator[ModuleFact]:

@@ -17,6 +17,7 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import Fault, InputError
 from surefoot.models.quiet import quiet_libraries
@@ -107,6 +108,7 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
         use_rslora=plan.rslora,
         use_dora=plan.kind.value == "dora",
         target_modules=compact_targets(names, plan.targets.value),
+        fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in plan.targets.value),
         modules_to_save=sorted(saved) or None,
         ensure_weight_tying=saves_embedding and is_tied(model),
     )
@@ -120,7 +122,7 @@ def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
             near = difflib.get_close_matches(target, modules, n=1)
             fix = f"did you mean {near[0]}?" if near else "see `surefoot plan` for the model's linear layers"
             faults.append(Fault("adapter.targets", f"the model has no module {target}", fix))
-        elif not isinstance(modules[target], nn.Linear):
+        elif not isinstance(modules[target], nn.Linear | Conv1D):
             what = f"{target} is no linear layer but {type(modules[target]).__name__}"
             faults.append(Fault("adapter.targets", what, "name linear layers"))
     if faults or not targets:
@@ -157,5 +159,5 @@ def _leave_casts_to_autocast(model: PeftModel) -> None:
 
 @torch.no_grad()
 def _row_norms(layer: nn.Module) -> torch.Tensor:
-    """|W| by rows, [out_features] in fp32, as DoRA's forward computes it."""
-    return torch.linalg.norm(layer.get_parameter("weight").float(), dim=1)
+    """|W| by outputs, [outputs] in fp32, as DoRA's forward computes it. Conv1D holds W as [inputs, outputs]."""
+    return torch.linalg.norm(layer.get_parameter("weight").float(), dim=0 if isinstance(layer, Conv1D) else 1)

@@ -59,7 +59,6 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 _PLAIN_STARTS = (True, False, None, "gaussian")  # others (pissa, olora …) alter the base itself
-_EMBEDDING = "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,11 @@ def _unknown_settings(config: dict[str, Any], where: str) -> list[Fault]:
 
 
 def _embedding_rows(tensors: dict[str, StoredTensor], settings: dict[str, Any]) -> int | None:
-    """Rows of an embedding that was saved because it had been resized, not because it was trained."""
-    if any(_EMBEDDING.startswith(name.rpartition(".")[2]) for name in settings.get("modules_to_save") or ()):
-        return None
-    return next((tensor.shape[0] for name, tensor in tensors.items() if name.endswith(_EMBEDDING)), None)
+    """Rows of an embedding that was saved because it had been resized, not because it was trained.
+
+    Whatever the model calls it: besides the adapter and what trained in full, PEFT saves embedding and head alone.
+    """
+    trained = tuple(settings.get("modules_to_save") or ())
+    modules = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    rest = [tensor for name, tensor in modules.items() if len(tensor.shape) == 2 and not name.endswith(trained)]
+    return rest[0].shape[0] if rest and not any(name.endswith(trained) for name in modules) else None

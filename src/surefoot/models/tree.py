@@ -32,6 +32,8 @@ _KEYS = (
     "sliding_window",
     "layer_types",
     "tie_word_embeddings",
+    "rope_parameters",
+    "original_max_position_embeddings",
 )
 
 

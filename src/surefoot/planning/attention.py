@@ -32,14 +32,21 @@ def plan_attention(
     dropout: float,
     trials: Sequence[AttentionTrial],
     notes: Notes,
+    masked: str = "",
+    without_sdpa: str = "",
 ) -> AttentionPlan:
-    """compute: dtype of queries and keys. dropout: the model's attention dropout. trials: empty if nobody measured."""
+    """compute: dtype of queries and keys. dropout: the model's attention dropout. trials: empty if nobody measured.
+
+    masked: why SDPA gets a mask (`kernels.mask_reason`). without_sdpa: why the model has no SDPA, empty where it has.
+    """
     obstacles: dict[SdpaKernel, str] = {
-        kernel: obstacle(kernel, hardware, compute, head_dim, dropout) for kernel in ORDER
+        kernel: obstacle(kernel, hardware, compute, head_dim, dropout, masked) for kernel in ORDER
     }
     switches = _switches(request)
     if request.implementation in ("eager", "flash_attention_2"):
         return _not_sdpa(request.implementation, hardware, compute, notes)
+    if without_sdpa:
+        return _eager_only(without_sdpa, request.implementation == "sdpa" or bool(switches), notes)
     if switches:
         return _by_switches(switches, obstacles, trials, notes)
     asked = request.implementation == "sdpa"
@@ -73,6 +80,17 @@ def _not_sdpa(name: str, hardware: Hardware, compute: DType, notes: Notes) -> At
         implementation=Choice(name, "asked for", "user"),
         kernels=_NO_KERNELS,
         expected=Choice(name, "the implementation itself", "default"),
+    )
+
+
+def _eager_only(reason: str, asked: bool, notes: Notes) -> AttentionPlan:
+    """asked: for SDPA or one of its kernels."""
+    if asked:
+        notes.refuse("attention", reason, "use attention: eager, or flash_attention_2 on a GPU that has it")
+    return AttentionPlan(
+        implementation=Choice("eager", reason, "family"),
+        kernels=_NO_KERNELS,
+        expected=Choice("eager", "the implementation itself", "default"),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from surefoot.config.schema import BatchConfig
 from surefoot.config.types import Switch
 from surefoot.planning import memory
-from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.measurements import LengthFacts, longest_example
 from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan
@@ -34,7 +34,7 @@ def plan_batch(
     notes: Notes,
 ) -> tuple[BatchPlan, MemoryPlan]:
     """length: tokens of the longest example that the run may see. kind: cpu | cuda | mps. available: bytes."""
-    longest = min(length, lengths.longest) if lengths else length
+    longest = longest_example(length, lengths)
 
     def forecast(examples: int, choice: Choice[bool]) -> MemoryPlan:
         share = lengths.supervised if lengths else 1.0
@@ -43,7 +43,9 @@ def plan_batch(
         )
 
     size = Choice(
-        request.size, "examples per optimizer step", "user" if "size" in request.model_fields_set else "default"
+        request.size,
+        "asked for" if "size" in request.model_fields_set else "the usual size",
+        "user" if "size" in request.model_fields_set else "default",
     )
     if request.micro == "auto":
         return _automatic(size, checkpointing, forecast, _busy_rows(kind, lengths), longest, notes)

@@ -66,3 +66,8 @@ class LengthFacts:
     longest: int
     typical: int
     supervised: float = 1.0
+
+
+def longest_example(limit: int, lengths: LengthFacts | None) -> int:
+    """Tokens of the longest example that the run may see. limit: `max_length`."""
+    return min(limit, lengths.longest) if lengths else limit

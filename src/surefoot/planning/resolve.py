@@ -19,7 +19,9 @@ from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.environment import environment_findings
-from surefoot.planning.measurements import LengthFacts, Measurements, measurements_to_json
+from surefoot.planning.hazards import plan_hazards
+from surefoot.planning.kernels import mask_reason
+from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_to_json
 from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
@@ -43,9 +45,10 @@ def resolve(
     for problem in contradictions(config):  # a config made in code was not read from a file
         notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
-    _check_family(model, notes)
     tokens = plan_tokenizer(config, model, tokenizer, notes)
     precision = precision_for(config, model, hardware, seen, environment, notes)
+    longest = longest_example(tokens.max_length.value, lengths)
+    plan_hazards(model, precision.compute.value, longest, notes)
     attention = plan_attention(
         config.attention,
         hardware=hardware,
@@ -54,6 +57,8 @@ def resolve(
         dropout=model.attention_dropout,
         trials=seen.attention,
         notes=notes,
+        masked=mask_reason(model.window, longest),
+        without_sdpa=model.without_sdpa,
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     parameters = model.parameters + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
@@ -109,14 +114,6 @@ def precision_for(
         environment=environment,
         notes=notes,
     )
-
-
-def _check_family(model: ModelFacts, notes: Notes) -> None:
-    if model.family is None:
-        notes.caution(
-            f"model_type {model.model_type!r} is not described yet: names and sizes come from the module tree that "
-            "transformers builds, PAD and BOS from the tokenizer; what is known to go wrong with it is not known here"
-        )
 
 
 def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:

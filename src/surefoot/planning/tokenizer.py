@@ -96,6 +96,8 @@ def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: 
         notes.refuse("tokenizer.pad", what, "use auto, add, or a special token")
     elif choice.id >= model.vocab:
         notes.refuse("tokenizer.pad", f"{token!r} has id {choice.id}, but the model has {model.vocab} rows", "use auto")
+    elif forbidden := _forbidden(token, model):
+        notes.refuse("tokenizer.pad", f"{token!r} {forbidden}", "use auto or add")
     return choice
 
 
@@ -108,10 +110,18 @@ def _own_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad
         why_not = "which is an ordinary token that text can contain"
     elif pad.id >= model.vocab:
         why_not = f"whose id is beyond the model's {model.vocab} rows"
+    elif forbidden := _forbidden(pad.text, model):
+        why_not = f"which {forbidden}"
     if why_not:
         notes.caution(f"the tokenizer names {pad.text!r} (id {pad.id}) as PAD, {why_not}; another one is used")
         return None
     return _Pad(Choice(pad.text, "the tokenizer's own", "default"), pad.id)
+
+
+def _forbidden(token: str, model: ModelFacts) -> str:
+    """Why the family must not pad with this token; empty where it may."""
+    pads = model.family.forbidden_pads if model.family else ()
+    return next((pad.reason for pad in pads if pad.token == token), "")
 
 
 def _reserved_pad(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
@@ -157,9 +167,10 @@ def _bos(config: RunConfig, family: Family | None, tokenizer: TokenizerFacts, no
     if tokenizer.bos is None:
         return Choice(False, "the tokenizer has none", "default")
     adds = "the tokenizer adds it too" if tokenizer.adds_bos else "though the tokenizer adds none"
-    if family is None:
+    if family is None or family.uses_bos is None:
         does = "begins" if tokenizer.adds_bos else "does not begin"
-        return Choice(tokenizer.adds_bos, f"unknown family; its tokenizer {does} a text with it", "default")
+        who = "unknown family" if family is None else f"{family.name} models differ"
+        return Choice(tokenizer.adds_bos, f"{who}; its tokenizer {does} a text with it", "default")
     if family.uses_bos:
         return Choice(True, f"{family.name} was trained with {tokenizer.bos.text} in front; {adds}", "family")
     return Choice(False, f"{family.name} was trained without", "family")

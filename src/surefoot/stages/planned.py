@@ -15,8 +15,8 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
-from surefoot.planning.kernels import ORDER, obstacle
-from surefoot.planning.measurements import LengthFacts, Measurements, measurements_from_json
+from surefoot.planning.kernels import ORDER, mask_reason, obstacle
+from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_from_json
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.precision import NARROW
@@ -43,10 +43,11 @@ def make_plan(
     """
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
     model, tokenizer = facts_of(folder), read_tokenizer_facts(folder)
-    environment = machine.read_environment()
+    environment = {} if hardware else machine.read_environment()  # this machine's says nothing of another
     found = hardware or machine.detect()
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
+        resolve(config, model, tokenizer, found, measurements=None, environment=environment, lengths=lengths)  # faults
         seen = _measure(config, model, found, environment, lengths)
     return resolve(config, model, tokenizer, found, measurements=seen, environment=environment, lengths=lengths)
 
@@ -67,12 +68,14 @@ def _measure(
     products = _products(config, model, device)
     partial = Measurements(products=products)
     dtype = precision_for(config, model, hardware, partial, environment, Notes()).compute.value
-    forms = _open_forms(config, model, hardware, dtype)
+    limit = plan_max_length(config.data.max_length, model, Notes()).value
+    masked = mask_reason(model.window, longest_example(limit, lengths))
+    forms = _open_forms(config, model, hardware, dtype, masked)
     if not forms:
         return partial
     from surefoot.probe.attention import attention_trials
 
-    length = lengths.typical if lengths else plan_max_length(config.data.max_length, model, Notes()).value
+    length = lengths.typical if lengths else limit
     trials = attention_trials(
         forms,
         heads=model.heads,
@@ -96,15 +99,17 @@ def _products(config: RunConfig, model: ModelFacts, device: torch.device) -> dic
     return product_rates(shapes, device, dtypes=("fp32", "bf16" if asked == "auto" else asked))
 
 
-def _open_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType) -> list[str]:
+def _open_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str) -> list[str]:
     """Forms of attention to try: those that can run here; of the kernels switched by hand, the ones that are on."""
     request = config.attention
-    if request.implementation in ("eager", "flash_attention_2"):
+    if request.implementation in ("eager", "flash_attention_2") or model.without_sdpa:
         return []
     switches = (request.flash, request.mem_efficient, request.cudnn, request.math)
     if any(switch != "auto" for switch in switches):
         return ["cudnn"] if request.cudnn == "on" and hardware.kind == "cuda" else []
     usable = [
-        kernel for kernel in ORDER if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout)
+        kernel
+        for kernel in ORDER
+        if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout, masked)
     ]
     return [*usable, *(["eager"] if request.implementation == "auto" else [])]
