@@ -34,6 +34,7 @@ SURFACE = {
         "--seed",
         "--json",
     ],
+    "init": ["model", "data", "--out"],
     "plan": ["config", "overrides", "--hardware", "--json"],
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
     "schema": [],

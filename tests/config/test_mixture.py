@@ -81,10 +81,10 @@ WRONG = {  # data: … -> the messages; column 7 is where the value starts
         "run.yaml:4:X: data.train[1].weight: expected a number greater than 0 or null, got 0 (a whole number); ",
     ],
     "{train: [{path: T/train.jsonl, format: alpcaa}]}": [
-        "run.yaml:4:X: data.train[0].format: expected auto, alpaca, sharegpt, messages, text, commonsense or custom, got "
+        "run.yaml:4:X: data.train[0].format: expected auto, alpaca, sharegpt, messages, text, commonsense or custom"
     ],
     "{train: [{path: T/train.jsonl, columns: body}]}": [
-        "run.yaml:4:X: data.train[0].columns: expected names for names, such as {instruction: question, output: answer}, "
+        "run.yaml:4:X: data.train[0].columns: expected names for names, such as {instruction: question, output"
     ],
     "{train: [T/train.jsonl, T/gone.csv]}": ["run.yaml:4:X: data.train[1].path: file gone.csv does not exist"],
     "{train: T/train.jsonl, eval: {path: T/train.jsonl, weight: x}}": [

@@ -38,6 +38,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "quickstart": Entry("surefoot.cli.quickstart", "Train a tiny model offline and see it learn."),
+    "init": Entry("surefoot.cli.init", "Write a commented config for a model and data."),
     "train": Entry("surefoot.cli.train", "Fine-tune a model as a config says; resumable at any moment."),
     "plan": Entry("surefoot.cli.plan", "Show every choice of a run with its reason; trains nothing."),
     "data": Entry("surefoot.cli.data", "Show what the model would learn from, token by token."),

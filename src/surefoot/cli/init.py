@@ -1,0 +1,48 @@
+"""`surefoot init`: a commented config to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("model")
+@click.argument("data")
+@click.option(
+    "--out", "out", default="run.yaml", show_default=True, type=click.Path(path_type=Path), help="Where to write it."
+)
+def init(model: str, data: str, out: Path) -> None:
+    """Look at MODEL (folder or hub id) and DATA (file, folder or hub id) and write a config in which every line is
+    explained. Nothing is asked and nothing is overwritten.
+
+    The JSON Schema that editors check the config against is written beside it, as surefoot.schema.json.
+    """
+    from surefoot.config.json_schema import config_schema
+    from surefoot.errors import Fault, InputError
+
+    schema = out.parent / "surefoot.schema.json"
+    for path in (out, schema):
+        if path.exists() and not (path == schema and _is_ours(schema)):
+            raise InputError(Fault(str(path), "already exists", "name another file with --out"))
+
+    from surefoot import durable
+    from surefoot.stages.init import propose
+
+    text = propose(model, data, schema=schema.name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    durable.write_json(schema, config_schema())
+    durable.write_text(out, text)
+    click.echo(f"wrote {out} and {schema}")
+    click.echo(f"next: surefoot plan {out}")
+
+
+def _is_ours(schema: Path) -> bool:
+    """Whether a schema is one of ours, which may be written again."""
+    import json
+
+    try:
+        return json.loads(schema.read_text(encoding="utf-8")).get("title") == "surefoot config"
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,110 @@
+"""What `surefoot init` proposes: a look at the model's and the data's files, without weights, and a config from it.
+
+The proposal is a start and no measurement: full fine-tuning for small models that fit, LoRA otherwise. What the plan
+would decide stands beside it as a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.load import check_config
+from surefoot.config.starter import starting_config
+from surefoot.data.formats import recognise, refuse_preferences
+from surefoot.data.rows import parse_rows
+from surefoot.data.sources import SourceSpec, open_sources
+from surefoot.models.hub import resolve_folder
+from surefoot.models.tree import facts_of
+from surefoot.planning.memory import fits, readable
+from surefoot.planning.plan import RunPlan
+from surefoot.stages.planned import make_plan
+
+SMALL = 500_000_000  # parameters up to which all of them are trained where memory allows
+FULL_LR = 2e-5  # all weights move: a tenth of what suits an adapter
+HELD_OUT = 0.05
+ENOUGH = 200  # examples from which a held-out share is worth having
+
+
+@dataclass(frozen=True)
+class Records:
+    """What the data hold. seen: how the layout was recognised, in words, one for each file."""
+
+    count: int
+    seen: tuple[str, ...]
+
+
+def propose(model: str, data: str, output: str | None = None, *, schema: str) -> str:
+    """The text of a config for a model (folder or hub id) and data (file, folder or hub id).
+
+    schema: what the first line names for editors. Raises InputError for what cannot be read or recognised.
+    """
+    required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
+    check_config(required)
+    records = _look_at(data)
+    full = make_plan(check_config(required), measure=False)
+    adapted = make_plan(check_config(required | {"adapter": {"kind": "lora"}}), measure=False)
+    whole = full.parameters <= SMALL and fits(full.memory)
+    plan = full if whole else adapted
+    given: dict[str, Any] = {"stage": "sft", "model": model, "data.train": data, "output": required["output"]}
+    given |= {"optim.lr": FULL_LR} if whole else {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32}
+    if records.count >= ENOUGH:
+        given["data.eval"] = HELD_OUT
+    return starting_config(given, _reasons(model, full, adapted, plan, records), schema)
+
+
+def _look_at(data: str) -> Records:
+    count, seen = 0, []
+    for source in open_sources(SourceSpec(data)):
+        rows = parse_rows(source)
+        refuse_preferences(rows, source.name)
+        layout, why = recognise(rows, source.name) if source.format == "auto" else (source.format, "as described")
+        count += len(rows)
+        seen.append(f"{source.name}: {len(rows):,} records, {layout} ({why})")
+    return Records(count, tuple(seen))
+
+
+def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records: Records) -> dict[str, str]:
+    facts = facts_of(resolve_folder(model, weights=False))
+    tokens = plan.tokenizer
+    size = f"{_count(full.parameters)} parameters, {facts.layers} layers, width {facts.hidden}"
+    held = f"{records.count * HELD_OUT:,.0f} of {records.count:,} examples are held out to see how training goes."
+    few = f"With {records.count:,} examples nothing is held out; a file or a share such as 0.1 would be."
+    return {
+        "model": f"Here: {facts.family.name if facts.family else facts.model_type}, {size}.",
+        "tokenizer": f"Here: PAD {tokens.pad_token.value} ({tokens.pad_token.reason}); "
+        f"BOS {'prepended' if tokens.bos.value else 'not prepended'} ({tokens.bos.reason}).",
+        "adapter": _adapter_reason(full, adapted, plan is full),
+        "data.train": f"Here: {'; '.join(records.seen[:3])}{'; …' if len(records.seen) > 3 else ''}.",
+        "data.eval": held if records.count >= ENOUGH else few,
+        "data.template": f"Here: {tokens.template.value} ({tokens.template.reason}).",
+        "data.max_length": f"Here: {tokens.max_length.value} ({tokens.max_length.reason}).",
+        "precision": f"Here: {plan.precision.compute.value} ({plan.precision.compute.reason}).",
+        "optim": "All weights move, so the rate is a tenth of an adapter's." if plan is full else "",
+    }
+
+
+def _adapter_reason(full: RunPlan, adapted: RunPlan, whole: bool) -> str:
+    room = f"{readable(full.memory.available)} on this machine"
+    need = f"training all of it needs about {readable(full.memory.total)} of {room}"
+    if whole:
+        return f"Left out: the model is small and {need}. kind: lora would need {readable(adapted.memory.total)}."
+    share = 100 * adapted.trainable / adapted.parameters
+    text = f"LoRA trains {share:.2g} % of the parameters in about {readable(adapted.memory.total)}; {need}."
+    if not fits(adapted.memory):
+        text += " Even LoRA's forecast does not fit: a smaller data.max_length, precision.base: nf4 or a larger GPU."
+    return f"{text} kind: dora learns the norms of the weights too, at some cost in time."
+
+
+def _count(number: int) -> str:
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:,}"
+
+
+def _run_folder(model: str, data: str) -> str:
+    names = (re.sub(r"[^\w.-]+", "-", Path(path).name.split(".")[0]).strip("-") for path in (model, data))
+    return f"runs/{'-'.join(name or 'x' for name in names)}"
