@@ -13,6 +13,7 @@ _FILES = (
     ("model.safetensors", "the trained model"),
     ("model.safetensors.index.json", "the trained model, in several files"),
     ("README.md", "model card with code to load it"),
+    ("report.html", "the whole run on one page"),
     ("all_results.json", "all figures"),
     ("training_loss.png", "loss curve"),
     ("trainer_log.jsonl", "every logged step"),

@@ -20,6 +20,8 @@ from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, IntegrityError
 from surefoot.planning.plan import RunPlan
 from surefoot.report.card import model_card
+from surefoot.report.events import append_event
+from surefoot.report.html import draw_report
 from surefoot.report.plots import draw_curves
 from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
@@ -95,11 +97,13 @@ def publish(
     plots, cautions = draw_curves(run, rows, run.name)
     card = card_facts(config, plan, run.name, data, tokenizer, results, plots)
     durable.write_text(run / "README.md", model_card(card))
+    append_event(run, "published", state.step, f"published the weights of step {step}")
+    report, missing = draw_report(run)
     listed = (*names, "config.yaml", "plan.json", "environment.json", "data.json", "all_results.json", "README.md")
-    paths = [run / name for name in (*listed, *plots)]
+    paths = [run / name for name in (*listed, *plots, *report)]
     durable.write_json(run / MANIFEST, manifest(run, paths, state.step, {**identity, "published_step": step}))
     clear_rejected(run)
-    return Published(results, step, (*lost, *cautions))
+    return Published(results, step, (*lost, *cautions, *missing))
 
 
 def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, list[str]]:

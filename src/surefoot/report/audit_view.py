@@ -1,0 +1,98 @@
+"""The data audit of data.json for the report: counts, cautions, and examples in which one sees what is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+_HEAD, _TAIL = 1200, 300  # characters shown of a long stretch of a sample
+_ROLES = {"train": "training data", "eval": "evaluation data"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of an example. control: special tokens."""
+
+    text: str
+    control: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """stretches: (whether loss is taken on it, its parts), alternating."""
+
+    title: str
+    stretches: tuple[tuple[bool, tuple[Part, ...]], ...]
+
+
+@dataclass(frozen=True)
+class AuditView:
+    """One data set. facts: (name, value) rows."""
+
+    title: str
+    file: str
+    facts: tuple[tuple[str, str], ...]
+    cautions: tuple[str, ...]
+    examples: tuple[Example, ...]
+
+
+def audit_views(data: Mapping[str, Any]) -> list[AuditView]:
+    """Raises KeyError, TypeError and their like where the file is not what `audit_to_json` writes."""
+    return [_view(title, data[role]) for role, title in _ROLES.items() if data.get(role)]
+
+
+def _view(title: str, audit: Mapping[str, Any]) -> AuditView:
+    return AuditView(
+        title,
+        str(audit.get("file", "")),
+        tuple(_facts(audit)),
+        tuple(map(str, audit.get("cautions", ()))),
+        tuple(map(_example, audit.get("samples", ()))),
+    )
+
+
+def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
+    length = audit["length"]
+    bos = f"{audit['bos']}, once, at the start of every example" if audit.get("bos") else "none"
+    return [
+        ("format", f"{audit['format']} ({audit['format_reason']}), template {audit['template']}"),
+        (
+            "examples",
+            f"{audit['examples']:,} of {audit['records']:,} records; {audit['dropped']:,} dropped, "
+            f"{audit['truncated']:,} cut to length",
+        ),
+        (
+            "tokens",
+            f"{audit['tokens']:,}, of which {audit['supervised']:,} are learned ({audit['supervised_share']:.1%})",
+        ),
+        (
+            "length",
+            f"{length['shortest']:,} to {length['longest']:,} tokens, median {length['median']:,}, "
+            f"95 % up to {length['p95']:,}",
+        ),
+        ("BOS", bos),
+        (
+            "stop",
+            f"{audit['answers_with_stop']:,} of {audit['answers']:,} answers end with a learned "
+            f"{' or '.join(audit['stops'])}",
+        ),
+        ("PAD", str(audit["pad"])),
+        ("SHA-256", str(audit["sha256"])),
+    ]
+
+
+def _example(sample: Mapping[str, Any]) -> Example:
+    stretches = tuple(
+        (bool(learned), tuple(Part(_shortened(part["text"]), part["control"]) for part in parts))
+        for learned, parts in groupby(sample["parts"], key=itemgetter("supervised"))
+    )
+    return Example(f"row {sample['row']:,} (line {sample['line']:,}), {sample['tokens']:,} tokens", stretches)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _HEAD + _TAIL:
+        return text
+    return f"{text[:_HEAD]} … ({len(text) - _HEAD - _TAIL:,} more characters) … {text[-_TAIL:]}"

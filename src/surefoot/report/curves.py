@@ -1,0 +1,206 @@
+"""Rows of the training log as curves for the report and the live page: the same code makes both.
+
+A value that is not finite is None, a gap in its line, and its step is listed, so that it can be marked: never a zero.
+Long lines are thinned for the eye: of each stretch of steps the lowest and the highest value are kept, so that no spike
+is lost, at the price that what lies between them is not shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from surefoot.report.plots import SMOOTH_FROM, Quantity, metric_quantities, smooth
+from surefoot.report.rows import Row
+
+Point = tuple[int, float | None]  # optimizer step, value
+Style = Literal["line", "raw", "smooth", "points"]
+MOST_POINTS = 2000  # of one line; a screen has fewer columns
+_DIGITS = 6  # significant ones of a value in the page
+
+
+@dataclass(frozen=True)
+class Line:
+    """style: how it is drawn. points: in order of their steps; a value of None is a gap."""
+
+    name: str
+    style: Style
+    points: tuple[Point, ...]
+
+    @property
+    def gaps(self) -> list[int]:
+        return [step for step, value in self.points if value is None]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines in one unit."""
+
+    key: str
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    key: str
+    title: str
+    unit: str
+    lines: tuple[tuple[Quantity, Style], ...]
+
+
+_RECIPES = (
+    _Recipe(
+        "loss",
+        "Loss",
+        "nats per token",
+        ((Quantity("loss", "training"), "raw"), (Quantity("eval_loss", "evaluation"), "points")),
+    ),
+    _Recipe(
+        "accuracy",
+        "Evaluation accuracy",
+        "% of tokens",
+        ((Quantity("eval_accuracy", "evaluation", 100.0), "points"),),
+    ),
+)
+_LATER = (
+    _Recipe("lr", "Learning rate", "", ((Quantity("lr", "learning rate"), "line"),)),
+    _Recipe("grad_norm", "Gradient norm", "before clipping", ((Quantity("grad_norm", "gradient norm"), "raw"),)),
+    _Recipe(
+        "throughput",
+        "Throughput",
+        "tokens per second",
+        ((Quantity("throughput", "all"), "line"), (Quantity("supervised_throughput", "supervised"), "line")),
+    ),
+    _Recipe("memory", "Peak memory", "GB", ((Quantity("peak_memory", "peak", 1e-9), "line"),)),
+)
+
+
+def charts_of(rows: Sequence[Row]) -> list[Chart]:
+    """Every chart for which the rows hold a point, with all its points."""
+    metrics = [
+        _Recipe(quantity.key, quantity.label.capitalize(), "", ((quantity, "points"),))
+        for quantity in metric_quantities(rows)
+    ]
+    charts = [_chart(recipe, rows) for recipe in (*_RECIPES, *metrics, *_LATER)]
+    return [chart for chart in charts if chart.lines]
+
+
+def thinned(charts: Sequence[Chart], most: int = MOST_POINTS) -> list[Chart]:
+    """The same with at most `most` points per line."""
+    return [
+        replace(chart, lines=tuple(replace(line, points=thin(line.points, most)) for line in chart.lines))
+        for chart in charts
+    ]
+
+
+def since(charts: Sequence[Chart], before: Sequence[Chart]) -> list[Chart]:
+    """What `charts` have more than `before`, which was made of fewer rows of the same log and has the same lines."""
+    return [
+        replace(
+            new,
+            lines=tuple(
+                replace(line, points=line.points[len(old_line.points) :])
+                for line, old_line in zip(new.lines, old.lines, strict=True)
+            ),
+        )
+        for new, old in zip(charts, before, strict=True)
+    ]
+
+
+def shape(charts: Sequence[Chart]) -> list[tuple[str, ...]]:
+    """Which lines there are; `since` needs two that are equal in this."""
+    return [(chart.key, *(line.name for line in chart.lines)) for chart in charts]
+
+
+def thin(points: Sequence[Point], most: int) -> tuple[Point, ...]:
+    """At most `most` points: of each stretch the lowest, the highest and a gap, if it has one, in order."""
+    if len(points) <= most:
+        return tuple(points)
+    stretches = most // 3
+    kept: list[Point] = []
+    for k in range(stretches):
+        stretch = points[k * len(points) // stretches : (k + 1) * len(points) // stretches]
+        kept += _extremes(stretch)
+    return tuple(kept)
+
+
+def to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    """For the page's script: steps and values in two lists, numbers rounded to what can be seen."""
+    return [
+        {
+            "key": chart.key,
+            "title": chart.title,
+            "unit": chart.unit,
+            "label": described(chart),
+            "lines": [
+                {
+                    "name": line.name,
+                    "style": line.style,
+                    "x": [step for step, _ in line.points],
+                    "y": [None if value is None else float(f"{value:.{_DIGITS}g}") for _, value in line.points],
+                }
+                for line in chart.lines
+            ],
+        }
+        for chart in charts
+    ]
+
+
+def described(chart: Chart) -> str:
+    """What the picture shows, in words."""
+    unit = f" ({chart.unit})" if chart.unit else ""
+    return f"{chart.title}{unit} by optimizer step. {' '.join(map(_line_in_words, chart.lines))}"
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for whatever else a damaged or honest row holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _chart(recipe: _Recipe, rows: Sequence[Row]) -> Chart:
+    lines: list[Line] = []
+    for quantity, style in recipe.lines:
+        points = _points(rows, quantity)
+        if not points:
+            continue
+        rough = style == "raw" and len(points) >= SMOOTH_FROM
+        lines.append(Line(quantity.label, style if rough or style != "raw" else "line", points))
+        if rough:
+            lines.append(Line(f"{quantity.label}, smoothed", "smooth", _smoothed(points)))
+    return Chart(recipe.key, recipe.title, recipe.unit, tuple(lines))
+
+
+def _points(rows: Sequence[Row], quantity: Quantity) -> tuple[Point, ...]:
+    found = ((row["current_steps"], number(row[quantity.key])) for row in rows if quantity.key in row)
+    return tuple((step, None if value is None else value * quantity.factor) for step, value in found)
+
+
+def _smoothed(points: Sequence[Point]) -> tuple[Point, ...]:
+    values = iter(smooth([value for _, value in points if value is not None]))
+    return tuple((step, None if value is None else next(values)) for step, value in points)
+
+
+def _extremes(stretch: Sequence[Point]) -> list[Point]:
+    finite = [(value, place) for place, (_, value) in enumerate(stretch) if value is not None]
+    gap = next((place for place, (_, value) in enumerate(stretch) if value is None), None)
+    places = {place for _, place in (min(finite), max(finite))} if finite else set()
+    return [stretch[place] for place in sorted(places if gap is None else places | {gap})]
+
+
+def _line_in_words(line: Line) -> str:
+    finite = [(value, step) for step, value in line.points if value is not None]
+    missing = f"; {len(line.gaps)} not finite" if line.gaps else ""
+    if not finite:
+        return f"{line.name}: no finite value{missing}."
+    (first, at), (last, end) = finite[0], finite[-1]
+    low, high = min(finite), max(finite)
+    return (
+        f"{line.name}: {first:.4g} at step {at}, {last:.4g} at step {end}, "
+        f"lowest {low[0]:.4g} at {low[1]}, highest {high[0]:.4g} at {high[1]}{missing}."
+    )

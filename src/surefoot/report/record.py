@@ -1,0 +1,128 @@
+"""A run folder as a report reads it: what can be read of it, and what cannot, said in sentences.
+
+Nothing here raises for a damaged or missing file. A report is wanted most where something went wrong, and a report that
+is not written helps nobody; what a run goes on from is read elsewhere, strictly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import InputError
+from surefoot.families.files import read_json
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.serial import plan_from_json
+from surefoot.report import journal
+from surefoot.report.events import EVENTS, SAMPLES
+from surefoot.report.results import ALL
+from surefoot.report.rows import Row
+from surefoot.report.trainer_log import NAME as LOG
+
+_MOST_TEXT = 200_000  # characters of config.yaml shown: more is no config
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """run: its folder. plan: None where it cannot be read. cautions: what could not be shown, and why."""
+
+    run: Path
+    config: str = ""
+    plan: RunPlan | None = None
+    verified: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    events: tuple[journal.Record, ...] = ()
+    samples: tuple[journal.Record, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the folder itself, also where it was named as "."."""
+        return Path(os.path.abspath(self.run)).name
+
+
+def read_run(run: Path) -> RunRecord:
+    """Everything that the report shows."""
+    cautions: list[str] = []
+    made = _json(run / "plan.json", cautions)
+    return RunRecord(
+        run=run,
+        config=_text(run / "config.yaml", cautions),
+        plan=_plan(made, cautions),
+        verified=made.get("verified") or {},
+        environment=_json(run / "environment.json", cautions),
+        data=_json(run / "data.json", cautions),
+        results=_json(run / ALL, cautions),
+        rows=tuple(sound_rows(_lines(run / LOG, cautions))),
+        events=tuple(sound_events(_lines(run / EVENTS, cautions))),
+        samples=tuple(sound_events(_lines(run / SAMPLES, cautions))),
+        cautions=tuple(cautions),
+    )
+
+
+def sound_rows(records: Iterable[journal.Record], after: int = 0) -> list[Row]:
+    """Those that can be drawn: with a step, and none that goes back behind the one before. after: the last row's step
+    where these follow others."""
+    rows: list[Row] = []
+    for record in records:
+        step = record.get("current_steps")
+        if type(step) is int and step >= after:
+            rows.append(record)
+            after = step
+    return rows
+
+
+def sound_events(records: Iterable[journal.Record]) -> list[journal.Record]:
+    return [record for record in records if type(record.get("step")) is int]
+
+
+def _json(path: Path, cautions: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return read_json(path)
+    except InputError as error:
+        cautions.append(f"{path.name} is left out: {error.faults[0].what}")
+        return {}
+
+
+def _plan(made: dict[str, Any], cautions: list[str]) -> RunPlan | None:
+    if not made:
+        return None
+    try:
+        return plan_from_json(made.get("plan"))
+    except InputError as error:
+        cautions.append(f"plan.json is left out: {error.faults[0]}")
+        return None
+
+
+def _text(path: Path, cautions: list[str]) -> str:
+    if not path.is_file():
+        return ""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_TEXT)
+    except OSError as error:
+        cautions.append(f"{path.name} is left out: {error.strerror}")
+        return ""
+
+
+def _lines(path: Path, cautions: list[str]) -> list[journal.Record]:
+    try:
+        records, damaged = journal.salvage(path)
+    except OSError as error:
+        cautions.append(f"{path.name} is left out: {error.strerror}")
+        return []
+    if damaged:
+        lines = "line" if len(damaged) == 1 else "lines"
+        shown = ", ".join(map(str, damaged[:8])) + (" …" if len(damaged) > 8 else "")
+        cautions.append(
+            f"{path.name}: {lines} {shown} cannot be read and {'is' if lines == 'line' else 'are'} left out"
+        )
+    return records

@@ -1,0 +1,94 @@
+"""What has become of a run, in one word and in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from surefoot.report.events import last_of_the_process
+from surefoot.report.journal import Record
+from surefoot.report.rows import Row
+from surefoot.report.wording import duration_text
+
+Status = Literal["running", "finished", "stopped", "diverged", "failed"]
+WORDS: dict[Status, str] = {
+    "running": "Running",
+    "finished": "Finished",
+    "stopped": "Stopped",
+    "diverged": "Diverged",
+    "failed": "Failed",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: Status
+    sentence: str
+
+    @property
+    def word(self) -> str:
+        return WORDS[self.status]
+
+
+def status_of(events: Sequence[Record], *, locked: bool, published: bool) -> Status:
+    """locked: a process is at work in the folder. published: its manifest stands there, which is written last.
+
+    A run that was killed left neither a lock nor a last word: it is stopped.
+    """
+    if locked:
+        return "running"
+    if published:
+        return "finished"
+    last = last_of_the_process(events)
+    return last if last in ("diverged", "failed") else "stopped"
+
+
+def status_told(events: Sequence[Record], *, published: bool) -> Status:
+    """By what the run said itself, for a report that the run's own process writes at its end, lock in hand."""
+    told = last_of_the_process(events)
+    return "finished" if told == "published" else status_of(events, locked=False, published=published)
+
+
+def verdict(status: Status, rows: Sequence[Row], events: Sequence[Record]) -> Verdict:
+    done, total = progress(rows)
+    place = f"step {done:,} of {total:,}" if total else "before its first logged step"
+    if status == "running":
+        return Verdict(status, f"{place[0].upper()}{place[1:]}. {_soundness(rows)}")
+    if status == "finished":
+        early = f" of {total:,}, when evaluation no longer improved" if done < total else ""
+        return Verdict(status, f"{done:,} steps{early}. {_soundness(rows)} {_last_text(events, 'published')}".strip())
+    if status == "stopped":
+        return Verdict(status, f"Ended at {place}; it continues from its last checkpoint. {_soundness(rows)}")
+    return Verdict(status, _last_text(events, status))
+
+
+def progress(rows: Sequence[Row]) -> tuple[int, int]:
+    """Steps done and steps in all, as far as logged."""
+    if not rows:
+        return 0, 0
+    total = rows[-1].get("total_steps")
+    return rows[-1]["current_steps"], total if isinstance(total, int) else 0
+
+
+def duration(rows: Sequence[Row]) -> str:
+    """Time on the clock so far, all sessions, in words; empty where no row says it."""
+    text = next((row["elapsed_time"] for row in reversed(rows) if isinstance(row.get("elapsed_time"), str)), "")
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        return ""
+    hours, minutes, seconds = map(int, parts)
+    return duration_text(3600 * hours + 60 * minutes + seconds)
+
+
+def _soundness(rows: Sequence[Row]) -> str:
+    skipped = sum(row.get("skipped") == "non_finite" for row in rows)
+    if skipped:
+        steps = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
+        return f"{steps} skipped: the loss or a gradient was not finite."
+    return "Every logged loss and gradient is finite." if rows else ""
+
+
+def _last_text(events: Sequence[Record], kind: str) -> str:
+    text: Any = next((event.get("text") for event in reversed(events) if event.get("kind") == kind), "")
+    return f"{text[0].upper()}{text[1:].rstrip('.')}." if isinstance(text, str) and text else ""

@@ -1,0 +1,249 @@
+"""What the report says, as plain values for its template: figures with units, tables, the audit, commands.
+
+Each view is made by itself; one whose data is damaged is left out, with a sentence in its place.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from surefoot.planning.memory import fits, readable, usable
+from surefoot.report import curves, footer
+from surefoot.report.journal import Record
+from surefoot.report.plan_table import choice_rows
+from surefoot.report.record import RunRecord
+from surefoot.report.rows import Row
+from surefoot.report.status import Status, duration, progress
+from surefoot.report.wording import duration_text, size_text
+
+T = TypeVar("T")
+_MOST_EVENTS = 200
+_MOST_SAMPLE_STEPS = 6
+_MOST_TEXT = 4000  # characters of one answer
+_TABLE_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number worth a place at the top. note: what belongs to it, in small."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """columns: their heads. numeric: whether all but the first are numbers, which line up at the right."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: bool = False
+
+
+def guarded(what: str, make: Callable[[], T], otherwise: T, cautions: list[str]) -> T:
+    """The view, or `otherwise` and a caution where the files hold something that nobody expected."""
+    try:
+        return make()
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        cautions.append(f"{what} is left out: its file holds something unexpected ({type(error).__name__}: {error})")
+        return otherwise
+
+
+def figures(rows: Sequence[Row], status: Status) -> list[Figure]:
+    """The newest of each measurement. Loss and accuracy in full; what a finished run no longer has is left out."""
+    if not rows:
+        return []
+    done, total = progress(rows)
+    share = f"{100 * done / total:.0f} % of {total:,}" if total else ""
+    found = [Figure("steps", f"{done:,}", share)]
+    train = _newest(rows, "loss")
+    if train:
+        found.append(Figure("training loss", _value(train, "loss", ".4g"), f"step {train['current_steps']:,}"))
+    evaluation = _newest(rows, "eval_loss")
+    if evaluation:
+        found.append(
+            Figure("evaluation loss", _value(evaluation, "eval_loss", ".4g"), f"step {evaluation['current_steps']:,}")
+        )
+        if "eval_accuracy" in evaluation:
+            found.append(Figure("accuracy", _value(evaluation, "eval_accuracy", ".1%"), "of evaluation tokens"))
+    speed = _newest(rows, "throughput")
+    if speed:
+        found.append(Figure("tokens per second", _value(speed, "throughput", ",.0f"), _supervised(speed)))
+    memory = _newest(rows, "peak_memory")
+    if memory and (size := curves.number(memory["peak_memory"])) is not None:
+        found.append(Figure("peak memory", size_text(int(size))))
+    left = rows[-1].get("remaining_time") if status == "running" else None
+    if time := duration(rows):
+        found.append(Figure("time", time, f"{left} left" if isinstance(left, str) else ""))
+    return found
+
+
+def value_table(rows: Sequence[Row]) -> Table:
+    """The curves as numbers: some train rows, evenly spread, and the evaluations."""
+    train = [row for row in rows if "loss" in row]
+    evaluations = {row["current_steps"]: row for row in rows if "eval_loss" in row}
+    steps = {row["current_steps"]: row for row in _spread(train, _TABLE_ROWS)}
+    shown = sorted({*steps, *_spread(list(evaluations), _TABLE_ROWS)})
+    columns = ("step", "loss", "evaluation loss", "learning rate", "gradient norm", "tok/s")
+    lines = tuple(
+        (
+            f"{step:,}",
+            _cell(steps.get(step), "loss", ".4g"),
+            _cell(evaluations.get(step), "eval_loss", ".4g"),
+            _cell(steps.get(step), "lr", ".3g"),
+            _cell(steps.get(step), "grad_norm", ".3g"),
+            _cell(steps.get(step), "throughput", ",.0f"),
+        )
+        for step in shown
+    )
+    return Table(columns, lines, numeric=True)
+
+
+def event_list(events: Sequence[Record]) -> tuple[list[Record], int]:
+    """The newest events, newest first, and how many older ones are left out."""
+    shown = [
+        {
+            "kind": str(event.get("kind", "")),
+            "step": event["step"],
+            "time": _clock(event.get("time")),
+            "text": str(event.get("text", "")),
+        }
+        for event in reversed(events[-_MOST_EVENTS:])
+    ]
+    return shown, max(0, len(events) - _MOST_EVENTS)
+
+
+def marks(events: Sequence[Record], most: int = 400) -> list[Record]:
+    """Events to be drawn on the loss curve: of each kind at most `most`, spread."""
+    kinds = dict.fromkeys(str(event.get("kind", "")) for event in events)
+    return [
+        {"kind": kind, "step": step}
+        for kind in kinds
+        for step in _spread(sorted({event["step"] for event in events if event.get("kind") == kind}), most)
+    ]
+
+
+def sample_groups(samples: Sequence[Record]) -> tuple[list[dict[str, Any]], int]:
+    """By step, newest first; the first evaluation is always there, to compare with. And how many steps are left out."""
+    steps: dict[int, list[dict[str, str]]] = {}
+    for sample in samples:
+        pair = {name: _cut(str(sample.get(name, ""))) for name in ("prompt", "answer")}
+        steps.setdefault(sample["step"], []).append(pair)
+    order = sorted(steps, reverse=True)
+    kept = order if len(order) <= _MOST_SAMPLE_STEPS else [*order[: _MOST_SAMPLE_STEPS - 1], order[-1]]
+    return [{"step": step, "pairs": steps[step]} for step in kept], len(order) - len(kept)
+
+
+def plan_choices(record: RunRecord) -> Table:
+    rows = tuple(choice_rows(record.plan)) if record.plan else ()
+    return Table(("choice", "value", "by", "why"), rows)
+
+
+def plan_memory(record: RunRecord) -> Table:
+    if record.plan is None:
+        return Table((), ())
+    memory = record.plan.memory
+    parts = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "logits": memory.logits,
+    }
+    rows = [(part, readable(size)) for part, size in parts.items()]
+    verdict = "fits into" if fits(memory) else "more than"
+    total = f"{readable(memory.total)}, {verdict} {readable(usable(memory.available))} usable"
+    return Table(("memory", "forecast"), (*rows, ("total", total)), numeric=True)
+
+
+def results(record: RunRecord) -> Table:
+    rows = tuple((_spoken(key), _result(key, value)) for key, value in record.results.items() if value is not None)
+    return Table(("figure", "value"), rows, numeric=True)
+
+
+def environment(record: RunRecord) -> Table:
+    facts = record.environment
+    device = facts.get("device") or {}
+    rows = [
+        ("device", f"{device.get('kind', '')} · {device.get('name', '')}".strip(" ·")),
+        ("memory", readable(device["memory"]) if isinstance(device.get("memory"), int) else ""),
+        ("system", " ".join(str(facts.get(key, "")) for key in ("system", "machine"))),
+        ("CPU", str(facts.get("cpu", ""))),
+        ("threads", str(facts.get("threads", ""))),
+        *((f"{name} version", str(version)) for name, version in (facts.get("versions") or {}).items()),
+        *((name, str(value)) for name, value in (facts.get("environment") or {}).items()),
+    ]
+    return Table(("what", "value"), tuple((name, value) for name, value in rows if value.strip()) if facts else ())
+
+
+def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
+    """(what for, command), each works when pasted in the folder where the run was started."""
+    run, config = record.run, shlex.quote(str(record.run / "config.yaml"))
+    if status == "finished":
+        chat, ask, verify = footer.next_commands(run)
+        again = f"surefoot train {config} output={shlex.quote(f'{run}-again')}"
+        return [
+            ("talk to it", chat),
+            ("ask one question", ask),
+            ("check every file", verify),
+            ("train it again", again),
+        ]
+    if status == "running":
+        return [("watch it", f"surefoot board {shlex.quote(str(run.parent))}")]
+    verify = f"surefoot verify {shlex.quote(str(run))}"
+    return [("continue", f"surefoot train {config} --resume"), ("check its checkpoints", verify)]
+
+
+def _newest(rows: Sequence[Row], key: str) -> Row | None:
+    return next((row for row in reversed(rows) if key in row), None)
+
+
+def _value(row: Row, key: str, form: str) -> str:
+    value = curves.number(row[key])
+    return "not finite" if value is None else format(value, form)
+
+
+def _cell(row: Row | None, key: str, form: str) -> str:
+    return _value(row, key, form) if row is not None and key in row else ""
+
+
+def _supervised(row: Row) -> str:
+    return f"{_value(row, 'supervised_throughput', ',.0f')} supervised" if "supervised_throughput" in row else ""
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """First, last, and evenly between."""
+    if len(items) <= most:
+        return list(items)
+    return [items[k * (len(items) - 1) // (most - 1)] for k in range(most)]
+
+
+def _clock(time: object) -> str:
+    """2026-11-21T11:04:05.123+00:00 -> 2026-11-21 11:04:05 UTC."""
+    text = str(time or "")
+    return f"{text[:10]} {text[11:19]} UTC" if text.endswith("+00:00") else text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… ({len(text) - _MOST_TEXT:,} more characters)"
+
+
+def _spoken(key: str) -> str:
+    return key.removesuffix("_runtime").replace("_per_second", " per second").replace("_", " ") + (
+        " time" if key.endswith("_runtime") else ""
+    )
+
+
+def _result(key: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if key.endswith("_runtime"):
+        return duration_text(value)
+    shares = ("accuracy", "exact", "chance")
+    if isinstance(value, float) and any(word in key for word in shares) and 0 <= value <= 1:
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
