@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from surefoot.data import chat_jinja, chat_template
 from surefoot.data.chat_template import make_chat_template
 from surefoot.data.encode import encode
-from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.formats import Conversation, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import InputError
@@ -150,13 +150,15 @@ def test_a_template_that_changes_earlier_turns_is_laid_out_turn_by_turn(llama3):
 def test_a_template_that_rewrites_texts_is_rendered_for_real(llama3):
     tokenizer = with_template(llama3, THINKING)
     pairs = (("user", "Two and two?"), ("assistant", "<think> easy </think>Four."))
-    example, template, _, _ = encode_one(tokenizer, pairs)
+    example, *_ = encode_one(tokenizer, pairs)
     assert example.ids.tolist() == reference(tokenizer, pairs, prompt=False)
     assert learned(tokenizer, example) == ["<think>\neasy\n</think>\n\nFour.<|im_end|>"]
-    with pytest.raises(RowFault, match=r"<\|eot_id\|>"):
-        template.segments(conversation((("user", "a <|eot_id|>"), ("assistant", "<think>b</think>c"))))
-    with pytest.raises(RowFault, match="rewrites what comes before turn 4"):
-        template.segments(conversation((*pairs, ("user", "u"), ("assistant", "<think>b</think>c"))))
+    spelled, *_ = encode_one(tokenizer, (("user", "a <|eot_id|>"), ("assistant", "<think>b <|im_end|></think>c")))
+    assert learned(tokenizer, spelled) == ["<think>\nb <|im_end|>\n</think>\n\nc<|im_end|>"]
+    assert tokenizer.convert_tokens_to_ids("<|eot_id|>") not in spelled.ids
+    several, *_ = encode_one(tokenizer, (*pairs, ("user", "u"), ("assistant", "<think>b</think>c")))
+    assert learned(tokenizer, several)[1] == "<think>\nb\n</think>\n\nc<|im_end|>"
+    assert "Four.<|im_end|>\n<|im_start|>user\nu<|im_end|>" in tokenizer.decode(several.ids)
 
 
 def test_a_refused_role_is_named_with_the_template_line(llama3):
@@ -195,7 +197,7 @@ def test_templates_that_cannot_be_trained_with_are_refused_at_once(llama3, sourc
 def test_no_template_lists_the_others(llama3):
     tokenizer = with_template(llama3, "")
     tokenizer.chat_template = None
-    with pytest.raises(InputError, match="choose llama3, alpaca or plain"):
+    with pytest.raises(InputError, match="choose alpaca, vicuna or plain"):
         make_chat_template(TextEncoder(tokenizer), (1,))
 
 

@@ -109,8 +109,10 @@ def test_missing_tokens_and_names(legacy, encoder):
     old = TextEncoder(legacy)
     with pytest.raises(InputError, match=r"data.template: llama3 needs .*<\|start_header_id\|>, .*<\|eot_id\|>"):
         make_template("llama3", old, (2,))
-    with pytest.raises(InputError, match="no template is called 'vicuna'; choose from tokenizer, llama3, alpaca"):
-        make("vicuna", encoder)
+    with pytest.raises(InputError, match="no template is called 'vicunna'; did you mean vicuna"):
+        make("vicunna", encoder)
+    with pytest.raises(InputError, match="no template is called 'x'; choose from tokenizer, llama3, llama2"):
+        make("x", encoder)
     with pytest.raises(InputError, match="no end-of-sequence token"):
         make_template("plain", encoder, ())
     with pytest.raises(InputError, match="reads its own end-of-sequence token 'Ġt' as something else"):

@@ -159,7 +159,7 @@ def test_all_conflicts_come_at_once(decide):
         "adapter": {"kind": "lora", "targets": ["query"]},
         "attention": {"math": "off", "flash": "off"},
         "precision": {"tf32": "on"},
-        "data": {"train": "unused.jsonl", "max_length": 200_000, "template": "vicuna"},
+        "data": {"train": "unused.jsonl", "max_length": 200_000, "template": "klingon"},
         "batch": {"size": 2, "micro": 4},
     }
     with pytest.raises(InputError) as caught:

@@ -1,8 +1,9 @@
 """A chat template is code from a stranger: it is rendered in jinja's sandbox, and always to the same text.
 
 The environment offers what templates on the hub use (trimmed blocks, loop controls, `tojson`, `raise_exception`,
-`strftime_now`, `{% generation %}`) and nothing else. The date that some templates print is a constant: otherwise the
-same data would give other token ids tomorrow, and a resumed run would not be the run that was stopped.
+`strftime_now`, `{% generation %}`) and nothing else; how long it may take is limited. The date that some templates
+print is a constant: otherwise the same data would give other token ids tomorrow, and a resumed run would not be the
+run that was stopped.
 """
 
 from __future__ import annotations
@@ -18,26 +19,48 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
+from surefoot.data.chat_messages import messages
 from surefoot.data.formats import RowFault, Turn
+from surefoot.data.jinja_limits import LimitedEnvironment, render_limited
 
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3's own template falls back to
 PRINTS_DATE = "strftime_now"  # a template that holds this name may print the date
 
 
-def render(source: str, turns: Sequence[Turn], tokens: Mapping[str, str], generation_prompt: bool) -> str:
-    """The text of the turns. tokens: names such as bos_token and their text. RowFault names the template's line."""
-    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+class TemplateFault(RowFault):
+    """The template itself fails. line: of its source, from 1; problem: what is wrong there, without the line."""
+
+    def __init__(self, line: int, verb: str, problem: str):
+        super().__init__(f"the chat template{verb.format(line)}: {problem}")
+        self.line, self.problem = line, problem
+
+
+def render(
+    source: str,
+    turns: Sequence[Turn],
+    tokens: Mapping[str, str],
+    generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The text of the turns. tokens: names such as bos_token and their text. tools: definitions in the OpenAI form.
+
+    Raises TemplateFault with the template's line for whatever goes wrong in it.
+    """
+    variables = {
+        "messages": messages(turns),
+        "add_generation_prompt": generation_prompt,
+        "tools": [dict(tool) for tool in tools] or None,
+        "documents": None,
+        **tokens,
+    }
     try:
-        return _compile(source).render(
-            messages=messages, add_generation_prompt=generation_prompt, tools=None, documents=None, **tokens
-        )
+        return render_limited(_compile(source), variables)
     except jinja2.TemplateSyntaxError as error:
-        raise RowFault(f"the chat template's line {error.lineno} is wrong: {error.message}") from None
+        raise TemplateFault(error.lineno, "'s line {} is wrong", error.message or "syntax error") from None
     except Exception as error:  # whatever a stranger's code raises is the template's fault
         what = str(error) or type(error).__name__
-        raise RowFault(f"the chat template fails at its line {_line(error)}: {what}") from None
+        raise TemplateFault(_line(error), " fails at its line {}", what) from None
 
 
 def _line(error: Exception) -> int:
@@ -47,7 +70,7 @@ def _line(error: Exception) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
     )
     del environment.globals["lipsum"]

@@ -1,4 +1,4 @@
-"""The tokenizer's own chat template, taken apart so that the label mask needs no search.
+"""A chat template in Jinja, the tokenizer's own or a file of the user's, taken apart so that the mask needs no search.
 
 The template is rendered once per sequence of roles with a placeholder in place of each content. Splitting that text at
 the placeholders gives the frame: what the template itself writes before, between and after the contents. A
@@ -10,23 +10,26 @@ out as the newest turn. For most templates that is the text of the whole convers
 later ones follow (Qwen3 drops an empty thinking block): there the prompt of the second answer keeps the first as it was
 written, which is noted in the audit.
 
-A template that rewrites contents (splits a reasoning part off, say) has no frame. Such a conversation is rendered for
-real turn by turn; every rendering must then begin with the one before it, and contents must not spell out control
-tokens, because nothing tells them from the template's own.
+A template that rewrites contents (splits a reasoning part off, say) has no frame, and neither has a conversation with
+tools: those are rendered for real, see `surefoot.data.rendered`.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from surefoot.data import chat_jinja
 from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.rendered import lay_out_rendered
 from surefoot.data.segments import Segment, Template, require_turns
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError
+from surefoot.families.templates import ANYWHERE, OWN
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # private-use characters: no template looks for them
 _UNSTABLE = "the chat template changes earlier answers once later turns follow; each is kept as it was written"
@@ -37,25 +40,43 @@ def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Templat
     """The tokenizer's template as a value. InputError when it has none, or none that can be trained with."""
     tokenizer = encoder.tokenizer
     if tokenizer.chat_template is None:
-        raise InputError(Fault("data.template", "the tokenizer has no chat template", "choose llama3, alpaca or plain"))
+        fix = f"choose {ANYWHERE}, or a .jinja file"
+        raise InputError(Fault("data.template", "the tokenizer has no chat template", fix))
     try:
         source = tokenizer.get_chat_template()
     except ValueError as error:  # several templates, none of them the default
         raise InputError(Fault("data.template", f"tokenizer: {error}")) from None
-    tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    chat = _Chat(source, tokens, encoder, tuple(stop_ids))
     try:
-        chat.frame(_PROBE[:2])
+        return _template(OWN, source, encoder, stop_ids)
     except RowFault as fault:
         raise InputError(Fault("data.template", f"tokenizer: {fault.what}", fault.fix)) from None
+
+
+def make_file_template(path: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
+    """A template of the user's own. source: what the file at `path` holds. InputError names the file's line."""
+    try:
+        return _template(path, source, encoder, stop_ids)
+    except chat_jinja.TemplateFault as fault:
+        raise InputError(Fault(f"{path}:{fault.line}", fault.problem)) from None
+    except RowFault as fault:
+        raise InputError(Fault(path, fault.what, fault.fix)) from None
+
+
+def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
+    special = encoder.tokenizer.special_tokens_map
+    tokens = {role: str(token) for role, token in special.items() if isinstance(token, str)}
+    chat = _Chat(source, tokens, encoder, tuple(stop_ids))
+    chat.frame(_PROBE[:2])
     dated = chat_jinja.PRINTS_DATE in source
     return Template(
-        "tokenizer",
+        name,
         identity=repr((source, sorted(tokens.items()))),
         stop_ids=chat.stop_ids,
         segments=chat.segments,
+        jinja=chat.with_bos,
         notes=(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here",) * dated,
         dialogue_notes=() if chat.is_stable() else (_UNSTABLE,),
+        repeats_bos=chat.repeats_bos(),
     )
 
 
@@ -94,19 +115,39 @@ class _Chat:
         except RowFault:
             return True  # it takes no second answer; a conversation that has one is refused when it comes
 
+    def repeats_bos(self) -> bool:
+        """Whether BOS stands before later turns as well, as in Llama 2's template."""
+        bos = self.tokens.get("bos_token", "")
+        try:
+            return bool(bos) and "".join(segment.text for segment in self.frame(_PROBE).segments).count(bos) > 1
+        except RowFault:
+            return False
+
+    def with_bos(self, bos: str) -> str:
+        """The source; with BOS in front where the run puts one there and the template writes none."""
+        first = self.frame(_PROBE[:2]).segments[0].text
+        return (
+            self.source if first.startswith(bos) else f"{{{{- {json.dumps(bos, ensure_ascii=False)} -}}}}{self.source}"
+        )
+
     def render(self, turns: Sequence[Turn], generation_prompt: bool) -> str:
         return chat_jinja.render(self.source, turns, self.tokens, generation_prompt)
 
+    def _render_tools(self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], generation_prompt: bool) -> str:
+        return chat_jinja.render(self.source, turns, self.tokens, generation_prompt, tools)
+
     def segments(self, conversation: Conversation) -> tuple[Segment, ...]:
-        require_turns(conversation, "tokenizer")
+        require_turns(conversation, OWN)
         turns = conversation.turns
+        if conversation.tools or any(turn.calls or turn.role == "tool" for turn in turns):
+            return self._rendered(conversation)
         frame = self.frame(tuple(turn.role for turn in turns))
         contents: list[str] = []
         for check in frame.checks:
             rendered = self.render(turns[: check.turns], check.generation_prompt)
             found = _contents(check.pieces, [turn.text for turn in turns[: check.turns]], rendered)
             if found is None:
-                return tuple(self._as_rendered(turns))
+                return self._rendered(conversation)
             contents += found[check.since :]
         return tuple(
             Segment(contents[segment.turn], segment.turn, content=True, answer=segment.answer)
@@ -191,38 +232,21 @@ class _Chat:
 
     def _first(self, text: str, wanted: Collection[int]) -> tuple[int, int] | None:
         """Where the first of these tokens ends in the text, and which it is."""
+        return next(iter(self._found(text, wanted)), None)
+
+    def _found(self, text: str, wanted: Collection[int]) -> list[tuple[int, int]]:
+        """Where each of these tokens ends in the text, and which it is."""
         ids, spans = self.encoder.spans(Piece(text, literal=False, opening=False))
-        return next(((end, number) for number, (_, end) in zip(ids, spans, strict=True) if number in wanted), None)
+        return [(end, number) for number, (_, end) in zip(ids, spans, strict=True) if number in wanted]
 
-    def _as_rendered(self, turns: Sequence[Turn]) -> Iterator[Segment]:
-        """Without a frame: texts as the template renders them, contents not told apart."""
-        spelled = [name for turn in turns for name in self.encoder.control_text(turn.text)]
-        if spelled:
-            raise RowFault(
-                f"the text holds {spelled[0]!r} and the chat template rewrites texts", "remove it from the text"
-            )
-        written, rest = "", ""
-        for answer in [place for place, turn in enumerate(turns) if turn.role == "assistant"]:
-            prompt = self.render(turns[:answer], generation_prompt=True)
-            whole = self.render(turns[: answer + 1], generation_prompt=False)
-            if not prompt.startswith(written) or not whole.startswith(prompt):
-                raise RowFault(f"the chat template rewrites what comes before turn {answer + 1}", _ONE_ANSWER)
-            tail = whole.removeprefix(prompt)
-            stop = self._first(tail, self.stop_ids)
-            text, rest = (tail[: stop[0]], tail[stop[0] :]) if stop else (tail, "")
-            yield Segment(prompt.removeprefix(written), answer)
-            yield Segment(text, answer, answer=True)
-            written = prompt + text
-        if turns[-1].role != "assistant":
-            prompt = self.render(turns, generation_prompt=True)
-            if not prompt.startswith(written):
-                raise RowFault("the chat template rewrites what was said before", _ONE_ANSWER)
-            rest = prompt.removeprefix(written)
-        yield Segment(rest, len(turns) - 1)
+    def _rendered(self, conversation: Conversation) -> tuple[Segment, ...]:
+        def stop_ends(text: str) -> list[int]:
+            return [end for end, _ in self._found(text, self.stop_ids)]
+
+        return lay_out_rendered(conversation, self._render_tools, stop_ends, self.encoder)
 
 
-_OTHER_TEMPLATE = "choose another data.template (llama3, alpaca, plain)"
-_ONE_ANSWER = "shorten the conversation to one answer"
+_OTHER_TEMPLATE = "choose another data.template, such as chatml or vicuna"
 
 
 def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Segment]:

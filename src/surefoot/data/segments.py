@@ -21,7 +21,8 @@ from surefoot.data.text_encoder import Piece, TextEncoder
 
 @dataclass(frozen=True)
 class Segment:
-    """turn: index of the turn it belongs to. content: written in the data, not by the template. answer: the model's."""
+    """turn: index of the turn it belongs to; -1 for none (definitions of tools), which is never cut. content: written
+    in the data, not by the template. answer: the model's."""
 
     text: str
     turn: int
@@ -35,15 +36,19 @@ class Template:
     answer is laid out up to where the model begins to write.
 
     identity: all that its output depends on besides the conversation. stop_ids: tokens that end an answer.
+    jinja: the chat template that makes other programs write the same; takes BOS, which it puts at the start, or "".
     notes, dialogue_notes: what a reader of the audit should know, always and where there are several answers.
+    repeats_bos: BOS stands before later turns as well.
     """
 
     name: str
     identity: str
     stop_ids: tuple[int, ...]
     segments: Callable[[Conversation], tuple[Segment, ...]]
+    jinja: Callable[[str], str]
     notes: tuple[str, ...] = ()
     dialogue_notes: tuple[str, ...] = ()
+    repeats_bos: bool = False
 
 
 @dataclass(frozen=True)

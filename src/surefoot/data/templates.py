@@ -1,49 +1,98 @@
-"""The named templates: how turns of a conversation are laid out as text.
+"""A template by its name: the tokenizer's own, a row of the table of named templates, or a file of the user's.
 
-tokenizer: the tokenizer's own chat template. llama3: the same layout as Llama 3's, for a base tokenizer that has the
-tokens and no template. alpaca: Stanford's headings, one turn. plain: nothing but the texts.
-
-llama3, alpaca and plain never write BOS: whether it is put first is the plan's choice. An answer ends with
-<|eot_id|> (llama3) or EOS.
+No template writes BOS at the start: whether it stands there is the plan's choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 
-from surefoot.data.chat_template import make_chat_template
-from surefoot.data.formats import Conversation, RowFault
-from surefoot.data.segments import Segment, Template, require_turns
+from surefoot.data.chat_template import make_chat_template, make_file_template
+from surefoot.data.formats import Conversation
+from surefoot.data.jinja_writer import write_dialogue, write_prompt
+from surefoot.data.named import lay_out_dialogue, lay_out_prompt
+from surefoot.data.segments import Template
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError
+from surefoot.families.files import read_text
+from surefoot.families.templates import ANYWHERE, NAMES, OWN, Dialogue, Prompt, Row, find_row, is_file
 
-NAMES = ("tokenizer", "llama3", "alpaca", "plain")
-_VERSION = 1  # of the layouts below: part of every cache key
-_LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-_ALPACA = "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
-_ALPACA_INPUT = ", paired with an input that provides further context"
+_VERSION = 2  # of the code that lays rows out: part of every cache key
 
 
 def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
     """The template called `name`, made for this tokenizer. stop_ids: tokens that end an answer, EOS first.
 
-    InputError (data.template) when the name is unknown or the tokenizer lacks what the template needs.
+    InputError when the name is unknown, the file is wrong, or the tokenizer lacks what the template needs.
     """
-    if name == "tokenizer":
+    if name == OWN:
         return make_chat_template(encoder, stop_ids)
-    if name == "llama3":
-        ids = {text: number for number, text in encoder.control.items()}
-        missing = [token for token in _LLAMA3_TOKENS if token not in ids]
-        if missing:
-            what = f"llama3 needs tokens that this tokenizer does not have: {', '.join(missing)}"
-            raise InputError(Fault("data.template", what, "choose tokenizer, alpaca or plain"))
-        stops = tuple(dict.fromkeys((*stop_ids, ids["<|eot_id|>"])))
-        return Template(name, f"llama3 {_VERSION}", stops, _llama3)
-    if name not in NAMES:
-        raise InputError(Fault("data.template", f"no template is called {name!r}", f"choose from {', '.join(NAMES)}"))
-    eos = _eos_text(encoder, stop_ids)
-    lay_out = {"alpaca": _alpaca, "plain": _plain}[name]
-    return Template(name, f"{name} {_VERSION} {eos}", tuple(stop_ids), _with_eos(lay_out, eos))
+    if is_file(name):
+        return make_file_template(name, read_text(Path(name)), encoder, stop_ids)
+    row = find_row(name)
+    if row is None:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES)}, or a .jinja file"
+        raise InputError(Fault("data.template", f"no template is called {name!r}", fix))
+    return _named(row, encoder, stop_ids)
+
+
+def template_for(planned: str, asked: bool, conversations: Sequence[Conversation]) -> str:
+    """The template of one source. asked: the user named it; then it stays.
+
+    Texts without turns have no place in a chat template. Where the tokenizer brings none, alpaca was planned: it holds
+    one prompt and one answer, so dialogues and tools take vicuna, which needs no special tokens either.
+    """
+    if asked:
+        return planned
+    if all(turn.role == "text" for conversation in conversations for turn in conversation.turns):
+        return "plain"
+    return "vicuna" if planned == "alpaca" and any(map(_is_dialogue, conversations)) else planned
+
+
+def _is_dialogue(conversation: Conversation) -> bool:
+    roles = [turn.role for turn in conversation.turns]
+    return bool(conversation.tools) or "tool" in roles or roles.count("user") > 1 or roles.count("assistant") > 1
+
+
+def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
+    ids = {text: number for number, text in encoder.control.items()}
+    missing = [token for token in row.control if token not in ids]
+    if missing:
+        what = f"{row.name} needs tokens that this tokenizer does not have: {', '.join(missing)}"
+        raise InputError(Fault("data.template", what, f"choose {ANYWHERE}"))
+    stops = tuple(dict.fromkeys((*stop_ids, *(ids[token] for token in row.stops))))
+    eos = _eos_text(encoder, stop_ids) if isinstance(row, Prompt) or "{eos}" in repr(row) else ""
+    if isinstance(row, Prompt):
+        return Template(
+            row.name,
+            identity=f"{_VERSION} {row} {eos}",
+            stop_ids=stops,
+            segments=lambda conversation: lay_out_prompt(row, conversation, eos),
+            jinja=lambda bos: write_prompt(row, bos, eos),
+        )
+    bos = str(encoder.tokenizer.bos_token or "")
+    filled = _filled(row, eos, bos)
+    return Template(
+        row.name,
+        identity=f"{_VERSION} {filled}",
+        stop_ids=stops,
+        segments=lambda conversation: lay_out_dialogue(filled, conversation),
+        jinja=lambda bos: write_dialogue(filled, bos),
+        repeats_bos=bool(bos) and bos in filled.between,
+    )
+
+
+def _filled(row: Dialogue, eos: str, bos: str) -> Dialogue:
+    """The row with the tokenizer's own tokens in its slots."""
+    texts = {field.name: getattr(row, field.name) for field in fields(row)}
+    changed = {
+        name: text.replace("{eos}", eos).replace("{bos}", bos) for name, text in texts.items() if isinstance(text, str)
+    }
+    return replace(row, **changed)
 
 
 def _eos_text(encoder: TextEncoder, stop_ids: Sequence[int]) -> str:
@@ -53,60 +102,3 @@ def _eos_text(encoder: TextEncoder, stop_ids: Sequence[int]) -> str:
     if encoder.encode([Piece(text, literal=False, opening=False)]) != [[stop_ids[0]]]:
         raise InputError(Fault("tokenizer", f"reads its own end-of-sequence token {text!r} as something else"))
     return text
-
-
-def _with_eos(
-    lay_out: Callable[[Conversation, str], list[Segment]], eos: str
-) -> Callable[[Conversation], tuple[Segment, ...]]:
-    return lambda conversation: tuple(lay_out(conversation, eos))
-
-
-def _llama3(conversation: Conversation) -> tuple[Segment, ...]:
-    """Llama 3's layout: a header with the role, the text without blanks around it, <|eot_id|>."""
-    require_turns(conversation, "llama3")
-    segments: list[Segment] = []
-    for place, turn in enumerate(conversation.turns):
-        answer = turn.role == "assistant"
-        segments += [
-            Segment(f"<|start_header_id|>{turn.role}<|end_header_id|>\n\n", place),
-            Segment(turn.text.strip(), place, content=True, answer=answer),
-            Segment("<|eot_id|>", place, answer=answer),
-        ]
-    if conversation.turns[-1].role != "assistant":
-        segments.append(Segment("<|start_header_id|>assistant<|end_header_id|>\n\n", len(conversation.turns)))
-    return tuple(segments)
-
-
-def _alpaca(conversation: Conversation, eos: str) -> list[Segment]:
-    """Stanford Alpaca's layout for one prompt and one answer. A system turn takes the place of its first sentence."""
-    require_turns(conversation, "alpaca")
-    *system, prompt = [turn for turn in conversation.turns if turn.role != "assistant"]
-    answers = [turn for turn in conversation.turns if turn.role == "assistant"]
-    if len(system) > 1 or len(answers) > 1 or any(turn.role == "user" for turn in system):
-        raise RowFault("the alpaca template holds one prompt and one answer", "choose data.template llama3 or plain")
-    place = len(system)
-    header = Segment(_ALPACA.format(_ALPACA_INPUT if prompt.context else ""), 0)
-    segments = [
-        Segment(system[0].content, 0, content=True) if system else header,
-        Segment("\n\n### Instruction:\n", place),
-        Segment(prompt.content, place, content=True),
-    ]
-    if prompt.context:
-        segments += [Segment("\n\n### Input:\n", place), Segment(prompt.context, place, content=True)]
-    segments.append(Segment("\n\n### Response:\n", place))
-    for turn in answers:
-        segments += [
-            Segment(turn.content, place + 1, content=True, answer=True),
-            Segment(eos, place + 1, answer=True),
-        ]
-    return segments
-
-
-def _plain(conversation: Conversation, eos: str) -> list[Segment]:
-    """The texts, a line end after each prompt text, EOS after each answer. A text without turns is all answer."""
-    segments: list[Segment] = []
-    for place, turn in enumerate(conversation.turns):
-        answer = turn.role in ("assistant", "text")
-        segments.append(Segment(turn.text, place, content=True, answer=answer))
-        segments.append(Segment(eos if answer else "\n", place, answer=answer))
-    return segments

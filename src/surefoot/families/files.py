@@ -27,3 +27,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_if_there(path: Path) -> dict[str, Any]:
     """The same, and an empty object where there is no such file."""
     return read_json(path) if path.is_file() else {}
+
+
+def read_text(path: Path) -> str:
+    """A text file in UTF-8. Raises InputError for a missing or unreadable one."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(Fault(str(path), "no such file", "it is relative to the working folder")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(Fault(str(path), f"cannot be read: {error}")) from None

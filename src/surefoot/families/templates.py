@@ -22,10 +22,10 @@ class Dialogue:
 
     user, system: around the text. merged: the system text stands inside the first user turn, before its text.
     opening: what the program writes before an answer. lead: what the model writes before its text, left out where the
-    text holds `own_lead`. close: ends an answer, and is learned. after, finish: written by the program behind an
-    answer, behind the last one. trimmed: roles whose texts lose blanks around them. control: tokens that the tokenizer
-    must have as special ones. stops: those of them that end an answer, besides EOS. tools: None where it has no place
-    for them. takes_text: a text without turns is learned as it is.
+    text holds `own_lead`. close: ends an answer, and is learned. after, between, finish: written by the program behind
+    an answer, before every user turn but the first, behind the last answer. trimmed: roles whose texts lose blanks
+    around them. control: tokens that the tokenizer must have as special ones. stops: those of them that end an answer,
+    besides EOS. tools: None where it has no place for them. takes_text: a text without turns is learned as it is.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Dialogue:
     lead: str = ""
     own_lead: str = ""
     after: str = ""
+    between: str = ""
     finish: str = ""
     trimmed: tuple[str, ...] = ()
     control: tuple[str, ...] = ()
@@ -120,7 +121,8 @@ ROWS: tuple[Row, ...] = (
         about="Llama 2 chat: [INST] blocks, the system text in the first",
         system="<<SYS>>\n{content}\n<</SYS>>\n\n",
         merged=True,
-        user="{bos}[INST] {content} [/INST]",
+        user="[INST] {content} [/INST]",
+        between="{bos}",
         opening="",
         lead=" ",
         close=" {eos}",
@@ -226,6 +228,7 @@ ROWS: tuple[Row, ...] = (
 )
 
 NAMES: tuple[str, ...] = (OWN, *(row.name for row in ROWS))
+ANYWHERE = "alpaca, vicuna or plain"  # rows that need nothing of a tokenizer but EOS
 
 
 def find_row(name: str) -> Row | None:
@@ -236,8 +239,3 @@ def find_row(name: str) -> Row | None:
 def is_file(name: str) -> bool:
     """Whether data.template names a file of the user's own."""
     return name.endswith(SUFFIX)
-
-
-def without_control_tokens() -> tuple[str, ...]:
-    """Names that work with any tokenizer."""
-    return tuple(row.name for row in ROWS if not row.control)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from surefoot.config.nearest import nearest_word
+from surefoot.errors import InputError
 from surefoot.families.family import Family
+from surefoot.families.files import read_text
 from surefoot.families.model_facts import ModelFacts
+from surefoot.families.templates import ANYWHERE, NAMES, OWN, SUFFIX, find_row, is_file
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 
-NAMES = ("tokenizer", "llama3", "alpaca", "plain")
-# What the template `llama3` writes; each must be a single special token of the tokenizer.
-LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-
 
 def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> Choice[str]:
+    """request: auto, a name of the table, or a .jinja file. What cannot be used is a fault among the notes."""
     if request == "auto":
         choice = _auto(tokenizer)
     else:
@@ -26,33 +28,38 @@ def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, no
 
 def turn_ends(template: str, family: Family | None, tokenizer: TokenizerFacts) -> list[str]:
     """Special tokens that end a turn in the text that this template writes; EOS is not among them."""
-    if template == "llama3":
-        return ["<|eot_id|>"] if tokenizer.is_special("<|eot_id|>") else []
-    if template != "tokenizer" or tokenizer.chat_template is None or family is None:
-        return []
-    text = tokenizer.chat_template
-    return [token for token in family.turn_ends if token in text and tokenizer.is_special(token)]
+    row = find_row(template)
+    if row is not None:
+        return [token for token in row.stops if tokenizer.is_special(token)]
+    text = _source(template, tokenizer)
+    return [token for token in (family.turn_ends if family else ()) if token in text and tokenizer.is_special(token)]
 
 
 def _auto(tokenizer: TokenizerFacts) -> Choice[str]:
     if tokenizer.chat_template is not None:
-        return Choice("tokenizer", "the tokenizer brings a chat template", "default")
-    return Choice("alpaca", "the tokenizer brings no chat template; alpaca needs no special tokens", "default")
+        return Choice(OWN, "the tokenizer brings a chat template", "default")
+    reason = "the tokenizer brings no chat template; alpaca needs no special tokens (dialogues take vicuna)"
+    return Choice("alpaca", reason, "default")
 
 
 def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
-    if name not in NAMES:
+    row = find_row(name)
+    if is_file(name):
+        try:
+            read_text(Path(name))
+        except InputError as error:
+            for fault in error.faults:
+                notes.refuse("data.template", f"{fault.where}: {fault.what}", fault.fix)
+    elif name == OWN:
+        if tokenizer.chat_template is None:
+            notes.refuse("data.template", "the tokenizer brings no chat template", f"use auto, {ANYWHERE}")
+    elif row is None:
         near = nearest_word(name, NAMES)
-        fix = f"did you mean {near}?" if near else f"use auto, {', '.join(NAMES)}"
+        fix = f"did you mean {near}?" if near else f"use auto, {', '.join(NAMES)}, or a file that ends in {SUFFIX}"
         notes.refuse("data.template", f"unknown template {name!r}", fix)
-    elif name == "tokenizer" and tokenizer.chat_template is None:
-        notes.refuse("data.template", "the tokenizer brings no chat template", "use auto, alpaca or plain")
-    elif name == "llama3":
-        missing = [token for token in LLAMA3_TOKENS if not tokenizer.is_special(token)]
-        if missing:
-            notes.refuse(
-                "data.template", f"llama3 needs tokens that this tokenizer lacks: {', '.join(missing)}", "use alpaca"
-            )
+    elif missing := [token for token in row.control if not tokenizer.is_special(token)]:
+        what = f"{name} needs tokens that this tokenizer lacks: {', '.join(missing)}"
+        notes.refuse("data.template", what, f"use {ANYWHERE}")
 
 
 def _warn_of_untrained_tokens(template: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:
@@ -60,8 +67,16 @@ def _warn_of_untrained_tokens(template: str, model: ModelFacts, tokenizer: Token
     turns = model.family.untrained_turns if model.family else None
     if turns is None or turns.vocab != model.vocab or (tokenizer.eos and tokenizer.eos.text in turns.told_by):
         return
-    written = LLAMA3_TOKENS if template == "llama3" else ()
-    if template == "tokenizer":
-        written = tuple(token for token in turns.tokens if token in (tokenizer.chat_template or ""))
-    if any(token in turns.tokens for token in written):
+    row = find_row(template)
+    text = "".join(row.control) if row is not None else _source(template, tokenizer)
+    if any(token in text for token in turns.tokens):
         notes.caution(turns.warning)
+
+
+def _source(template: str, tokenizer: TokenizerFacts) -> str:
+    """The Jinja source of the tokenizer's own template or of a file; empty where there is none."""
+    if template == OWN:
+        return tokenizer.chat_template or ""
+    if is_file(template) and Path(template).is_file():
+        return read_text(Path(template))
+    return ""
