@@ -82,4 +82,5 @@ def run_plan(
         environment=(),
         cautions=(),
         measurements={},
+        optimizer=choice("adamw"),
     )

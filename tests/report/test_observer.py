@@ -18,7 +18,7 @@ from surefoot.training.checkpoint import load_state, newest_verified, save_check
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
-from surefoot.training.optimizer import load_optimizer_tensors
+from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
 from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss

@@ -22,7 +22,7 @@ from surefoot.training.checkpoint import (
     set_aside_newer,
     verify_checkpoint,
 )
-from surefoot.training.optimizer import load_optimizer_tensors
+from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import Best, RunState
 from surefoot.training.step import train_step

@@ -1,13 +1,19 @@
+"""Every optimizer against the library's own, stepped by hand; adamw also against the published algorithm."""
+
 import pytest
 import torch
+from bitsandbytes.optim import AdamW8bit
+from transformers.optimization import Adafactor
 
-from surefoot.errors import IntegrityError
-from surefoot.training.optimizer import adamw, load_optimizer_tensors
-from surefoot.training.step import train_step
-from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
+from surefoot.training.optimizer import MUON_MOMENTUM, OptimizerSettings, TwoOptimizers, adamw, make_optimizer
 
 # One fp32 update of numbers near 1 against float64: a few units in the last place.
 FP32_ROUNDING = 5e-7
+NAMES = ("adamw", "adamw_8bit", "adafactor", "sgd", "muon")
+SHAPES = {"embed": (20, 64), "layer.weight": (64, 80), "layer.bias": (64,), "head": (20, 64)}
+DECODER = {"layer.weight"}
+LR, BETAS, EPS, DECAY = 0.01, (0.9, 0.95), 1e-8, 0.1
+STEPS = 5
 
 
 def reference_adamw(start, gradients, lr, betas, eps, decay):
@@ -23,7 +29,7 @@ def reference_adamw(start, gradients, lr, betas, eps, decay):
 
 
 @pytest.mark.parametrize(("shape", "decays"), [((4, 3), True), ((5,), False)])
-def test_matches_the_published_algorithm_and_spares_vectors(shape, decays):
+def test_adamw_is_the_published_algorithm_and_spares_vectors(shape, decays):
     torch.manual_seed(0)
     start = torch.randn(shape)
     gradients = [torch.randn(shape) for _ in range(5)]
@@ -42,21 +48,112 @@ def test_matches_the_published_algorithm_and_spares_vectors(shape, decays):
     assert distance(0.0 if decays else 0.1) > FP32_ROUNDING  # twin: the other decay is noticed
 
 
-def test_state_goes_out_and_in_by_name():
-    batches = toy_batches(toy_examples(6), 3)
-    first, second = toy_engine(), toy_engine()
-    train_step(first, toy_loss, batches, step=1, lr=0.1, scale=None, settings=settings())
-    saved = first.gather_state()
-    second.model.load_state_dict(first.model.state_dict())
-    load_optimizer_tensors(second.optimizer, second.parameters, {k: v.clone() for k, v in saved.items()})
-    for engine in (first, second):
-        train_step(engine, toy_loss, batches, step=2, lr=0.1, scale=None, settings=settings())
-    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+def start():
+    torch.manual_seed(0)
+    return {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in SHAPES.items()}
 
 
-def test_state_of_another_model_is_refused():
-    engine = toy_engine()
-    with pytest.raises(IntegrityError, match="do not train"):
-        load_optimizer_tensors(engine.optimizer, engine.parameters, {"lm_head.weight/exp_avg": torch.zeros(1)})
-    with pytest.raises(IntegrityError, match="not \\[8, 8\\]"):
-        load_optimizer_tensors(engine.optimizer, engine.parameters, {"hidden.weight/exp_avg": torch.zeros(3, 3)})
+def gradients():
+    draw = torch.Generator().manual_seed(1)
+    return [{name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()} for _ in range(STEPS)]
+
+
+def settings(name, *, momentum=None, decay=DECAY):
+    return OptimizerSettings(name, BETAS, momentum, EPS, decay)
+
+
+def stepped(parameters, optimizers):
+    """The parameters after STEPS steps at a rate that changes from step to step."""
+    for number, step in enumerate(gradients(), 1):
+        for name, gradient in step.items():
+            parameters[name].grad = gradient.clone()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = LR / number
+            optimizer.step()
+    return parameters
+
+
+def by_hand(name, parameters, momentum):
+    """What a user of the library would write, from its documentation alone."""
+    embed, matrix, bias, head = parameters.values()
+    adam = {"betas": BETAS, "eps": EPS, "lr": LR}
+    outside = [{"params": [embed, head], "weight_decay": DECAY}, {"params": [bias], "weight_decay": 0.0}]
+    everything = [{"params": [embed, matrix, head], "weight_decay": DECAY}, {"params": [bias], "weight_decay": 0.0}]
+    match name:
+        case "adamw":
+            return [torch.optim.AdamW(everything, **adam)]
+        case "adamw_8bit":
+            return [AdamW8bit([matrix], weight_decay=DECAY, **adam), torch.optim.AdamW(outside, **adam)]
+        case "adafactor":
+            return [Adafactor(everything, lr=LR, scale_parameter=False, relative_step=False)]
+        case "sgd":
+            return [torch.optim.SGD(everything, lr=LR, momentum=momentum or 0.0)]
+        case "muon":
+            chosen = {"momentum": 0.95 if momentum is None else momentum, "adjust_lr_fn": "match_rms_adamw"}
+            return [torch.optim.Muon([matrix], lr=LR, weight_decay=DECAY, **chosen), torch.optim.AdamW(outside, **adam)]
+
+
+def distance(ours, theirs):
+    return max(float((ours[name] - theirs[name]).detach().abs().max()) for name in ours)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.8])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_is_the_librarys_own(name, momentum):
+    ours, theirs = start(), start()
+    stepped(ours, [make_optimizer(ours, settings(name, momentum=momentum), decoder=DECODER)])
+    stepped(theirs, by_hand(name, theirs, momentum))
+    assert distance(ours, theirs) < FP32_ROUNDING
+    assert distance(ours, start()) > LR / STEPS  # all of it moved
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_twin_decay_of_vectors_and_another_momentum_would_be_noticed(name):
+    ours, theirs = start(), start()
+    for parameters, decay in ((ours, DECAY), (theirs, 0.0)):
+        stepped(parameters, [make_optimizer(parameters, settings(name, decay=decay), decoder=DECODER)])
+    assert torch.equal(ours["layer.bias"], theirs["layer.bias"])  # not decayed
+    for matrix in ("embed", "layer.weight", "head"):
+        assert (ours[matrix] - theirs[matrix]).abs().max() > 100 * FP32_ROUNDING
+    if name in ("sgd", "muon"):
+        other = start()
+        stepped(other, [make_optimizer(other, settings(name, momentum=0.5), decoder=DECODER)])
+        assert distance(ours, other) > 100 * FP32_ROUNDING
+
+
+@pytest.mark.parametrize(("name", "entry"), [("muon", "momentum_buffer"), ("adamw_8bit", "absmax1")])
+def test_only_matrices_of_the_decoder_leave_adamw(name, entry):
+    parameters = start()
+    optimizer = make_optimizer(parameters, settings(name), decoder=DECODER)
+    stepped(parameters, [optimizer])
+    assert isinstance(optimizer, TwoOptimizers)
+    assert {name for name, parameter in parameters.items() if entry in optimizer.state[parameter]} == DECODER
+    assert all("exp_avg" in optimizer.state[parameters[name]] for name in SHAPES.keys() - DECODER)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(SHAPES)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw_8bit"])
+@pytest.mark.parametrize("chosen", [["layer.weight"], ["embed", "layer.bias"]])
+def test_one_kind_alone_needs_one_optimizer(name, chosen):
+    parameters = {key: value for key, value in start().items() if key in chosen}
+    optimizer = make_optimizer(parameters, settings(name), decoder=DECODER)
+    assert not isinstance(optimizer, TwoOptimizers)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(chosen)
+
+
+def test_adafactor_moves_what_starts_at_zero_at_the_rate_itself():
+    """Why torch's own Adafactor is not used: it scales every step by the size of the parameter, at least 0.001."""
+    ours, theirs = (torch.nn.Parameter(torch.zeros(4, 4)) for _ in range(2))
+    optimizer = make_optimizer({"lora_B": ours}, settings("adafactor"), decoder=())
+    for parameter, one in ((ours, optimizer), (theirs, torch.optim.Adafactor([theirs]))):
+        parameter.grad = torch.ones(4, 4)
+        for group in one.param_groups:
+            group["lr"] = LR
+        one.step()
+    assert ours.detach().abs().mean() == pytest.approx(LR, rel=1e-3)
+    assert theirs.detach().abs().mean() == pytest.approx(LR * 1e-3, rel=1e-3)
+
+
+def test_muons_default_momentum_is_the_librarys():
+    assert torch.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))]).defaults["momentum"] == MUON_MOMENTUM

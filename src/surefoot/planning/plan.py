@@ -12,6 +12,7 @@ from typing import Generic, Literal, TypeVar
 T = TypeVar("T")
 Source = Literal["user", "family", "hardware", "measured", "default"]
 DType = Literal["fp32", "bf16", "fp16"]
+BaseType = Literal["fp32", "bf16", "fp16", "nf4"]
 SdpaKernel = Literal["flash", "mem_efficient", "cudnn", "math"]
 
 
@@ -27,10 +28,15 @@ class Choice(Generic[T]):
 @dataclass(frozen=True)
 class PrecisionPlan:
     compute: Choice[DType]  # matrix products, by autocast where it differs from the weights
-    base: Choice[DType]  # how frozen weights are held; fp32 when they train
+    base: Choice[BaseType]  # how frozen weights are held; fp32 when they train
     trainable: Choice[DType]  # always fp32
     scaler: Choice[bool]  # gradient scaler: only with fp16 compute
     tf32: Choice[bool]
+
+    @property
+    def unpacked(self) -> DType:
+        """Of the frozen weights that nf4 leaves as they are: embeddings, head, norms. Of all, where nothing is packed."""
+        return self.compute.value if self.base.value == "nf4" else self.base.value
 
 
 @dataclass(frozen=True)
@@ -114,3 +120,5 @@ class RunPlan:
     environment: tuple[EnvironmentFinding, ...]
     cautions: tuple[str, ...]  # sentences the user should read
     measurements: dict[str, object]  # what the probes saw; kept so that a resumed run never measures again
+    # Plans that were saved before there was a choice have no such entry.
+    optimizer: Choice[str] = Choice("adamw", "the only one when this plan was made", "default")

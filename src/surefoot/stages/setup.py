@@ -20,6 +20,7 @@ from surefoot.errors import Fault, InputError
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
@@ -28,7 +29,8 @@ from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import SingleEngine
-from surefoot.training.optimizer import adamw, load_optimizer_tensors, trainable_parameters
+from surefoot.training.optimizer import OptimizerSettings, make_optimizer, trainable_parameters
+from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings
@@ -81,7 +83,8 @@ def set_up(
     model = _load(config, plan, base, checkpoint, device)
     parameters = trainable_parameters(model)
     optim = config.optim
-    optimizer = adamw(parameters, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
+    chosen = OptimizerSettings(optim.name, optim.betas, optim.momentum, optim.eps, optim.weight_decay)
+    optimizer = make_optimizer(parameters, chosen, decoder=decoder_matrices(model))
     state = RunState(scale=LossScale() if plan.precision.scaler.value else None)
     if checkpoint is not None:
         state, tensors = load_state(checkpoint)
@@ -108,7 +111,7 @@ def _load(
     tokens = plan.tokenizer
     model: PreTrainedModel = load_model(
         checkpoint.folder if full and checkpoint else base,
-        dtype=TORCH_DTYPE[plan.precision.base.value],
+        dtype=TORCH_DTYPE[plan.precision.unpacked],
         attention_implementation=plan.attention.implementation.value,
         device=device,
         vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,

@@ -1,7 +1,7 @@
 """Who holds the parameters and moves them: the seam between the step and one or many processes.
 
-An engine answers five calls. `single` keeps the plain model in one process; engines for several processes fill in the
-same five.
+An engine answers six calls. `single` keeps the plain model in one process; engines for several processes fill in the
+same six.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from surefoot.training.optimizer import optimizer_tensors
+from surefoot.training.optimizer import Optimizer
+from surefoot.training.optimizer_state import optimizer_tensors
 from surefoot.training.scaling import LossScale
 
 
 class Engine(Protocol):
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     device: torch.device
 
     def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
         """Accumulate gradients of a scalar loss that is already divided by the step's weight."""
         ...
 
-    def grad_norm(self, scale: LossScale | None) -> torch.Tensor:
-        """Unscale the gradients once and return their global 2-norm, a scalar on the device."""
+    def unscale(self, scale: LossScale | None) -> None:
+        """Divide the gradients by the scale that `backward` multiplied the loss with; once per step."""
+        ...
+
+    def grad_norm(self) -> torch.Tensor:
+        """The global 2-norm of the gradients as they are, a scalar on the device."""
         ...
 
     def apply(self, lr: float, grad_norm: torch.Tensor, max_grad_norm: float | None) -> None:
@@ -46,7 +51,7 @@ class Engine(Protocol):
 class SingleEngine:
     """One process, one device, the plain model."""
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer):
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer):
         self.model = model
         self.parameters = parameters
         self.optimizer = optimizer
@@ -55,11 +60,12 @@ class SingleEngine:
     def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
         (loss if scale is None else loss * scale.scale).backward()
 
-    def grad_norm(self, scale: LossScale | None) -> torch.Tensor:
-        gradients = self._gradients()
+    def unscale(self, scale: LossScale | None) -> None:
         if scale is not None:
-            torch._foreach_mul_(gradients, 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
-        return nn.utils.get_total_norm(gradients)
+            torch._foreach_mul_(self._gradients(), 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
+
+    def grad_norm(self) -> torch.Tensor:
+        return nn.utils.get_total_norm(self._gradients())
 
     def apply(self, lr: float, grad_norm: torch.Tensor, max_grad_norm: float | None) -> None:
         if max_grad_norm is not None:

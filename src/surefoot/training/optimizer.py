@@ -1,17 +1,53 @@
-"""AdamW over named parameters, and its state as named tensors.
+"""Optimizers over named parameters: one rule for what is decayed and what goes where, the libraries' own arithmetic.
 
-torch keys optimizer state by position; positions shift when a model gains or loses a parameter. Names do not, so the
-state is saved and loaded by name, as safetensors.
+Only matrices are decayed; biases, norms and DoRA magnitudes are not. Muon and 8-bit AdamW take the matrices inside the
+decoder layers and leave embeddings, head and vectors to AdamW: orthogonalising an embedding makes no sense, and its
+rare, large gradients suffer most from 8-bit moments. The rate is set before each step, so every optimizer starts at 0.
+
+    adamw       Loshchilov & Hutter 2019, torch's fused form
+    adamw_8bit  Dettmers et al. 2022, bitsandbytes: moments in 8 bits, one scale for 256 numbers
+    adafactor   Shazeer & Stern 2018, transformers' form at a rate given from outside
+    sgd         torch's; weight decay is added to the gradient
+    muon        Jordan et al. 2024, torch's; the step is scaled to the size of AdamW's (Liu et al. 2025), so that one
+                rate serves both halves
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
-from surefoot.errors import Fault, IntegrityError
+from surefoot.libraries import import_bitsandbytes
+
+Name = Literal["adamw", "adamw_8bit", "adafactor", "sgd", "muon"]
+Parameters = Mapping[str, nn.Parameter]
+MUON_MOMENTUM = 0.95  # the paper's, and torch's default
+
+
+class Optimizer(Protocol):
+    """What the engine needs of torch.optim.Optimizer. state: parameter -> its entries."""
+
+    param_groups: list[dict[str, Any]]
+    state: defaultdict[torch.Tensor, Any]
+
+    def step(self) -> Any: ...
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """What stays the same from step to step. momentum: None takes the optimizer's own default."""
+
+    name: Name
+    betas: tuple[float, float]
+    momentum: float | None
+    eps: float
+    weight_decay: float
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -19,47 +55,106 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def adamw(
-    parameters: Mapping[str, nn.Parameter],
-    *,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> torch.optim.AdamW:
-    """Fused AdamW. Vectors (biases, norms, DoRA magnitudes) are not decayed. The rate is set before each step."""
+def make_optimizer(parameters: Parameters, settings: OptimizerSettings, *, decoder: Collection[str]) -> Optimizer:
+    """The optimizer of all `parameters`. decoder: the names of the matrices inside the decoder layers."""
+    return _MAKERS[settings.name](parameters, settings, decoder)
+
+
+def adamw(parameters: Parameters, *, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
+    """Fused AdamW."""
+    return torch.optim.AdamW(_groups(parameters, weight_decay), lr=0.0, betas=betas, eps=eps, fused=True)
+
+
+class TwoOptimizers:
+    """Two optimizers over disjoint parameters that act as one: groups side by side, one state, one step."""
+
+    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer):
+        self._parts = (first, second)
+        self.param_groups: list[dict[str, Any]] = [*first.param_groups, *second.param_groups]
+        self.state: defaultdict[torch.Tensor, Any] = first.state
+        second.state = first.state
+
+    def step(self) -> None:
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self._parts:
+            part.zero_grad(set_to_none)
+
+
+def _adamw(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
+    return adamw(parameters, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
+
+
+def _adamw_8bit(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
+    def in_8_bits(chosen: Parameters) -> torch.optim.Optimizer:
+        make = import_bitsandbytes().optim.AdamW8bit
+        return make(_groups(chosen, settings.weight_decay), lr=0.0, betas=settings.betas, eps=settings.eps)
+
+    return _with_adamw(parameters, settings, decoder, in_8_bits)
+
+
+def _adafactor(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
+    from transformers.optimization import Adafactor
+
+    # torch.optim.Adafactor multiplies every step by the root mean square of the parameter, at least 0.001, and cannot
+    # be told otherwise: a LoRA B, which starts at zero, would move at a thousandth of the rate.
+    groups = _groups(parameters, settings.weight_decay)
+    return Adafactor(groups, lr=0.0, scale_parameter=False, relative_step=False, warmup_init=False)
+
+
+def _sgd(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
+    groups = _groups(parameters, settings.weight_decay)
+    return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum or 0.0)
+
+
+def _muon(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
+    def orthogonal(chosen: Parameters) -> torch.optim.Optimizer:
+        return torch.optim.Muon(
+            list(chosen.values()),
+            lr=0.0,
+            weight_decay=settings.weight_decay,
+            momentum=MUON_MOMENTUM if settings.momentum is None else settings.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+
+    return _with_adamw(parameters, settings, decoder, orthogonal)
+
+
+_MAKERS: dict[Name, Callable[[Parameters, OptimizerSettings, Collection[str]], Optimizer]] = {
+    "adamw": _adamw,
+    "adamw_8bit": _adamw_8bit,
+    "adafactor": _adafactor,
+    "sgd": _sgd,
+    "muon": _muon,
+}
+
+
+def _with_adamw(
+    parameters: Parameters,
+    settings: OptimizerSettings,
+    decoder: Collection[str],
+    make: Callable[[Parameters], torch.optim.Optimizer],
+) -> Optimizer:
+    """`make` for the decoder's matrices, AdamW for the rest; one of them alone where the other has nothing to move."""
+    inside = {name: parameter for name, parameter in parameters.items() if name in decoder}
+    rest = {name: parameter for name, parameter in parameters.items() if name not in decoder}
+    if not inside:
+        return _adamw(rest, settings, decoder)
+    if not rest:
+        return make(inside)
+    return TwoOptimizers(
+        make(inside), adamw(rest, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
+    )
+
+
+def _groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices with weight decay, vectors without."""
     matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
-    groups = [
+    return [
         {"params": tensors, "weight_decay": decay}
         for tensors, decay in ((matrices, weight_decay), (vectors, 0.0))
         if tensors
     ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, torch.Tensor]:
-    """State as {"<parameter>/<entry>": tensor}; empty for parameters that never moved."""
-    return {
-        f"{name}/{entry}": value
-        for name, parameter in parameters.items()
-        for entry, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def load_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """The inverse of `optimizer_tensors`. Raises IntegrityError when names or shapes do not belong to this model."""
-    unknown = sorted({key.rpartition("/")[0] for key in tensors} - parameters.keys())
-    if unknown:
-        raise IntegrityError(Fault("optimizer.safetensors", f"state of parameters that do not train: {unknown[:3]}"))
-    for key, value in tensors.items():
-        name, _, entry = key.rpartition("/")
-        parameter = parameters[name]
-        if value.ndim and value.shape != parameter.shape:
-            raise IntegrityError(
-                Fault("optimizer.safetensors", f"{key} is {list(value.shape)}, not {list(parameter.shape)}")
-            )
-        optimizer.state[parameter][entry] = value.to(parameter.device)

@@ -52,7 +52,8 @@ def train_step(
     started = time.perf_counter()
     weight = sum(batch.weight for batch in micro_batches)
     loss_sum = accumulate_gradients(engine, objective, micro_batches, step=step, scale=scale, settings=settings)
-    norm = engine.grad_norm(scale)
+    engine.unscale(scale)
+    norm = engine.grad_norm()
     loss, grad_norm = torch.stack((loss_sum / weight, norm.float())).tolist()
     verdict = judge(loss, grad_norm, scale_can_fall=scale is not None and scale.can_fall)
     if verdict.decision == "stepped":

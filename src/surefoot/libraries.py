@@ -1,0 +1,104 @@
+"""Optional libraries and tools: whether they work on this machine, told by trying them, and imports without noise.
+
+An `…_obstacle` says why something cannot be used, as the end of a sentence, and is empty where it can. The plan asks
+before it promises; heavy imports happen only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_LONGEST = 160  # characters of a library's own message
+
+
+def import_bitsandbytes() -> Any:
+    """The module. It is imported without its warnings, and without its look for kernels on the hub.
+
+    On CPUs with AVX512-BF16 it downloads and runs a kernel at import where the `kernels` package is installed. What it
+    would be used for, generation from repacked weights, is switched off here (see `surefoot.models.quantised`).
+    """
+    if "bitsandbytes" in sys.modules:
+        return sys.modules["bitsandbytes"]
+    with _silent("bitsandbytes"), _hidden("kernels"):
+        return importlib.import_module("bitsandbytes")
+
+
+@functools.cache
+def bitsandbytes_obstacle(kind: str) -> str:
+    """kind: cpu | cuda | mps. Quantises a matrix and takes a step with 8-bit moments on that device."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return "needs bitsandbytes, which is not installed"
+    try:
+        _try_bitsandbytes(import_bitsandbytes(), kind)
+    except Exception as error:  # a native library that does not load fails in its own ways
+        version = importlib.metadata.version("bitsandbytes")
+        return f"needs bitsandbytes, and version {version} does not work on this {kind}: {_one_line(error)}"
+    return ""
+
+
+@functools.cache
+def compiler_obstacle(kind: str) -> str:
+    """Compiles a function of one line for that device; a few seconds the first time."""
+    import torch
+
+    try:
+        with _silent("torch"):
+            torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=kind))
+    except Exception as error:  # torch wraps what the compiler, or its absence, raised
+        return f"needs a compiler that works, and torch says: {_one_line(error)}"
+    return ""
+
+
+def _try_bitsandbytes(library: Any, kind: str) -> None:
+    import torch
+
+    matrix = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 64, device=kind).reshape(64, 64))
+    packed, state = library.functional.quantize_4bit(matrix.data, quant_type="nf4", compress_statistics=True)
+    if not torch.allclose(library.functional.dequantize_4bit(packed, state), matrix.data, atol=0.2):
+        raise RuntimeError("it does not give back the matrix that it quantised")
+    matrix.grad = torch.ones_like(matrix)
+    library.optim.AdamW8bit([matrix], lr=1e-3).step()
+    if not torch.isfinite(matrix).all():
+        raise RuntimeError("a step with 8-bit moments is not finite")
+
+
+@contextmanager
+def _silent(logger: str) -> Iterator[None]:
+    """No Python warnings and no log records of this library inside; the former settings afterwards."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """An import of this package inside fails as if it were not installed."""
+    former = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]  # what Python documents for blocking an import
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if former is not None:
+            sys.modules[name] = former
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split()) or type(error).__name__
+    return textwrap.shorten(text, _LONGEST, placeholder=" …")

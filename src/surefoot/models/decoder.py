@@ -1,0 +1,20 @@
+"""What stands inside the decoder layers, whatever a family calls them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from surefoot.models.forward import causal_model
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers: the first module list of transformers' decoder."""
+    decoder = causal_model(model).get_decoder()
+    return next(module for module in decoder.children() if isinstance(module, nn.ModuleList))
+
+
+def decoder_matrices(model: nn.Module) -> frozenset[str]:
+    """Names, as in `model.named_parameters()`, of the two-dimensional parameters inside the decoder layers, those of
+    adapters included. Not among them: embeddings, output head, norms, biases."""
+    inside = {id(parameter) for parameter in decoder_layers(model).parameters() if parameter.ndim == 2}
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)

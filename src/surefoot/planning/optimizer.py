@@ -1,0 +1,111 @@
+"""Which optimizer moves the weights, and what its state needs.
+
+Bytes per trainable number, counted exactly (a test steps each optimizer and looks):
+    adamw       8: two fp32 moments
+    sgd         0, or 4 with momentum
+    adafactor   4 per row and per column of a matrix, 4 per number of a vector
+    muon        4 for a matrix inside a decoder layer, 8 for the rest
+    adamw_8bit  2 + 8/256, and two tables of 1 KiB, for such a matrix of at least 4 096 numbers; 8 for the rest
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surefoot.config.schema import OptimConfig
+from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.planning.plan import AdapterPlan, Choice
+
+_FP32 = 4
+_BLOCK = 256  # numbers that share two fp32 scales in bitsandbytes' 8-bit moments
+_TABLES = 2 * 256 * _FP32  # what each of the 256 codes of the two moments means
+_FEWEST_IN_8_BITS = 4096  # bitsandbytes holds the moments of smaller tensors in fp32
+
+_REASONS = {
+    "adamw": "two fp32 moments, 8 bytes per trainable parameter",
+    "adamw_8bit": "matrices of the decoder layers in 8 bits, about 2 bytes each; the rest by adamw",
+    "adafactor": "the second moment by rows and columns; optim.lr is the rate itself",
+    "sgd": "no second moment: the rate must be far higher than adamw's",
+    "muon": "matrices of the decoder layers by orthogonal steps of adamw's size, 4 bytes each; the rest by adamw",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A trainable parameter. inside: it stands in a decoder layer."""
+
+    shape: tuple[int, ...]
+    inside: bool
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+
+def plan_optimizer(request: OptimConfig) -> Choice[str]:
+    asked = "name" in request.model_fields_set
+    reason = _REASONS[request.name]
+    return Choice(request.name, f"asked for: {reason}" if asked else reason, "user" if asked else "default")
+
+
+def state_bytes(request: OptimConfig, tensors: Iterator[Tensor]) -> int:
+    """What the optimizer keeps for these parameters after its first step; counts of steps are not counted."""
+    return sum(_bytes(request, tensor) for tensor in tensors)
+
+
+def _bytes(request: OptimConfig, tensor: Tensor) -> int:
+    matrix, numbers = len(tensor.shape) == 2, tensor.numbers
+    match request.name:
+        case "sgd":
+            return _FP32 * numbers if request.momentum else 0
+        case "adafactor" if matrix:
+            return _FP32 * sum(tensor.shape)
+        case "adafactor":
+            return _FP32 * numbers
+        case "muon" if matrix and tensor.inside:
+            return _FP32 * numbers
+        case "adamw_8bit" if matrix and tensor.inside and numbers >= _FEWEST_IN_8_BITS:
+            return 2 * numbers + 2 * _FP32 * math.ceil(numbers / _BLOCK) + _TABLES
+    return 2 * _FP32 * numbers
+
+
+def trainable_tensors(model: ModelFacts, adapter: AdapterPlan | None, added_rows: int) -> Iterator[Tensor]:
+    """Every parameter that trains, a tied head once. added_rows: appended to embedding and head."""
+    if adapter is None:
+        yield from _whole(model, list(model.modules), added_rows)
+        return
+    targets = set(adapter.targets.value)
+    for module in model.modules:
+        if module.name in targets and module.linear:
+            inputs, outputs = module.linear
+            outputs += added_rows if module.name == model.head else 0
+            yield Tensor((adapter.rank, inputs), _inside(module))
+            yield Tensor((outputs, adapter.rank), _inside(module))
+            if adapter.kind.value == "dora":
+                yield Tensor((outputs,), _inside(module))
+    saved = [module for module in model.modules if any(module.name.endswith(name) for name in adapter.modules_to_save)]
+    yield from _whole(model, saved, added_rows)
+
+
+def _whole(model: ModelFacts, modules: list[ModuleFact], added_rows: int) -> Iterator[Tensor]:
+    ends = [module for module in modules if module.name in (model.embedding, model.head)]
+    for _ in ends[:1] if model.tied else ends:
+        yield Tensor((model.vocab + added_rows, model.embedding_width), inside=False)
+    for module in modules:
+        if module in ends:
+            continue
+        if module.linear:
+            inputs, outputs = module.linear
+            yield Tensor((outputs, inputs), _inside(module))
+            yield Tensor((module.parameters - inputs * outputs,), _inside(module))
+        elif module.parameters > 2 * model.hidden:  # learned positions; a norm has a scale and perhaps a bias
+            yield Tensor((module.parameters // model.hidden, model.hidden), _inside(module))
+        else:
+            yield Tensor((module.parameters,), _inside(module))
+
+
+def _inside(module: ModuleFact) -> bool:
+    """Decoder layers stand in a list, so their modules have a number in their names."""
+    return any(part.isdigit() for part in module.name.split("."))

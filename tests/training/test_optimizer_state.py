@@ -1,0 +1,140 @@
+"""Moments go out and in by name, bit by bit, and a resumed run moves as the uninterrupted one did."""
+
+import pytest
+import torch
+from torch import nn
+
+from surefoot.errors import IntegrityError
+from surefoot.training import optimizer_state as module
+from surefoot.training.checkpoint import Checkpoint, load_state, save_checkpoint
+from surefoot.training.engine import SingleEngine
+from surefoot.training.optimizer import OptimizerSettings, make_optimizer, trainable_parameters
+from surefoot.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
+from surefoot.training.state import RunState
+from surefoot.training.step import train_step
+from toy import ToyModel, bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+
+WIDTH = 64  # 64 x 64 numbers are the fewest that bitsandbytes holds in 8 bits
+KINDS = [("adamw", None), ("adamw_8bit", None), ("adafactor", None), ("sgd", None), ("sgd", 0.9), ("muon", None)]
+BATCHES = [toy_batches(toy_examples(6, seed=step), 3) for step in range(6)]
+
+
+class WideToy(ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, WIDTH)
+        self.hidden = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 11, bias=False)
+
+
+def engine(name, momentum):
+    torch.manual_seed(0)
+    model = WideToy()
+    parameters = trainable_parameters(model)
+    chosen = OptimizerSettings(name, (0.9, 0.99), momentum, 1e-8, weight_decay=0.01)
+    return SingleEngine(model, parameters, make_optimizer(parameters, chosen, decoder={"hidden.weight"}))
+
+
+def train(one, first, last):
+    for step in range(first, last + 1):
+        train_step(one, toy_loss, BATCHES[step - 1], step=step, lr=0.1 / step, scale=None, settings=settings())
+    return bits(one)
+
+
+@pytest.mark.parametrize(("name", "momentum"), KINDS)
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(tmp_path, name, momentum):
+    uninterrupted = train(engine(name, momentum), 1, 6)
+    first = engine(name, momentum)
+    train(first, 1, 3)
+    folder = save_checkpoint(
+        tmp_path, first, RunState(step=3), write_model=lambda folder: None, trainer_state={}, identity={}
+    )
+    second = engine(name, momentum)
+    second.model.load_state_dict(first.model.state_dict())
+    _, tensors = load_state(Checkpoint(folder, 3))
+    load_optimizer_tensors(second.optimizer, second.parameters, tensors)
+    assert same_bits(bits(first), bits(second))
+    assert same_bits(train(second, 4, 6), uninterrupted)
+
+
+@pytest.mark.parametrize(("name", "momentum"), [kind for kind in KINDS if kind != ("sgd", None)])
+def test_twin_every_entry_of_the_state_matters(name, momentum):
+    """Without one of its entries, or without a count of steps, the resumed run is another."""
+    uninterrupted = train(engine(name, momentum), 1, 6)
+    first = engine(name, momentum)
+    train(first, 1, 3)
+    saved = first.gather_state()
+    for entry in sorted({key.rpartition("/")[2] for key in saved} - {"RMS"}):  # of the parameter, computed anew
+        second = engine(name, momentum)
+        second.model.load_state_dict(first.model.state_dict())
+        changed = {key: value.clone() for key, value in saved.items()}
+        for key, value in changed.items():
+            if key.rpartition("/")[2] == entry:
+                value.zero_()
+        load_optimizer_tensors(second.optimizer, second.parameters, changed)
+        try:
+            assert not same_bits(train(second, 4, 6), uninterrupted), entry
+        except ZeroDivisionError:
+            assert entry == "step"
+
+
+def test_counts_of_steps_come_back_as_the_integers_they_were():
+    first, second = engine("adamw_8bit", None), engine("adamw_8bit", None)
+    train(first, 1, 2)
+    load_optimizer_tensors(second.optimizer, second.parameters, first.gather_state())
+    state = second.optimizer.state[second.parameters["hidden.weight"]]
+    assert (type(state["step"]), state["step"]) == (int, 2)
+    assert (state["state1"].dtype, state["absmax1"].dtype) == (torch.uint8, torch.float32)
+
+
+def test_no_two_tensors_share_memory():
+    """bitsandbytes gives every parameter the same table of codes, and safetensors would refuse it."""
+    matrices = {name: nn.Parameter(torch.randn(WIDTH, WIDTH)) for name in "ab"}
+    optimizer = make_optimizer(
+        matrices, OptimizerSettings("adamw_8bit", (0.9, 0.99), None, 1e-8, 0.0), decoder=matrices.keys()
+    )
+    for parameter in matrices.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert optimizer.state[matrices["a"]]["qmap1"] is optimizer.state[matrices["b"]]["qmap1"]
+    tensors = optimizer_tensors(optimizer, matrices)
+    assert len({tensor.data_ptr() for tensor in tensors.values()}) == len(tensors) == 2 * 7
+
+
+def test_state_goes_out_and_in_by_name():
+    batches = toy_batches(toy_examples(6), 3)
+    first, second = toy_engine(), toy_engine()
+    train_step(first, toy_loss, batches, step=1, lr=0.1, scale=None, settings=settings())
+    saved = first.gather_state()
+    second.model.load_state_dict(first.model.state_dict())
+    load_optimizer_tensors(second.optimizer, second.parameters, {k: v.clone() for k, v in saved.items()})
+    for one in (first, second):
+        train_step(one, toy_loss, batches, step=2, lr=0.1, scale=None, settings=settings())
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "what"),
+    [
+        ("lm_head.weight/exp_avg", torch.zeros(1), "do not train"),
+        ("hidden.weight/exp_avg", torch.zeros(3, 3), r"\[3, 3\], not \[64, 64\]"),
+        ("hidden.weight/exp_avg_sq_row", torch.zeros(65), r"\[65\], not \[64\]"),
+        ("hidden.weight/exp_avg_sq_col", torch.zeros(1), r"\[1\], not \[64\]"),
+        ("hidden.weight/absmax1", torch.zeros(17), r"\[17\], not \[16\]"),
+        ("hidden.weight/step", torch.zeros(1), r"\[1\], not \[\]"),
+        ("hidden.weight/velocity", torch.zeros(64, 64), "no optimizer keeps"),
+    ],
+)
+def test_state_of_another_model_is_refused(name, tensor, what):
+    one = engine("adamw", None)
+    with pytest.raises(IntegrityError, match=what):
+        load_optimizer_tensors(one.optimizer, one.parameters, {name: tensor})
+
+
+def test_every_entry_that_an_optimizer_keeps_has_a_shape_here():
+    kept = set()
+    for name, momentum in KINDS:
+        one = engine(name, momentum)
+        train(one, 1, 1)
+        kept |= {key.rpartition("/")[2] for key in one.gather_state()}
+    assert kept == module._SHAPES.keys()
