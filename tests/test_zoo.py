@@ -107,6 +107,24 @@ def test_traits(built, name):
     assert MODULES.get(name, "model.embed_tokens.weight") in parameters
 
 
+OTHERWISE = {
+    "mistral": {"sliding_window": None},
+    "phi3": {"sliding_window": None},
+    "gemma2": {"attn_logit_softcapping": None},
+    "gemma3": {"layer_types": ["full_attention"] * 6},
+    "llama3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_traits_are_felt(built, tmp_path: Path, name):
+    """The same weights without the trait give other logits on a text of forty tokens or so."""
+    ids = AutoTokenizer.from_pretrained(built[name])(TEXT * 4, return_tensors="pt").input_ids
+    without = ZOO[name](tmp_path / name, **OTHERWISE[name])
+    first, second = (AutoModelForCausalLM.from_pretrained(folder)(ids).logits for folder in (built[name], without))
+    assert (first - second).abs().max() > 1e-2
+
+
 def test_rows_beside_the_tokens(built):
     """Qwen, Phi-3 and OPT have rows that no token uses, Gemma 3's text models one token without a row."""
     spare = {}

@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 import zoo_templates
 import zoo_tokenizers
 
+# What 0.02 is to the 2048 inputs of a real model, so that attention is as far from uniform as there.
+_SPREAD = 0.16
 _WINDOW = 16  # shorter than the texts of the tests: a window that is ignored shows
 
 
@@ -89,7 +91,7 @@ def phi3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any
 def gemma2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
     """Soft-caps (so low that logits of a random model feel them), a window in every other layer, own head_dim."""
     zoo_tokenizers.gemma(folder, zoo_templates.GEMMA2 if chat_template else None, image=False)
-    caps = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3}
+    caps = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0}
     sizes = _sizes(head_dim=12, query_pre_attn_scalar=12, sliding_window=_WINDOW, tie_word_embeddings=True, **caps)
     stops = ["<eos>", "<end_of_turn>"] if chat_template else ["<eos>"]
     return _write(folder, transformers.Gemma2Config, sizes | keys, seed, bos="<bos>", stops=stops, pad="<pad>")
@@ -116,6 +118,7 @@ def opt(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: Any
         "num_attention_heads": 4,
         "max_position_embeddings": 512,
         "dropout": 0.1,
+        "init_std": _SPREAD,
     }
     return _write(
         folder, transformers.OPTConfig, sizes | keys, seed, bos="</s>", stops=["</s>"], pad="<pad>", spare_rows=7
@@ -126,7 +129,7 @@ def gpt2(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: An
     """Conv1D layers, learned positions, three dropouts of 0.1, head tied, one special token. No chat model."""
     _refuse_template("gpt2", chat_template)
     zoo_tokenizers.gpt2(folder, None)
-    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
+    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": _SPREAD}
     token = "<|endoftext|>"
     return _write(folder, transformers.GPT2Config, sizes | keys, seed, bos=token, stops=[token])
 
@@ -154,6 +157,7 @@ def _sizes(**keys: Any) -> dict[str, Any]:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
+        "initializer_range": _SPREAD,
     } | keys
 
 
