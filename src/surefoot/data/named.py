@@ -86,6 +86,7 @@ def _has_tools(conversation: Conversation) -> bool:
 def _dialogue(row: Dialogue, conversation: Conversation) -> Iterator[Segment]:
     turns, tools = conversation.turns, row.tools if conversation.tools else None
     head = _system(row, turns, conversation.tools)
+    yield Segment(row.prefix, 0)
     if not row.merged:
         yield from head
         head = []

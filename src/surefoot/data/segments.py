@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.text_encoder import Piece, TextEncoder
@@ -69,7 +69,7 @@ class Run:
 
 def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None) -> list[list[Run]]:
     """The runs of each layout with their ids. BOS stands once at the start, or not at all where bos_id is None."""
-    runs = [list(_runs(segments)) for segments in layouts]
+    runs = [list(_runs(segments, encoder)) for segments in layouts]
     cut = [[pieces_of(run, encoder, opening=place == 0) for place, run in enumerate(layout)] for layout in runs]
     encoded = iter(encoder.encode([piece for layout in cut for pieces in layout for piece in pieces]))
     return [
@@ -109,10 +109,16 @@ def pieces_of(run: Run, encoder: TextEncoder, opening: bool) -> list[Piece]:
     ]
 
 
-def _runs(segments: Sequence[Segment]) -> Iterator[Run]:
+def _runs(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[Run]:
     filled = [segment for segment in segments if segment.text]
+    before = ""
     for _, group in itertools.groupby(filled, key=lambda segment: segment.turn if segment.answer else None):
-        yield Run(tuple(group))
+        run = list(group)
+        if before.endswith(encoder.swallows_blanks) and not run[0].content:  # as if both were encoded in one go
+            run[0] = replace(run[0], text=run[0].text.lstrip())
+        before = run[-1].text
+        if any(segment.text for segment in run):
+            yield Run(tuple(segment for segment in run if segment.text))
 
 
 def _begin(runs: list[Run], encoder: TextEncoder, bos_id: int | None) -> list[Run]:

@@ -66,23 +66,24 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
         raise InputError(Fault("data.template", what, f"choose {ANYWHERE}"))
     stops = tuple(dict.fromkeys((*stop_ids, *(ids[token] for token in row.stops))))
     eos = _eos_text(encoder, stop_ids) if isinstance(row, Prompt) or "{eos}" in repr(row) else ""
+    blank = " " if encoder.puts_blank else ""  # which the tokenizer puts before a text, but not behind BOS in it
     if isinstance(row, Prompt):
         return Template(
             row.name,
             identity=f"{_VERSION} {row} {eos}",
             stop_ids=stops,
             segments=lambda conversation: lay_out_prompt(row, conversation, eos),
-            jinja=lambda bos: write_prompt(row, bos, eos),
+            jinja=lambda bos: write_prompt(row, bos + blank if bos else "", eos),
         )
-    bos = str(encoder.tokenizer.bos_token or "")
-    filled = _filled(row, eos, bos)
+    own_bos = str(encoder.tokenizer.bos_token or "")
+    filled = _filled(row, eos, own_bos)
     return Template(
         row.name,
         identity=f"{_VERSION} {filled}",
         stop_ids=stops,
         segments=lambda conversation: lay_out_dialogue(filled, conversation),
-        jinja=lambda bos: write_dialogue(filled, bos),
-        repeats_bos=bool(bos) and bos in filled.between,
+        jinja=lambda bos: write_dialogue(filled, bos + ("" if row.prefix else blank) if bos else ""),
+        repeats_bos=bool(own_bos) and own_bos in filled.between,
     )
 
 

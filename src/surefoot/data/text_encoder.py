@@ -30,7 +30,11 @@ class Piece:
 
 
 class TextEncoder:
-    """A tokenizer reduced to what the data layer needs. control: id and text of the tokens that only templates use."""
+    """A tokenizer reduced to what the data layer needs.
+
+    control: id and text of the tokens that only templates use. swallows_blanks: those of them that take the white space
+    behind them away. puts_blank: a text of its own begins with a blank that is not there (SentencePiece).
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -39,6 +43,9 @@ class TextEncoder:
         self.control = {
             number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special
         }
+        self.swallows_blanks = tuple(
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.rstrip
+        )
         self.bos_id = cast("int | None", tokenizer.bos_token_id)
         self.size = len(tokenizer)  # every id is below this
         self._backend = tokenizer.backend_tokenizer
@@ -48,7 +55,7 @@ class TextEncoder:
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._lead_ids = self._encode([_LEAD], literal=False)[0]
         alone, after_lead = self._encode(["a", _LEAD + "a"], literal=False)
-        self._puts_blank = after_lead != self._lead_ids + alone
+        self.puts_blank = after_lead != self._lead_ids + alone
 
     def encode(self, pieces: Sequence[Piece]) -> list[list[int]]:
         """Ids of each piece. All pieces of one kind go to the tokenizer in one call."""
@@ -84,10 +91,10 @@ class TextEncoder:
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     def _with_lead(self, piece: Piece) -> str:
-        return _LEAD + piece.text if self._puts_blank and not piece.opening else piece.text
+        return _LEAD + piece.text if self.puts_blank and not piece.opening else piece.text
 
     def _without_lead(self, piece: Piece, ids: list[int]) -> list[int]:
-        if piece.opening or not self._puts_blank:
+        if piece.opening or not self.puts_blank:
             return ids
         count = len(self._lead_ids)
         if ids[:count] == self._lead_ids:

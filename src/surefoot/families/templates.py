@@ -1,7 +1,7 @@
 """The named templates, one row each: what stands around every text of a conversation.
 
 Plain text, so that planning, encoding and the docs read one table. Slots: {content} is the text; {bos} and {eos} are
-the tokenizer's own tokens. BOS at the very start is never part of a row: whether it stands there is the plan's choice.
+the tokenizer's own tokens. Whether BOS stands at the very start is the plan's choice, not the row's.
 `surefoot.data.named` lays conversations out with a row, `surefoot.data.jinja_writer` turns it into the chat template
 that other programs read.
 """
@@ -21,11 +21,13 @@ class Dialogue:
     """A template for any number of turns.
 
     user, system: around the text. merged: the system text stands inside the first user turn, before its text.
-    opening: what the program writes before an answer. lead: what the model writes before its text, left out where the
-    text holds `own_lead`. close: ends an answer, and is learned. after, between, finish: written by the program behind
-    an answer, before every user turn but the first, behind the last answer. trimmed: roles whose texts lose blanks
-    around them. control: tokens that the tokenizer must have as special ones. stops: those of them that end an answer,
-    besides EOS. tools: None where it has no place for them. takes_text: a text without turns is learned as it is.
+    prefix: {bos} where the published template writes it as text: some tokenizers put a blank before a text, but none
+    behind BOS. opening: what the program writes before an answer. lead: what the model writes before its text, left out
+    where the text holds `own_lead`. close: ends an answer, and is learned. after, between, finish: written by the
+    program behind an answer, before every user turn but the first, behind the last answer. trimmed: roles whose texts
+    lose blanks around them. control: tokens that the tokenizer must have as special ones. stops: those of them that end
+    an answer, besides EOS. tools: None where it has no place for them. takes_text: a text without turns is learned as
+    it is.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Dialogue:
     system: str
     merged: bool = False
     default_system: str = ""
+    prefix: str = ""
     lead: str = ""
     own_lead: str = ""
     after: str = ""
@@ -121,6 +124,7 @@ ROWS: tuple[Row, ...] = (
         about="Llama 2 chat: [INST] blocks, the system text in the first",
         system="<<SYS>>\n{content}\n<</SYS>>\n\n",
         merged=True,
+        prefix="{bos}",
         user="[INST] {content} [/INST]",
         between="{bos}",
         opening="",
@@ -151,6 +155,7 @@ ROWS: tuple[Row, ...] = (
         about="Mistral 7B v0.3's [INST] blocks, the system text in the first",
         system="{content}\n\n",
         merged=True,
+        prefix="{bos}",
         user="[INST] {content}[/INST]",
         opening="",
         lead=" ",
