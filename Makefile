@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: help setup quickstart test lint types contracts test-slow bench clean
+.PHONY: help setup quickstart test lint types contracts test-slow conformance bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -36,6 +36,9 @@ contracts: $(SETUP)
 
 test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded model
 	$(BIN)/pytest -n 2 -m slow
+
+conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers and PEFT, as one table
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m conformance.table
 
 bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numbers first
 	$(BIN)/python benchmarks/throughput.py
