@@ -24,6 +24,7 @@ from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
+from surefoot.families.templates import OWN, is_file
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
 from surefoot.models.hub import resolve_folder
@@ -82,7 +83,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         model=model,
         tokenizer=encoder.tokenizer,
         encoder=encoder,
-        template=make_template(tokens.template.value, encoder, tokens.stop.value),
+        template=make_template(_template_name(tokens), encoder, tokens.stop.value),
         bos_id=tokens.bos_id if tokens.bos.value else None,
         pad_id=tokens.pad_id,
         positions=facts.max_positions,
@@ -147,6 +148,11 @@ def _saved_plan(folder: Path) -> RunPlan | None:
         if (place / "plan.json").is_file():
             return plan_from_json(read_json(place / "plan.json").get("plan", {}))
     return None
+
+
+def _template_name(tokens: TokenizerPlan) -> str:
+    """A run on a file of the user's own keeps it as the tokenizer's template."""
+    return OWN if is_file(tokens.template.value) else tokens.template.value
 
 
 def _plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:

@@ -37,6 +37,7 @@ from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup, planned_tokenizer, set_up
 from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
+from surefoot.stages.trained_template import carry_template, with_template
 from surefoot.training.checkpoint import read_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, has_ended, train
@@ -113,7 +114,8 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     data = prepare_sft(config, draft.tokenizer, tokenizer)
-    plan = _plan(config, found, length_facts(data.train))
+    plan = with_template(_plan(config, found, length_facts(data.train)), data)
+    carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
     console.show(audit_report(data))
     stage = sft_stage(config, plan, data)
