@@ -1,0 +1,49 @@
+"""The template that trained goes with the model: into the plan, and into every folder that the tokenizer is saved to.
+
+The planner decides before the data is read; only then is known whether its records are texts, questions or dialogues,
+and which token ends an answer in the template at hand. So the plan is completed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.data.prepare import PreparedData
+from surefoot.planning.plan import Choice, RunPlan, TokenizerPlan
+
+_REASONS = {
+    "plain": "the records are texts without turns",
+    "vicuna": "the tokenizer brings no chat template, and the data holds dialogues; vicuna needs no special tokens",
+}
+
+
+def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
+    """The plan with the template and the stop tokens that the examples were really written with."""
+    tokens = plan.tokenizer
+    name, stops = data.template.name, data.template.stop_ids
+    if name != tokens.template.value:
+        tokens = replace(tokens, template=Choice(name, _REASONS[name], "default"))
+    if stops != tokens.stop.value:
+        reason = f"{tokens.stop.reason}, and what the template writes behind an answer"
+        tokens = replace(tokens, stop=Choice(stops, reason, tokens.stop.source))
+    return replace(plan, tokenizer=tokens)
+
+
+def carry_template(tokenizer: PreTrainedTokenizerBase, data: PreparedData, tokens: TokenizerPlan) -> None:
+    """From here on the tokenizer's chat template is the one that trains: other programs then ask as the run did.
+
+    A run on texts without turns trained no template, and leaves the tokenizer's own alone.
+    """
+    if is_on_texts(data):
+        return
+    bos = str(tokenizer.convert_ids_to_tokens(tokens.bos_id)) if tokens.bos.value and tokens.bos_id is not None else ""
+    source = data.template.jinja(bos)
+    if tokenizer.chat_template is None or tokenizer.get_chat_template() != source:
+        tokenizer.chat_template = source
+
+
+def is_on_texts(data: PreparedData) -> bool:
+    """Whether no record of the training data has turns."""
+    return data.audit.source.layout == "text"
