@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from surefoot.families.templates import Prompt, find_row
 from surefoot.planning.plan import Choice, RunPlan
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
@@ -46,7 +47,7 @@ class CardFacts:
 
     name: of the run. base: hub id or folder as the user gave it. settings: what -> value, from the config
     ("learning rate" -> "0.0002"). results: all_results.json. versions: library -> version. prompt: a complete example
-    prompt, BOS included, where the tokenizer's chat template does not make the prompts of this run, else None.
+    prompt, BOS included, where the saved chat template does not make the prompts of this run, else None.
     plots: file names in the run folder.
     """
 
@@ -127,6 +128,8 @@ def _usage_notes(facts: CardFacts) -> str:
     notes = ""
     if facts.plan.adapter and not facts.base_is_hub_id:
         notes += "The base model is not on a hub: put its folder in place of the name below.\n\n"
+    if isinstance(find_row(facts.plan.tokenizer.template.value), Prompt) and facts.prompt is None:
+        notes += "A prompt's input (context) goes into the field `input` of its message, beside `content`.\n\n"
     if facts.plan.tokenizer.added_rows and facts.plan.adapter:
         count = facts.plan.tokenizer.added_rows
         rows = "1 row was" if count == 1 else f"{count} rows were"
