@@ -13,6 +13,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -275,6 +276,11 @@ def peak_memory(kind: str) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that this user can still write on the disk of an existing folder."""
+    return shutil.disk_usage(folder).free
 
 
 def cache_folder() -> Path:

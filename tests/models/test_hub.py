@@ -1,180 +1,254 @@
-"""Hub ids against a stub of the hub on this machine: downloads, refusals, offline; nothing leaves the machine."""
+"""Models and adapters on the hub, read by the real client from a stub of the hub; refusals, offline, no room."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from __future__ import annotations
 
-import huggingface_hub
+import os
+import subprocess
+import sys
+
 import pytest
-from huggingface_hub import constants
 
+from hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, environment, go_offline, point_at, serve
+from surefoot import hardware
 from surefoot.errors import EnvironmentFault, InputError
-from surefoot.models.hub import resolve_folder
+from surefoot.hub import faults, fetch
+from surefoot.models import hub as module
+from surefoot.models.hub import find_model, resolve_folder
 
-COMMIT = "0123456789012345678901234567890123456789"
 FILES = {
-    "config.json": b"{}",
-    "tokenizer.json": b"{}",
-    "chat_template.jinja": b"{{ x }}",
-    "README.md": b"text",
-    "model-00001-of-00001.safetensors": b"weights",
-    "model.safetensors.index.json": b"{}",
-    "consolidated.safetensors": b"the same weights again",
-    "pytorch_model.bin": b"pickle",
-    "original/consolidated.00.pth": b"pickle",
-    "original/config.json": b"{}",
+    "config.json": "{}",
+    "tokenizer.json": "{}",
+    "chat_template.jinja": "{{ x }}",
+    "README.md": "text",
+    "model-00001-of-00001.safetensors": "weights",
+    "model.safetensors.index.json": "{}",
+    "consolidated.safetensors": "the same weights again",
+    "pytorch_model.bin": "pickle",
+    "original/consolidated.00.pth": "pickle",
+    "original/config.json": "{}",
 }
-TOKEN = "hf_" + "s" * 34
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Answers like huggingface.co for one repository. `server.refuse`: (status, headers) for part of the requests."""
-
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        place, (status, headers) = self.server.refuse
-        is_file = "/resolve/" in self.path
-        if place == "everything" or (place == "files" and is_file):
-            self._answer(status, b"", headers)
-        elif is_file:
-            name = self.path.partition(f"/resolve/{COMMIT}/")[2]
-            self._answer(200, FILES[name], {"ETag": f'"{hash(name)}"', "X-Repo-Commit": COMMIT})
-        elif "/tree/" in self.path:
-            rows = [{"type": "file", "path": name, "size": len(body), "oid": name} for name, body in FILES.items()]
-            self._answer(200, json.dumps(rows).encode(), {})
-        else:
-            self._answer(200, json.dumps({"id": "org/model", "sha": COMMIT, "siblings": []}).encode(), {})
-
-    do_HEAD = do_GET
-
-    def _answer(self, status, body, headers):
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format, *args):
-        pass
+ADAPTER = {"adapter_config.json": "{}", "adapter_model.safetensors": "x", "adapter_model.bin": "pickle"}
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.asked, server.refuse = [], ("nothing", (200, {}))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    huggingface_hub.close_session()
-    yield server
-    server.shutdown()
-    server.server_close()
-    huggingface_hub.close_session()
+def hub(tmp_path):
+    with serve(tmp_path / "hub") as stub:
+        stub.add("models", "org/model", FILES)
+        stub.add("models", "org/adapter", ADAPTER)
+        yield stub
+
+
+@pytest.fixture
+def client(hub, tmp_path):
+    with client_of(hub, tmp_path / "cache") as patch:
+        yield patch
 
 
 def names(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
-def test_facts_alone(hub):
-    folder = resolve_folder("org/model", weights=False)
-    assert names(folder) == ["chat_template.jinja", "config.json", "tokenizer.json"]
+def refused(path="org/model", revision=None, *, weights=False):
+    """(exit code, the line) that `resolve_folder` ends with."""
+    with pytest.raises((InputError, EnvironmentFault)) as caught:
+        resolve_folder(path, revision, weights=weights)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert not any(token in line for token in (GOOD_TOKEN, OUTSIDER, BAD_TOKEN))
+    return caught.value.exit_code, line
 
 
-def test_with_weights_but_never_pickles_or_the_same_weights_twice(hub):
-    folder = resolve_folder("org/model", weights=True)
-    assert "model-00001-of-00001.safetensors" in names(folder)
-    assert not [name for name in names(folder) if "consolidated" in name or name.endswith((".bin", ".pth"))]
-    assert not [path for path in hub.asked if path.endswith((".bin", ".pth"))]
+class TestWhatIsFetched:
+    def test_facts_alone(self, client):
+        assert names(resolve_folder("org/model", weights=False)) == [
+            "chat_template.jinja",
+            "config.json",
+            "tokenizer.json",
+        ]
+
+    def test_with_weights_but_never_pickles_or_the_same_weights_twice(self, hub, client):
+        folder = resolve_folder("org/model", weights=True)
+        assert "model-00001-of-00001.safetensors" in names(folder)
+        assert not [name for name in names(folder) if "consolidated" in name or name.endswith((".bin", ".pth"))]
+        assert not [path for path in hub.asked if path.endswith((".bin", ".pth"))]
+
+    def test_fetching_everything_would_be_noticed(self, hub, client):
+        client.setattr(module, "_WEIGHTS", ("*",))
+        with pytest.raises(AssertionError):
+            self.test_with_weights_but_never_pickles_or_the_same_weights_twice(hub, client)
+
+    def test_an_adapter(self, client):
+        assert names(resolve_folder("org/adapter", weights=True)) == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
+
+    def test_a_branch_is_resolved_to_its_commit(self, hub, client):
+        hub.revisions["v2"] = "v2"
+        found = find_model("org/model", "v2", weights=False)
+        assert found.commit == hub.commit("models", "org/model")
+        assert any("/revision/v2" in path for path in hub.asked)
+        assert find_model("org/model", found.commit, weights=False) == found
+
+    def test_the_commit_stays_when_the_branch_moves(self, hub, client):
+        before = find_model("org/model", weights=False)
+        hub.add("models", "org/model", {"config.json": '{"changed": 1}'})
+        after = find_model("org/model", weights=False)
+        assert before.commit != after.commit
+        assert (before.folder / "config.json").read_text() == "{}"
+        assert find_model("org/model", before.commit, weights=False) == before
 
 
-def test_fetching_everything_would_be_noticed(hub, monkeypatch):
-    monkeypatch.setattr("surefoot.models.hub._WEIGHTS", ("*",))
-    with pytest.raises(AssertionError):
-        test_with_weights_but_never_pickles_or_the_same_weights_twice(hub)
+class TestGatedModels:
+    """The four cases that look alike to the client: no token, bad token, licence not accepted, wrong name."""
+
+    @pytest.fixture(autouse=True)
+    def _gated(self, hub):
+        hub.gated = {"org/model"}
+
+    def test_no_token(self, client):
+        code, line = refused()
+        assert code == 3
+        assert "is gated, and no token was sent" in line
+        assert "https://huggingface.co/org/model" in line
+        assert "hf auth login" in line
+
+    def test_bad_token(self, client):
+        client.setenv("HF_TOKEN", BAD_TOKEN)
+        code, line = refused()
+        assert code == 3
+        assert "the hub does not accept the token" in line
+
+    def test_licence_not_accepted(self, client):
+        client.setenv("HF_TOKEN", OUTSIDER)
+        code, line = refused()
+        assert code == 3
+        assert "its terms are not accepted" in line
+        assert "https://huggingface.co/org/model" in line
+
+    @pytest.mark.parametrize(("token", "says"), [(None, "no public model"), (GOOD_TOKEN, "no model of this name")])
+    def test_wrong_name(self, client, token, says):
+        if token:
+            client.setenv("HF_TOKEN", token)
+        code, line = refused("org/modle")
+        assert code == 2
+        assert says in line
+
+    def test_access(self, client):
+        client.setenv("HF_TOKEN", GOOD_TOKEN)
+        assert names(resolve_folder("org/model", weights=False))
+
+    def test_twin_that_asks_for_the_status_alone_mixes_them_up(self, client):
+        client.setattr("huggingface_hub.get_token", lambda: GOOD_TOKEN)
+        with pytest.raises(AssertionError):
+            self.test_no_token(client)
 
 
-def test_a_revision_is_asked_for(hub):
-    resolve_folder("org/model", "v2", weights=False)
-    assert any("/revision/v2" in path for path in hub.asked)
+class TestOtherRefusals:
+    def test_wrong_revision(self, client):
+        assert refused(revision="v9") == (
+            2,
+            "org/model: the model has no revision 'v9'; see https://huggingface.co/org/model/tree/main",
+        )
+
+    @pytest.mark.parametrize(
+        ("status", "says"), [(403, "access is forbidden"), (500, "answered 500"), (429, "too many")]
+    )
+    def test_by_status(self, hub, client, status, says):
+        hub.broken = {"/api/": status}
+        code, line = refused()
+        assert code == 3
+        assert says in line
+
+    def test_a_file_that_is_listed_and_not_there(self, hub, client):
+        hub.broken = {"/resolve/": 404}
+        assert refused()[0] == 2
+
+    def test_a_download_that_is_cut_off(self, hub, client):
+        client.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+        hub.broken = {"tokenizer.json": "cut"}
+        code, line = refused()
+        assert code == 3
+        assert "download" in line
+
+    @pytest.mark.parametrize("place", ["/api/", "/resolve/"])
+    def test_silence(self, hub, client, place):
+        client.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+        client.setattr("huggingface_hub.file_download._ETAG_RETRY_TIMEOUT", 0.1)
+        client.setattr(fetch, "_TIMEOUT", 0.1)
+        hub.broken = {place: "silence"}
+        code, line = refused()
+        assert code == 3
+        assert "does not answer in time" in line
+
+    def test_no_room_is_found_before_the_download(self, hub, client):
+        client.setattr(hardware, "free_disk", lambda folder: 3)
+        code, line = refused(weights=True)
+        assert code == 3
+        assert "GB free" in line
+        assert not [path for path in hub.asked if "/resolve/" in path]
 
 
-GATED = (403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model org/model is restricted."})
+class TestWithoutHub:
+    def test_the_cache_serves_when_the_hub_is_gone(self, client):
+        folder = resolve_folder("org/model", weights=False)
+        point_at(client, "http://127.0.0.1:9")
+        assert resolve_folder("org/model", weights=False) == folder
 
-
-@pytest.mark.parametrize(
-    ("place", "answer", "kind", "says"),
-    [
-        ("files", GATED, EnvironmentFault, "https://huggingface.co/org/model"),
-        ("everything", GATED, EnvironmentFault, "is gated"),
-        ("everything", (401, {}), EnvironmentFault, "private or does not exist"),
-        ("everything", (403, {}), EnvironmentFault, "forbidden"),
-        ("everything", (404, {"X-Error-Code": "RepoNotFound"}), InputError, "the hub has no model org/model"),
-        ("everything", (404, {"X-Error-Code": "RevisionNotFound"}), InputError, "no revision 'v2'"),
-        ("everything", (500, {}), EnvironmentFault, "the hub answered 500"),
-    ],
-)
-def test_what_the_hub_refuses_is_said_in_one_line_without_the_token(hub, place, answer, kind, says):
-    hub.refuse = (place, answer)
-    with pytest.raises(kind) as caught:
-        resolve_folder("org/model", "v2", weights=False)
-    assert says in str(caught.value)
-    assert TOKEN not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("answer", [GATED, (401, {})])
-def test_missing_access_says_how_to_log_in(hub, answer):
-    hub.refuse = ("everything", answer)
-    with pytest.raises(EnvironmentFault) as caught:
-        resolve_folder("org/model", weights=False)
-    assert "hf auth login" in caught.value.faults[0].fix
-    assert caught.value.exit_code == 3
-
-
-def test_the_cache_serves_when_the_hub_is_gone(hub, monkeypatch):
-    folder = resolve_folder("org/model", weights=False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert resolve_folder("org/model", weights=False) == folder
-
-
-class TestWithoutHubAndCache:
-    def test_offline(self, hub, monkeypatch):
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        huggingface_hub.close_session()
-        with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE is set"):
-            resolve_folder("org/model", weights=False)
+    def test_the_cache_serves_offline_without_a_question(self, hub, client):
+        folder = resolve_folder("org/model", weights=False)
+        hub.asked.clear()
+        go_offline(client)
+        assert resolve_folder("org/model", weights=False) == folder
         assert hub.asked == []
 
-    def test_unreachable(self, hub, monkeypatch):
-        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        with pytest.raises(EnvironmentFault, match="cannot be reached"):
-            resolve_folder("org/model", weights=False)
+    def test_offline_without_cache(self, hub, client):
+        go_offline(client)
+        code, line = refused()
+        assert code == 3
+        assert "HF_HUB_OFFLINE is set" in line
+        assert hub.asked == []
 
-    def test_a_cache_with_facts_is_not_a_cache_with_weights(self, hub, monkeypatch):
+    def test_unreachable_without_cache(self, client):
+        point_at(client, "http://127.0.0.1:9")
+        code, line = refused()
+        assert code == 3
+        assert "cannot be reached" in line
+
+    def test_a_cache_with_facts_is_not_a_cache_with_weights(self, client):
         resolve_folder("org/model", weights=False)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        huggingface_hub.close_session()
-        with pytest.raises(EnvironmentFault, match="not wholly"):
-            resolve_folder("org/model", weights=True)
+        go_offline(client)
+        assert "not wholly" in refused(weights=True)[1]
         assert resolve_folder("org/model", weights=False).is_dir()
 
 
 class TestFolders:
     def test_a_folder_is_taken_as_it_is(self, tmp_path):
-        assert resolve_folder(str(tmp_path), weights=True) == tmp_path
+        assert find_model(str(tmp_path), weights=True) == module.FoundModel(tmp_path, None)
 
     def test_it_has_no_revision(self, tmp_path):
-        with pytest.raises(InputError, match="revision"):
-            resolve_folder(str(tmp_path), "main", weights=False)
+        assert "revision" in refused(str(tmp_path), "main")[1]
 
-    @pytest.mark.parametrize("path", ["./missing", "/no/such/folder", "missing", "a/b/c", "../x"])
-    def test_a_missing_one_is_not_asked_for_at_the_hub(self, hub, path):
-        with pytest.raises(InputError, match="does not exist"):
-            resolve_folder(path, weights=False)
+    @pytest.mark.parametrize("path", ["./missing", "/no/such/folder", "missing", "a/b/c", "../x", "tests/missing"])
+    def test_a_missing_one_is_not_asked_for_at_the_hub(self, hub, client, path):
+        code, line = refused(path)
+        assert code == 2
+        assert "does not exist" in line
         assert hub.asked == []
+
+
+def test_a_command_ends_in_one_line_without_traceback_or_token(hub, tmp_path):
+    """The real process: environment variables, exit code, streams."""
+    hub.gated = {"org/model"}
+    settings = {**os.environ, **environment(hub, tmp_path / "cache"), "HF_TOKEN": OUTSIDER}
+    command = [sys.executable, "-m", "surefoot", "generate", "org/model", "--prompt", "hello"]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert done.returncode == 3
+    assert "its terms are not accepted" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert OUTSIDER not in done.stdout + done.stderr
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and OUTSIDER in path.read_text()]
+
+
+def test_the_nouns_cover_both_kinds():
+    assert set(faults.NOUN) == {"model", "dataset"}

@@ -1,0 +1,214 @@
+"""The hub on this machine: folders served the way huggingface.co answers, read by the real huggingface_hub client.
+
+Below `root` lie models/ORG/NAME/… and datasets/ORG/NAME/…. What the real hub refuses is refused in its words (status,
+X-Error-Code, X-Error-Message): names it does not have, tokens it does not know, gated repositories. `HubStub.broken`
+makes some requests fail in other ways. Nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+GOOD_TOKEN = "hf_" + "g" * 34
+OUTSIDER = "hf_" + "o" * 34  # known to the hub, on no list of a gated repository
+BAD_TOKEN = "hf_" + "b" * 34
+
+_API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?")
+_FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+@dataclass
+class HubStub:
+    """broken: part of a path -> what happens to requests for it: a status, or "silence", "cut" (half of the body).
+    asked: method and path of every request. sent: bytes of file contents sent."""
+
+    root: Path
+    endpoint: str = ""
+    gated: set[str] = field(default_factory=set)
+    revisions: dict[str, str] = field(default_factory=lambda: {"main": "main"})
+    broken: dict[str, int | str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    sent: int = 0
+    closing: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, kind: str, name: str, files: dict[str, bytes | str]) -> None:
+        for path, body in files.items():
+            place = self.root / kind / name / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(body.encode() if isinstance(body, str) else body)
+
+    def commit(self, kind: str, name: str) -> str:
+        digest = hashlib.sha1(name.encode())
+        for path in self.files(kind, name):
+            digest.update(path.encode() + (self.root / kind / name / path).read_bytes())
+        return digest.hexdigest()
+
+    def files(self, kind: str, name: str) -> list[str]:
+        folder = self.root / kind / name
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        stub, path = self.server.stub, unquote(urlsplit(self.path).path)
+        stub.asked.append(f"{self.command} {path}")
+        trouble = next((what for part, what in stub.broken.items() if part in path), None)
+        if trouble == "silence":
+            stub.closing.wait(30)
+            return
+        if isinstance(trouble, int):
+            self._answer(trouble, b"")
+        elif match := _API.fullmatch(path):
+            self._api(*match.groups())
+        elif match := _FILE.fullmatch(path):
+            self._file("datasets" if match[1] else "models", *match.groups()[1:], cut=trouble == "cut")
+        else:
+            self._refuse(404, "", "Not found")
+
+    do_HEAD = do_POST = do_GET
+
+    def _api(self, kind: str, name: str, what: str | None, revision: str | None, below: str) -> None:
+        stub = self.server.stub
+        if not self._may_look(kind, name, revision):
+            return
+        if what in (None, "revision"):
+            self._json({"id": name, "sha": stub.commit(kind, name), "siblings": [], "private": False})
+            return
+        rows = [self._row(kind, name, path) for path in stub.files(kind, name)]
+        if what == "paths-info":
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+            rows = [row for row in rows if row["path"] in asked]
+        self._json([row for row in rows if what != "tree" or row["path"].startswith(below)])
+
+    def _row(self, kind: str, name: str, path: str) -> dict[str, object]:
+        body = (self.server.stub.root / kind / name / path).read_bytes()
+        return {"type": "file", "path": path, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+
+    def _file(self, kind: str, name: str, revision: str, path: str, *, cut: bool) -> None:
+        stub = self.server.stub
+        if not self._may_look(kind, name, revision) or not self._may_read(name):
+            return
+        if path not in stub.files(kind, name):
+            self._refuse(404, "EntryNotFound", "Entry not found")
+            return
+        body = (stub.root / kind / name / path).read_bytes()
+        headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": stub.commit(kind, name)}
+        headers["Accept-Ranges"] = "bytes"
+        status, whole = 200, len(body)
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(wanted[1]), min(int(wanted[2] or len(body)), len(body) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+            status, body = 206, body[first : last + 1]
+        self._answer(status, body, headers, keep=max(0, whole // 2 - (whole - len(body))) if cut else None)
+        stub.sent += len(body) if self.command == "GET" else 0
+
+    def _token(self) -> str | None:
+        return (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
+
+    def _may_look(self, kind: str, name: str, revision: str | None) -> bool:
+        stub, token = self.server.stub, self._token()
+        if token not in (None, GOOD_TOKEN, OUTSIDER):
+            self._refuse(401, "", "Invalid credentials in Authorization header")
+        elif not (stub.root / kind / name).is_dir():
+            self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
+        elif revision and revision not in (*stub.revisions, stub.commit(kind, name)):
+            self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        else:
+            return True
+        return False
+
+    def _may_read(self, name: str) -> bool:
+        """The listing of a gated repository is public, its files are not."""
+        if name not in self.server.stub.gated or self._token() == GOOD_TOKEN:
+            return True
+        if self._token() is None:
+            self._refuse(401, "GatedRepo", f"Access to {name} is restricted. You must be authenticated to access it.")
+        else:
+            self._refuse(403, "GatedRepo", f"Access to {name} is restricted and you are not in the authorized list.")
+        return False
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        self._answer(
+            status, b"", {"X-Error-Code": code, "X-Error-Message": message} if code else {"X-Error-Message": message}
+        )
+
+    def _json(self, value: object) -> None:
+        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _answer(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, *, keep: int | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:keep])
+        if keep is not None:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    stub: HubStub
+
+
+@contextmanager
+def serve(root: Path) -> Iterator[HubStub]:
+    """A stub that answers on a free port of this machine until the block ends."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    stub = server.stub = HubStub(root, f"http://127.0.0.1:{server.server_port}")
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield stub
+    stub.closing.set()
+    server.shutdown()
+    server.server_close()
+
+
+@contextmanager
+def client_of(stub: HubStub, cache: Path) -> Iterator[pytest.MonkeyPatch]:
+    """The client in this process asks the stub, keeps its cache in a folder of its own and knows no token."""
+    with pytest.MonkeyPatch.context() as patch:
+        point_at(patch, stub.endpoint)
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
+        patch.delenv("HF_TOKEN", raising=False)
+        patch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+        huggingface_hub.close_session()
+        yield patch
+    huggingface_hub.close_session()
+
+
+def point_at(patch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Another address for the hub; one where nobody listens is http://127.0.0.1:9."""
+    patch.setattr(constants, "ENDPOINT", endpoint)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+def go_offline(patch: pytest.MonkeyPatch) -> None:
+    """As HF_HUB_OFFLINE=1 would."""
+    patch.setattr(constants, "HF_HUB_OFFLINE", True)
+    huggingface_hub.close_session()
+
+
+def environment(stub: HubStub, cache: Path) -> dict[str, str]:
+    """What a command in a process of its own needs to ask the stub."""
+    return {"HF_ENDPOINT": stub.endpoint, "HF_HUB_CACHE": str(cache), "HF_TOKEN_PATH": str(cache / "token")}
