@@ -29,6 +29,7 @@ if sys.platform != "win32":
 LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)  # what `_hidden_beside` makes
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # file systems that keep none
+_HOLDER = re.compile(rb"process ([0-9]{1,9}) on (.+)", re.DOTALL)  # what a lock file says
 _REPLACED = ".replaced-"
 _CHUNK = 1 << 20  # bytes per read when hashing
 _ADVICE = {
@@ -199,6 +200,27 @@ def locked(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 path.unlink()  # before the lock is dropped: afterwards the file may be another's
             os.close(handle)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process holds `locked(folder)`, by the name in its lock file: to try the lock would keep out a run that
+    starts in that moment. A process on another machine counts for as long as its file stands."""
+    path = Path(folder) / LOCK
+    try:
+        holder = _HOLDER.fullmatch(path.read_bytes()[:200]) if path.is_file() and not path.is_symlink() else None
+    except OSError:
+        return False
+    if holder is None:
+        return False
+    if sys.platform == "win32" or holder[2].decode("utf-8", "replace") != os.uname().nodename:
+        return True
+    try:
+        os.kill(int(holder[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is there, and another user's
+        return True
+    return True
 
 
 def _lock(path: Path) -> int:

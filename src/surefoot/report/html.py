@@ -16,7 +16,7 @@ from surefoot.report.record import RunRecord, read_run
 from surefoot.report.status import Status, status_told, verdict
 
 NAME = "report.html"
-_MANIFEST = "MANIFEST.json"
+MANIFEST = "MANIFEST.json"
 _NOTHING = views.Table((), ())
 
 
@@ -24,7 +24,7 @@ def write_report(run: Path) -> Path:
     """Write report.html into the run folder and return its path. What cannot be read of the folder is named in the page
     and never an error; only a disk that cannot be written is (EnvironmentFault)."""
     record = read_run(run)
-    status = status_told(record.events, published=(run / _MANIFEST).is_file())
+    status = status_told(record.events, published=(run / MANIFEST).is_file())
     path = run / NAME
     durable.write_text(path, report_page(record, status))
     return path
@@ -47,15 +47,13 @@ def report_page(record: RunRecord, status: Status, *, live: str = "", back: str 
 
 
 def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
-    """What changes while a run goes on."""
+    """What changes while a run goes on, but for the curves."""
     cautions: list[str] = []
     rows, events = record.rows, record.events
-    charts = curves.thinned(curves.charts_of(rows))
     return {
         "status": status,
         "verdict": verdict(status, rows, events),
         "figures": views.figures(rows, status),
-        "curves": {"charts": curves.to_json(charts), "marks": views.marks(events)},
         "values": views.value_table(rows),
         "events": views.guarded("the list of events", lambda: views.event_list(events), ([], 0), cautions),
         "samples": views.guarded("the samples", lambda: views.sample_groups(record.samples), ([], 0), cautions),
@@ -63,10 +61,17 @@ def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
     }
 
 
+def curve_values(record: RunRecord) -> dict[str, Any]:
+    """For the page's script: all the curves, thinned, and what is marked on them."""
+    charts = curves.thinned(curves.charts_of(record.rows))
+    return {"charts": curves.to_json(charts), "marks": views.marks(record.events)}
+
+
 def _standing_values(record: RunRecord, status: Status) -> dict[str, Any]:
     cautions: list[str] = []
     facts = record.environment
     return {
+        "curves": curve_values(record),
         "plan": views.plan_choices(record),
         "memory": views.plan_memory(record),
         "notes": list(record.plan.cautions) if record.plan else [],

@@ -65,6 +65,7 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("template", tokens.template)
     yield _row("max_length", tokens.max_length)
     yield from _adapter_rows(plan)
+    yield _row("optimizer", plan.optimizer)
     yield _row("batch.size", plan.batch.size)
     yield _row("batch.micro", plan.batch.micro, f"{plan.batch.micro.value} x {plan.batch.accumulation}")
     yield _row("gradient_checkpointing", plan.memory.gradient_checkpointing)

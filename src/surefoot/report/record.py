@@ -7,6 +7,7 @@ is not written helps nobody; what a run goes on from is read elsewhere, strictly
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,8 +83,16 @@ def sound_events(records: Iterable[journal.Record]) -> list[journal.Record]:
     return [record for record in records if type(record.get("step")) is int]
 
 
+def is_plain(path: Path) -> bool:
+    """A file of the folder itself. A run folder from elsewhere may hold links to anything; a run writes none."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
 def _json(path: Path, cautions: list[str]) -> dict[str, Any]:
-    if not path.is_file():
+    if not is_plain(path):
         return {}
     try:
         return read_json(path)
@@ -103,7 +112,7 @@ def _plan(made: dict[str, Any], cautions: list[str]) -> RunPlan | None:
 
 
 def _text(path: Path, cautions: list[str]) -> str:
-    if not path.is_file():
+    if not is_plain(path):
         return ""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -115,7 +124,7 @@ def _text(path: Path, cautions: list[str]) -> str:
 
 def _lines(path: Path, cautions: list[str]) -> list[journal.Record]:
     try:
-        records, damaged = journal.salvage(path)
+        records, damaged = journal.salvage(path) if is_plain(path) else ([], [])
     except OSError as error:
         cautions.append(f"{path.name} is left out: {error.strerror}")
         return []

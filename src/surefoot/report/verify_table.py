@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,13 +30,18 @@ def files_table(checks: Sequence[FolderCheck]) -> Table:
     return table
 
 
+MOST_SHOWN = 10  # differences listed one by one; two unlike runs differ in every tensor
+
+
 def differences_table(differences: Sequence[Difference]) -> Table:
-    """One row per difference; no rows when there is none."""
+    """The first differences one by one, the others counted; no rows when there is none."""
     table = Table(box=None, pad_edge=False, show_header=bool(differences))
     table.add_column("where")
     table.add_column("difference")
-    for difference in differences:
+    for difference in differences[:MOST_SHOWN]:
         table.add_row(difference.where, difference.what)
+    if rest := Counter(difference.where.partition(":")[0] for difference in differences[MOST_SHOWN:]):
+        table.add_row("and more", ", ".join(f"{count} in {file}" for file, count in rest.items()))
     return table
 
 

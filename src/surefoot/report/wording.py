@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from surefoot.report.pace import Timing, clock_text
 from surefoot.training.report import EvalReport, StepReport
+
+if TYPE_CHECKING:  # torch is not needed to say what happened
+    from surefoot.data.batch import RecordName
 
 
 def step_line(report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None) -> str:
@@ -59,7 +64,7 @@ def eval_sentence(report: EvalReport, improved: bool) -> str:
     return f"evaluation after step {report.step}: {' · '.join(parts)}"
 
 
-def example_list(examples: tuple[int, ...], most: int = 8) -> str:
+def example_list(examples: tuple[RecordName, ...], most: int = 8) -> str:
     """`3, 17, 20 and 5 more`."""
     shown = ", ".join(str(example) for example in examples[:most])
     return f"{shown} and {len(examples) - most} more" if len(examples) > most else shown

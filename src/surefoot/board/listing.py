@@ -1,0 +1,137 @@
+"""The runs in a folder, and a glance at each: enough for a row of the overview, cheap enough for a hundred runs.
+
+A run is named by an id made of its folder's name. What a request says is looked up in the list and never becomes a
+path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surefoot import durable
+from surefoot.board.tail import last_records
+from surefoot.report.curves import number
+from surefoot.report.events import EVENTS
+from surefoot.report.html import MANIFEST
+from surefoot.report.record import is_plain, sound_events, sound_rows
+from surefoot.report.rows import Row
+from surefoot.report.status import WORDS, Status, progress, status_of
+from surefoot.report.trainer_log import NAME as LOG
+
+_ORDER: tuple[Status, ...] = ("running", "diverged", "failed", "stopped", "finished")
+
+
+@dataclass(frozen=True)
+class Run:
+    id: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One row of the overview; numbers as text. changed: seconds since the epoch of the last log entry."""
+
+    id: str
+    name: str
+    status: Status
+    word: str
+    done: int
+    total: int
+    loss: str
+    evaluation: str
+    speed: str
+    left: str
+    changed: float
+
+
+def list_runs(root: Path) -> list[Run]:
+    """The run folders directly in `root`, or `root` itself if it is one. Links and hidden folders are left out."""
+    if is_run(root):
+        return [_run(root)]
+    try:
+        with os.scandir(root) as entries:
+            folders = [Path(entry.path) for entry in entries if _is_candidate(entry)]
+    except OSError:
+        return []
+    return [_run(folder) for folder in sorted(folders) if is_run(folder)]
+
+
+def is_run(folder: Path) -> bool:
+    return is_plain(folder / "plan.json")
+
+
+def status_now(folder: Path, events: Sequence[dict[str, object]]) -> Status:
+    return status_of(events, locked=durable.is_in_use(folder), published=is_plain(folder / MANIFEST))
+
+
+@dataclass
+class Overview:
+    """Looks at all runs; what has not changed is not read again."""
+
+    root: Path
+    _known: dict[str, tuple[tuple[object, ...], Glance]] = field(default_factory=dict)
+
+    def glances(self) -> list[Glance]:
+        """Running ones first, then by the time of their last entry."""
+        found = [self._glance(run) for run in list_runs(self.root)]
+        return sorted(found, key=lambda glance: (_ORDER.index(glance.status) > 0, -glance.changed, glance.name))
+
+    def _glance(self, run: Run) -> Glance:
+        paths = [run.folder / name for name in (LOG, EVENTS, MANIFEST)]
+        signature = (*map(_signature, paths), durable.is_in_use(run.folder))
+        known = self._known.get(run.id)
+        if known is None or known[0] != signature:
+            known = (signature, _look(run))
+            self._known[run.id] = known
+        return known[1]
+
+
+def _look(run: Run) -> Glance:
+    rows = sound_rows(last_records(run.folder / LOG))
+    status = status_now(run.folder, sound_events(last_records(run.folder / EVENTS)))
+    done, total = progress(rows)
+    left = rows[-1].get("remaining_time") if rows and status == "running" else None
+    changed = _signature(run.folder / LOG) or _signature(run.folder / "plan.json")
+    return Glance(
+        id=run.id,
+        name=Path(os.path.abspath(run.folder)).name,
+        status=status,
+        word=WORDS[status],
+        done=done,
+        total=total,
+        loss=_newest(rows, "loss", ".4g"),
+        evaluation=_newest(rows, "eval_loss", ".4g"),
+        speed=_newest(rows, "throughput", ",.0f"),
+        left=left if isinstance(left, str) else "",
+        changed=changed[2] if changed else 0.0,
+    )
+
+
+def _newest(rows: Sequence[Row], key: str, form: str) -> str:
+    row = next((row for row in reversed(rows) if key in row), None)
+    if row is None:
+        return ""
+    value = number(row[key])
+    return "not finite" if value is None else format(value, form)
+
+
+def _run(folder: Path) -> Run:
+    return Run(hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:12], folder)
+
+
+def _is_candidate(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+
+
+def _signature(path: Path) -> tuple[int, int, float] | None:
+    """Inode, size and time of a plain file."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return (status.st_ino, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
