@@ -167,7 +167,7 @@ def examples_in_order(config, stage, steps: int) -> tuple[list[dict], int]:
     """The examples of our first steps as rows for HF's collator, and their real tokens from step WARM_UP on."""
     rows, tokens = [], 0
     for step in range(1, steps + 1):
-        _, indices = step_examples(config.seed, step - 1, len(stage.data.train), config.batch.size)
+        _, indices = step_examples(config.seed, step - 1, stage.data.mixture, config.batch.size)
         for index in indices:
             example = stage.data.train[int(index)]
             labels = example.ids.copy()

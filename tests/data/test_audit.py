@@ -6,12 +6,24 @@ import numpy as np
 import pytest
 
 from surefoot.data import proofs
-from surefoot.data.audit import Audit, SourceFacts, audit_dataset, cautions
-from surefoot.data.dataset import CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
+from surefoot.data.audit import Audit, audit_dataset, audit_together, cautions, fingerprints
+from surefoot.data.dataset import (
+    CONTINUED,
+    CONTINUES,
+    CONTROL_TEXT,
+    PROMPT_LOST,
+    STOP_LOST,
+    TRUNCATED,
+    TokenisedDataset,
+    TokenisedFile,
+    joined,
+    of_files,
+)
+from surefoot.data.facts import SourceFacts
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import InputError
 
-SOURCE = SourceFacts("d.json", "0" * 64, "alpaca", "it has an output", "llama3", 9, 9, (), (), ())
+SOURCE = SourceFacts("d.json", "0" * 64, "1" * 64, "alpaca", "it has an output", "llama3", 9, 9)
 
 
 @pytest.fixture
@@ -34,13 +46,14 @@ def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = ()) -> To
     """Each example: its ids, and a mask such as "..##"."""
     lengths = [len(numbers) for numbers, _ in examples]
     rows = [(place + 1, 10 * (place + 1), flag) for place, flag in enumerate(flags or (0,) * len(examples))]
-    return TokenisedDataset(
+    file = TokenisedFile(
+        "d.json",
         ids=np.concatenate([numbers for numbers, _ in examples]).astype(np.uint16),
         mask=np.array([letter == "#" for _, mask in examples for letter in mask]),
         offsets=np.cumsum([0, *lengths]),
         rows=np.array(rows),
-        chosen=np.arange(len(examples)),
     )
+    return of_files([file])
 
 
 def audited(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> Audit:
@@ -49,6 +62,7 @@ def audited(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], *
         "pad_id": ids["pad"],
         "stop_ids": (ids["eos"], ids["eot"]),
         "train_on": "responses",
+        "seen": set(),
         **how,
     }
     return audit_dataset(data, SOURCE, encoder, **asked)
@@ -172,7 +186,7 @@ def test_copies_and_overlap_are_counted(encoder, ids):
     one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
     relabelled = (one[0], "..#")
     train = dataset(one, other, one, one)
-    audit = audited(dataset(one, relabelled, other), encoder, ids, training=train)
+    audit = audited(dataset(one, relabelled, other), encoder, ids, training=fingerprints(train))
     assert (audit.overlap, audit.duplicates) == (2, 0)
     assert audited(train, encoder, ids).duplicates == 2
 
@@ -196,7 +210,19 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
     flags = (TRUNCATED | PROMPT_LOST, TRUNCATED | STOP_LOST, CONTROL_TEXT, 0)
     data = dataset(good, good, good, (numbers("bos 7 eot", ids), "..#"), flags=flags)
     facts = SourceFacts(
-        "d.json", "", "alpaca", "", "llama3", 9, 9, tuple((n, 10 * n) for n in range(5, 10)), ("answer",), ("a note",)
+        "d.json",
+        "",
+        "",
+        "alpaca",
+        "",
+        "llama3",
+        9,
+        9,
+        tuple(("d.json", n, 10 * n) for n in range(5, 10)),
+        ("answer",),
+        ("a note",),
+        (("d.json", 1, 10),),
+        "{{name}}",
     )
     audit = audit_dataset(
         data,
@@ -206,11 +232,14 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
         pad_id=ids["pad"],
         stop_ids=(ids["eot"],),
         train_on="responses",
-        training=data,
+        seen=set(),
+        training=fingerprints(data),
     )
     assert cautions(audit) == (
         "a note",
         "fields that nothing reads: answer",
+        "records with placeholders that nobody filled in: 1 (lines 10), such as {{name}}; the model would learn to say "
+        "them",
         "rows dropped, because no label fits into max_length: 5 (lines 50, 60, 70 …)",
         "examples cut to max_length: 2 of 4; all of the prompt's text was lost in 1, the end of the answer in 1",
         "examples that spell out control tokens, encoded as plain text: 1",

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot.data import encode, prepare
+from surefoot.data import encode, tokenise
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.segments import prompt_ids
+from surefoot.data.sources import SourceSpec
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import InputError
 
@@ -39,9 +40,8 @@ def file(tmp_path) -> Path:
 
 @pytest.fixture
 def run(llama3, tmp_path):
-    def call(train, evaluation="none", **how) -> PreparedData:
+    def call(train, evaluation=None, **how) -> PreparedData:
         asked = {
-            "layout": "auto",
             "template": "tokenizer",
             "template_asked": False,
             "tokenizer": llama3,
@@ -55,7 +55,16 @@ def run(llama3, tmp_path):
             "cache": tmp_path / "cache",
             **how,
         }
-        return prepare_data(train, evaluation, **asked)
+        layout = asked.pop("layout", "auto")
+        specs = [train] if isinstance(train, str | Path | SourceSpec) else train
+        evaluation = [evaluation] if isinstance(evaluation, str | Path | SourceSpec) else evaluation
+
+        def spec(one) -> SourceSpec:
+            return one if isinstance(one, SourceSpec) else SourceSpec(str(one), format=layout)
+
+        if isinstance(evaluation, list):
+            evaluation = [spec(one) for one in evaluation]
+        return prepare_data([spec(one) for one in specs], evaluation, **asked)
 
     return call
 
@@ -70,7 +79,7 @@ def tokenised(monkeypatch) -> list[int]:
         seen.append(len(conversations))
         return honest(conversations, *arguments, **how)
 
-    monkeypatch.setattr(prepare, "encode", counted)
+    monkeypatch.setattr(tokenise, "encode", counted)
     return seen
 
 
@@ -100,7 +109,7 @@ def test_nothing_is_held_out_unless_asked(run, file):
 
 def test_the_second_start_tokenises_nothing(run, file, tokenised, monkeypatch):
     first = run(file)
-    monkeypatch.setattr(prepare, "parse_rows", None)  # the rows are not even parsed again
+    monkeypatch.setattr(tokenise, "parse_rows", None)  # the rows are not even parsed again
     monkeypatch.setattr(TextEncoder, "encode", None)
     second = run(file)
     assert tokenised == [20]
@@ -195,7 +204,7 @@ def test_a_dropped_row_is_named(run, tmp_path):
     file = write(tmp_path / "d.jsonl", [*records(2), wide, *records(2)])
     lengths = run(file, template="alpaca").train.lengths
     data = run(file, template="alpaca", max_length=int(lengths[0]) - 5)
-    assert data.audit.source.dropped == ((3, 3),)
+    assert data.audit.source.dropped == ((str(file), 3, 3),)
     assert (data.audit.kept, data.audit.source.rows) == (4, 5)
     assert [data.train[index].number for index in range(4)] == [1, 2, 4, 5]
 
@@ -212,8 +221,8 @@ def test_text_records_need_no_template(run, tmp_path):
 
 
 def test_unused_fields_are_told(run, tmp_path):
-    file = write(tmp_path / "d.json", [{**record, "answer": "x"} for record in records(2)])
-    assert run(file).audit.source.unused == ("answer",)
+    file = write(tmp_path / "d.json", [{**record, "score": 1} for record in records(2)])
+    assert run(file).audit.source.unused == ("score",)
 
 
 def test_faults_come_with_file_and_line(run, tmp_path, file):

@@ -6,36 +6,19 @@ meant to do. What is wrong is an error (see `proofs`); what is only odd is a cau
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from surefoot.data.dataset import CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
+from surefoot.data.dataset import CONTINUES, CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
 from surefoot.data.encode import TrainOn
+from surefoot.data.facts import SourceFacts, together
 from surefoot.data.proofs import prove
 from surefoot.data.text_encoder import TextEncoder
 
 _SAMPLES = 3
 _CUT_SHARE = 0.01  # of the examples: more than this is a caution
-
-
-@dataclass(frozen=True)
-class SourceFacts:
-    """What was known before tokenising. rows: records of the file; used: the first so many of them. dropped: number
-    and line of the records that have no label left. unused: fields that nothing reads."""
-
-    file: str
-    sha256: str
-    layout: str
-    layout_reason: str
-    template: str
-    rows: int
-    used: int
-    dropped: tuple[tuple[int, int], ...]
-    unused: tuple[str, ...]
-    notes: tuple[str, ...]
-    part: str = ""  # where examples of the file went elsewhere
 
 
 @dataclass(frozen=True)
@@ -55,6 +38,7 @@ class Sample:
     line: int
     tokens: int
     parts: tuple[SamplePart, ...]
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +47,7 @@ class Audit:
 
     source: SourceFacts
     kept: int
+    continued: int  # examples that go on with the text of the one before
     truncated: int
     prompt_lost: int
     stop_lost: int
@@ -96,31 +81,41 @@ def audit_dataset(
     pad_id: int,
     stop_ids: Collection[int],
     train_on: TrainOn,
-    training: TokenisedDataset | None = None,
+    seen: set[bytes],
+    training: Collection[bytes] = (),
+    repeats_bos: bool = False,
 ) -> Audit:
-    """Count and prove. bos_id: None where no BOS is to be put. training: given for evaluation data, to find overlap.
+    """Count and prove. bos_id: None where no BOS is to be put. seen: fingerprints of the examples audited before, which
+    these are added to: copies of them are duplicates. training: those of the training set, for evaluation data.
+    repeats_bos: the template writes BOS before later turns as well.
 
     Raises InputError, naming the first record, when a proof fails.
     """
-    proven = prove(dataset, source.file, encoder, bos_id=bos_id, pad_id=pad_id, stop_ids=stop_ids, train_on=train_on)
-    flags, lengths = dataset.flags(), dataset.lengths
-    prints = [dataset.fingerprint(index) for index in range(len(dataset))]
-    known = set() if training is None else {training.fingerprint(index) for index in range(len(training))}
+    proven = prove(
+        dataset,
+        encoder,
+        bos_id=bos_id,
+        pad_id=pad_id,
+        stop_ids=stop_ids,
+        train_on=train_on,
+        repeats_bos=repeats_bos,
+    )
+    flags, prints = dataset.flags(), [dataset.fingerprint(index) for index in range(len(dataset))]
+    known = len(seen)
+    seen.update(prints)
     return Audit(
         source,
         kept=len(dataset),
+        continued=int((flags & CONTINUES > 0).sum()),
         truncated=int((flags & TRUNCATED > 0).sum()),
         prompt_lost=int((flags & PROMPT_LOST > 0).sum()),
         stop_lost=int((flags & STOP_LOST > 0).sum()),
         control_text=int((flags & CONTROL_TEXT > 0).sum()),
-        duplicates=len(prints) - len(set(prints)),
-        overlap=sum(one in known for one in prints),
-        tokens=int(lengths.sum()),
+        duplicates=len(prints) - (len(seen) - known),
+        overlap=sum(one in training for one in prints),
+        tokens=int(dataset.lengths.sum()),
         supervised_tokens=proven.supervised,
-        shortest=int(lengths.min()),
-        median=int(np.percentile(lengths, 50, method="lower")),
-        p95=int(np.percentile(lengths, 95, method="lower")),
-        longest=int(lengths.max()),
+        **_lengths(dataset),
         bos=None if bos_id is None else _name(encoder, bos_id),
         pad=_name(encoder, pad_id),
         stops=tuple(_name(encoder, number) for number in stop_ids),
@@ -130,16 +125,50 @@ def audit_dataset(
     )
 
 
+def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str | None = None) -> Audit:
+    """The audit of several files, or of several sources, as one. dataset: all of their examples. name: of the whole,
+    for facts; None: all their names."""
+    if len(audits) == 1:
+        return audits[0] if name is None else replace(audits[0], source=replace(audits[0].source, file=name))
+
+    def total(count: Callable[[Audit], int]) -> int:
+        return sum(map(count, audits))
+
+    samples = [sample for one in audits for sample in one.samples]
+    return replace(
+        audits[0],
+        source=together([one.source for one in audits], name),
+        kept=total(lambda one: one.kept),
+        continued=total(lambda one: one.continued),
+        truncated=total(lambda one: one.truncated),
+        prompt_lost=total(lambda one: one.prompt_lost),
+        stop_lost=total(lambda one: one.stop_lost),
+        control_text=total(lambda one: one.control_text),
+        duplicates=total(lambda one: one.duplicates),
+        overlap=total(lambda one: one.overlap),
+        tokens=total(lambda one: one.tokens),
+        supervised_tokens=total(lambda one: one.supervised_tokens),
+        answers=total(lambda one: one.answers),
+        ended=total(lambda one: one.ended),
+        **_lengths(dataset),
+        stops=tuple(dict.fromkeys(stop for one in audits for stop in one.stops)),
+        samples=tuple(samples[place] for place in _spread(len(samples))),
+    )
+
+
 def cautions(audit: Audit) -> tuple[str, ...]:
     """Sentences that the user should read before believing the run."""
     source, found = audit.source, list(audit.source.notes)
     if source.unused:
         found.append(f"fields that nothing reads: {', '.join(source.unused)}")
-    if source.dropped:
-        lines = ", ".join(str(line) for _, line in source.dropped[:_SAMPLES])
-        more = " …" if len(source.dropped) > _SAMPLES else ""
+    if source.placeholders:
         found.append(
-            f"rows dropped, because no label fits into max_length: {len(source.dropped)} (lines {lines}{more})"
+            f"records with placeholders that nobody filled in: {len(source.placeholders)} "
+            f"({_places(source.placeholders)}), such as {source.placeholder}; the model would learn to say them"
+        )
+    if source.dropped:
+        found.append(
+            f"rows dropped, because no label fits into max_length: {len(source.dropped)} ({_places(source.dropped)})"
         )
     if audit.truncated > _CUT_SHARE * audit.kept:
         found.append(
@@ -155,6 +184,28 @@ def cautions(audit: Audit) -> tuple[str, ...]:
     return tuple(found)
 
 
+def fingerprints(dataset: TokenisedDataset) -> set[bytes]:
+    """Of all examples; see `TokenisedDataset.fingerprint`."""
+    return {dataset.fingerprint(index) for index in range(len(dataset))}
+
+
+def _places(records: Sequence[tuple[str, int, int]]) -> str:
+    """Where the first of them are: lines of one file, or file:line."""
+    several = len({file for file, _, _ in records}) > 1
+    shown = ", ".join(f"{file}:{line}" if several else str(line) for file, _, line in records[:_SAMPLES])
+    return f"{'' if several else 'lines '}{shown}{' …' if len(records) > _SAMPLES else ''}"
+
+
+def _lengths(dataset: TokenisedDataset) -> dict[str, int]:
+    lengths = dataset.lengths
+    return {
+        "shortest": int(lengths.min()),
+        "median": int(np.percentile(lengths, 50, method="lower")),
+        "p95": int(np.percentile(lengths, 95, method="lower")),
+        "longest": int(lengths.max()),
+    }
+
+
 def _spread(count: int) -> list[int]:
     """The first, the middle and the last."""
     return sorted({0, count // 2, count - 1})
@@ -168,7 +219,8 @@ def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder) -> Samp
     for start, end in zip([0, *borders], [*borders, len(example.ids)], strict=True):
         text = str(encoder.tokenizer.decode(example.ids[start:end].tolist()))
         parts.append(SamplePart(text, bool(example.supervised[start]), bool(control[start])))
-    return Sample(example.number, dataset.line(index), len(example.ids), tuple(parts))
+    file, number, line = dataset.row(index)
+    return Sample(number, line, len(example.ids), tuple(parts), file)
 
 
 def _name(encoder: TextEncoder, number: int) -> str:

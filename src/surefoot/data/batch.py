@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 IGNORE = -100
+RecordName = int | str  # a record's number in its file or, where there are several files, "data/a.json:120"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Example:
 
     ids: np.ndarray
     supervised: np.ndarray
-    number: int  # its place in the data set; named in logs and errors
+    number: RecordName  # named in logs and errors
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Batch:
     attention_mask: torch.Tensor | None
     weight: int
     tokens: int
-    examples: tuple[int, ...]
+    examples: tuple[RecordName, ...]
 
     def to(self, device: torch.device) -> Batch:
         if self.input_ids.device == device:

@@ -19,11 +19,19 @@ from typing import Any
 import numpy as np
 
 from surefoot import durable
-from surefoot.data.dataset import CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
+from surefoot.data.dataset import (
+    CONTINUED,
+    CONTINUES,
+    CONTROL_TEXT,
+    PROMPT_LOST,
+    STOP_LOST,
+    TRUNCATED,
+    TokenisedFile,
+)
 from surefoot.data.encode import Encoded
 from surefoot.errors import EnvironmentFault
 
-VERSION = 1  # of the file layout and of how text becomes ids: raise it when either changes
+VERSION = 2  # of the file layout and of how text becomes ids: raise it when either changes
 _ARRAYS = ("ids", "mask", "offsets", "rows")
 _META = "meta.json"
 
@@ -33,8 +41,9 @@ def cache_key(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical({"version": VERSION, **parts})).hexdigest()[:32]
 
 
-def open_cache(folder: Path) -> tuple[TokenisedDataset, dict[str, Any]] | None:
-    """The data set and the record written with it, or None when it is absent or not what was written."""
+def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] | None:
+    """The examples and the record written with them, or None when they are absent or not what was written. name: of the
+    file they come from, which is no part of the cache: the same content may lie elsewhere."""
     try:
         meta = json.loads((folder / _META).read_text(encoding="utf-8"))
         intact = meta["sha256"] == _digest(meta["files"], meta["record"]) and all(
@@ -43,15 +52,15 @@ def open_cache(folder: Path) -> tuple[TokenisedDataset, dict[str, Any]] | None:
         )
         if not intact:
             return None
-        return _dataset({name: _mapped(folder / f"{name}.npy") for name in _ARRAYS}), meta["record"]
+        return TokenisedFile(name, **{array: _mapped(folder / f"{array}.npy") for array in _ARRAYS}), meta["record"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def write_cache(
-    folder: Path, examples: Iterable[Encoded], record: Mapping[str, Any], vocabulary: int
-) -> tuple[TokenisedDataset, dict[str, Any]]:
-    """Write the examples and a JSON record; returns both. vocabulary: every id is below it. At least one example.
+    folder: Path, name: str, examples: Iterable[Encoded], record: Mapping[str, Any], vocabulary: int
+) -> tuple[TokenisedFile, dict[str, Any]]:
+    """Write the examples of the file `name` and a JSON record; returns both. vocabulary: every id is below it.
 
     Several processes may do this at the same time with the same content: one of them writes the folder, the others find
     it. What is returned then depends on no file that another one may move. Raises EnvironmentFault when the disk is
@@ -59,16 +68,16 @@ def write_cache(
     """
     arrays = _arrays(list(examples), vocabulary)
     for last in (False, True):
-        if (found := open_cache(folder)) is not None:
+        if (found := open_cache(folder, name)) is not None:
             return found
         _move_away(folder)
         try:
             _write(folder, arrays, record)
             break
         except EnvironmentFault:
-            if last and open_cache(folder) is None:  # not another process that was first, twice
+            if last and open_cache(folder, name) is None:  # not another process that was first, twice
                 raise
-    return _dataset(arrays), dict(record)
+    return TokenisedFile(name, **arrays), dict(record)
 
 
 def _write(folder: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
@@ -91,10 +100,6 @@ def _move_away(folder: Path) -> None:
         shutil.rmtree(trash)
 
 
-def _dataset(arrays: Mapping[str, np.ndarray]) -> TokenisedDataset:
-    return TokenisedDataset(**arrays, chosen=np.arange(len(arrays["rows"])))
-
-
 def _mapped(path: Path) -> np.ndarray:
     """Read-only and on disk, but seen as a plain array: every slice of a memmap object costs microseconds more."""
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
@@ -104,16 +109,17 @@ def _arrays(examples: list[Encoded], vocabulary: int) -> dict[str, np.ndarray]:
     width = np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32
     rows = [(one.number, one.line, _flags(one)) for one in examples]
     return {
-        "ids": np.concatenate([one.ids for one in examples]).astype(width),
-        "mask": np.concatenate([one.supervised for one in examples]),
+        "ids": np.concatenate([np.zeros(0), *(one.ids for one in examples)]).astype(width),
+        "mask": np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)]),
         "offsets": np.cumsum([0, *(len(one.ids) for one in examples)], dtype=np.int64),
-        "rows": np.array(rows, dtype=np.int64),
+        "rows": np.array(rows, dtype=np.int64).reshape(-1, 3),
     }
 
 
 def _flags(one: Encoded) -> int:
     cut = TRUNCATED * one.truncated + PROMPT_LOST * one.prompt_lost + STOP_LOST * one.stop_lost
-    return cut + CONTROL_TEXT * (one.control_texts > 0)
+    part = CONTINUES * one.continues + CONTINUED * one.continued
+    return cut + part + CONTROL_TEXT * (one.control_texts > 0)
 
 
 def _digest(files: Mapping[str, Any], record: Mapping[str, Any]) -> str:

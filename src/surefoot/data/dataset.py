@@ -1,13 +1,13 @@
-"""A tokenised data set: four arrays, usually memory-mapped, and a choice of examples among them.
+"""A tokenised data set: the examples of one file or several, each four arrays, and a choice among them.
 
-A row costs microseconds and no copy until it is asked for. Row numbers and lines of the source file are kept, so that
-a log or an error can name the record it means.
+The arrays are usually memory-mapped and never copied together: an example costs microseconds and no copy until it is
+asked for. Files, row numbers and lines are kept, so that a log or an error can name the record it means.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,31 +15,40 @@ import numpy as np
 
 from surefoot.data.batch import Example
 
-TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT = 1, 2, 4, 8  # bits of `flags`
+TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED = (1 << bit for bit in range(6))  # of `flags`
 
 
 @dataclass(frozen=True)
-class TokenisedDataset:
-    """N examples chosen from M that lie one after the other.
+class TokenisedFile:
+    """M examples that lie one after the other.
 
-    ids[tokens] (uint16 or uint32), mask[tokens] (bool), offsets[M + 1], rows[M, 3]: number, line and flags of each
-    example. chosen[N]: which of the M these are.
+    name: the file's, for messages. ids[tokens] (uint16 or uint32), mask[tokens] (bool), offsets[M + 1], rows[M, 3]:
+    number, line and flags of each example.
     """
 
+    name: str
     ids: np.ndarray
     mask: np.ndarray
     offsets: np.ndarray
     rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class TokenisedDataset:
+    """N examples chosen among those of all files. chosen[N]: their places, the files laid one after the other."""
+
+    files: tuple[TokenisedFile, ...]
     chosen: np.ndarray
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> Example:
-        """Example.number is the number of the record in its file, from 1."""
-        place = self.chosen[index]
-        part = slice(self.offsets[place], self.offsets[place + 1])
-        return Example(self.ids[part].astype(np.int64), np.array(self.mask[part]), int(self.rows[place, 0]))
+        file, place, part = self._find(index)
+        return Example(file.ids[part].astype(np.int64), np.array(file.mask[part]), self._name(file, place))
 
     def length(self, index: int) -> int:
         """Tokens of one example."""
@@ -47,28 +56,61 @@ class TokenisedDataset:
 
     def supervised(self, index: int) -> int:
         """Tokens of one example that carry loss."""
-        place = self.chosen[index]
-        return int(self.mask[self.offsets[place] : self.offsets[place + 1]].sum())
+        file, _, part = self._find(index)
+        return int(file.mask[part].sum())
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of every example: [N] int64."""
-        return np.diff(self.offsets)[self.chosen]
+        return np.concatenate([np.diff(file.offsets) for file in self.files])[self.chosen]
 
     def fingerprint(self, index: int) -> bytes:
         """Equal for two examples with the same ids and the same mask, also of different data sets of one tokenizer."""
-        place = self.chosen[index]
-        part = slice(self.offsets[place], self.offsets[place + 1])
-        return hashlib.blake2b(self.ids[part].tobytes() + self.mask[part].tobytes(), digest_size=16).digest()
+        file, _, part = self._find(index)
+        ids = file.ids[part].astype(np.uint32)  # files may hold them in different widths
+        return hashlib.blake2b(ids.tobytes() + file.mask[part].tobytes(), digest_size=16).digest()
 
-    def line(self, index: int) -> int:
-        """Where the record starts in its file."""
-        return int(self.rows[self.chosen[index], 1])
+    def row(self, index: int) -> tuple[str, int, int]:
+        """File, number of the record in it and line where it starts, both from 1."""
+        file, place, _ = self._find(index)
+        return file.name, int(file.rows[place, 0]), int(file.rows[place, 1])
 
     def flags(self) -> np.ndarray:
-        """TRUNCATED, PROMPT_LOST, STOP_LOST and CONTROL_TEXT of every example: [N]."""
-        return self.rows[self.chosen, 2]
+        """TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES and CONTINUED of every example: [N]. The last two:
+        of a text in several examples, all but the first and all but the last."""
+        return np.concatenate([file.rows[:, 2] for file in self.files])[self.chosen]
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> TokenisedDataset:
         """These examples, in this order, over the same arrays."""
         return replace(self, chosen=self.chosen[np.asarray(indices, dtype=np.int64)])
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Place of each file's first example."""
+        return np.cumsum([0, *(len(file) for file in self.files)])
+
+    def _find(self, index: int) -> tuple[TokenisedFile, int, slice]:
+        """The file of an example, its place in it and its tokens."""
+        at = int(self.chosen[index])
+        number = int(np.searchsorted(self._starts, at, side="right")) - 1
+        file, place = self.files[number], at - int(self._starts[number])
+        return file, place, slice(int(file.offsets[place]), int(file.offsets[place + 1]))
+
+    def _name(self, file: TokenisedFile, place: int) -> int | str:
+        """What logs and errors call an example: the record's number, with its file where there are several."""
+        if len(self.files) == 1:
+            return int(file.rows[place, 0])
+        return f"{file.name}:{file.rows[place, 1]}"
+
+
+def of_files(files: Iterable[TokenisedFile]) -> TokenisedDataset:
+    """All examples of these files."""
+    files = tuple(files)
+    return TokenisedDataset(files, np.arange(sum(map(len, files))))
+
+
+def joined(datasets: Sequence[TokenisedDataset]) -> TokenisedDataset:
+    """The examples of these data sets one after the other, over the same arrays."""
+    starts = np.cumsum([0, *(sum(map(len, one.files)) for one in datasets)])
+    chosen = [one.chosen + start for one, start in zip(datasets, starts, strict=False)]
+    return TokenisedDataset(tuple(file for one in datasets for file in one.files), np.concatenate(chosen))

@@ -1,69 +1,62 @@
-"""From data files to what a run trains and evaluates on, with the audit of both.
+"""From data sources to what a run trains and evaluates on, with the audit of both.
 
-Read, recognise, lay out, encode, cache, split, prove. A file that was tokenised before in the same way is taken from
-the cache, which needs its bytes hashed and nothing else.
+Open, tokenise each file (or find it in the cache), split, mix, prove. Files stay apart on disk and in memory; a data
+set only names their examples one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.audit import Audit, SourceFacts, audit_dataset
-from surefoot.data.cache import cache_key, open_cache, write_cache
-from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.encode import TrainOn, encode
-from surefoot.data.files import open_file
-from surefoot.data.formats import convert, recognise, unused_fields
-from surefoot.data.rows import Source, parse_rows
+from surefoot.data.audit import Audit, audit_dataset, audit_together, fingerprints
+from surefoot.data.dataset import TokenisedDataset, TokenisedFile, joined, of_files
+from surefoot.data.encode import TrainOn
+from surefoot.data.facts import SourceFacts
+from surefoot.data.mixture import Mixture, Part, mix
 from surefoot.data.segments import Template
+from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.data.split import split
-from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenise import Method, ReadRecord, tokenise
 from surefoot.errors import Fault, InputError
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """template: what the examples were written with; generation lays its prompts out with it and stops at its
-    stop_ids. tokenizer_sha256: of all that decides how text becomes ids."""
+    """train: all sources, one after the other, as `mixture` counts them. audit, sources: of the training data as a
+    whole, and of each source. template: what the examples were written with; generation lays its prompts out with it
+    and stops at its stop_ids. tokenizer_sha256: of all that decides how text becomes ids."""
 
     train: TokenisedDataset
     eval: TokenisedDataset | None
+    mixture: Mixture
     audit: Audit
     eval_audit: Audit | None
+    sources: tuple[Audit, ...]
+    eval_sources: tuple[Audit, ...]
     template: Template
     tokenizer_sha256: str
 
 
 @dataclass(frozen=True)
-class _Method:
-    """How rows become examples: the same for all files of a run."""
+class _Loaded:
+    """One source: its files, each with its facts."""
 
-    encoder: TextEncoder
-    digest: str
-    template: str
-    template_asked: bool
-    bos_id: int | None
-    stop_ids: tuple[int, ...]
-    max_length: int
-    train_on: TrainOn
-
-    def template_for(self, layout: str) -> Template:
-        """A text without turns has no place in a chat template; only a template that was asked for is refused."""
-        name = "plain" if layout == "text" and not self.template_asked else self.template
-        return make_template(name, self.encoder, self.stop_ids)
+    spec: SourceSpec
+    name: str
+    files: tuple[tuple[TokenisedFile, SourceFacts], ...]
+    examples: TokenisedDataset
 
 
 def prepare_data(
-    train: str | Path,
-    evaluation: str | int | float,
+    train: Sequence[SourceSpec],
+    evaluation: Sequence[SourceSpec] | int | float | None,
     *,
-    layout: str,
     template: str,
     template_asked: bool,
     tokenizer: PreTrainedTokenizerBase,
@@ -75,105 +68,130 @@ def prepare_data(
     train_on: TrainOn,
     seed: int,
     cache: Path,
+    chunks: bool = False,
+    read_record: ReadRecord | None = None,
 ) -> PreparedData:
-    """Tokenise (or find in the cache), split and audit.
+    """Tokenise (or find in the cache), split, mix and audit.
 
-    evaluation: "none", a file, a number of examples or a share to hold out. layout: auto | alpaca | messages | text.
+    evaluation: None, sources, a number of examples or a share to hold out of each training source in proportion.
     template_asked: the user named it. bos_id: None for no BOS. stop_ids: EOS first. max_samples: only the first so
-    many records of the training file. cache: a folder. Raises InputError for anything wrong with the data.
+    many records of every training source that says nothing of its own. cache: a folder. chunks: every token of plain
+    texts is learned, and one that is too long becomes several examples; other records are refused. read_record: for
+    sources whose format is custom; see `surefoot.data.formats.convert_with`. Raises InputError for anything wrong with
+    the data.
     """
     encoder = TextEncoder(tokenizer)
-    method = _Method(encoder, encoder.digest(), template, template_asked, bos_id, tuple(stop_ids), max_length, train_on)
-    data, facts = _tokenised(open_file(train), layout, method, max_samples, cache)
-    made_with = method.template_for(facts.layout)
-    held_out, held_out_facts = None, facts
-    if isinstance(evaluation, str) and evaluation != "none":
-        held_out, held_out_facts = _tokenised(open_file(evaluation), layout, method, None, cache)
-    elif not isinstance(evaluation, str):
-        kept, taken = split(len(data), evaluation, seed)
-        data, held_out = data.subset(kept), data.subset(taken)
-        held_out_facts = replace(facts, part=f"{len(taken)} held out by the seed", dropped=(), unused=(), notes=())
-        facts = replace(facts, part=f"without {len(taken)} held out for evaluation")
-
-    def audited(dataset: TokenisedDataset, source: SourceFacts, training: TokenisedDataset | None) -> Audit:
-        return audit_dataset(
-            dataset,
-            source,
-            encoder,
-            bos_id=bos_id,
-            pad_id=pad_id,
-            stop_ids=method.template_for(source.layout).stop_ids,
-            train_on=train_on,
-            training=training,
-        )
-
-    audit = audited(data, facts, None)
-    eval_audit = None if held_out is None else audited(held_out, held_out_facts, data)
-    return PreparedData(data, held_out, audit, eval_audit, made_with, method.digest)
-
-
-def _tokenised(
-    source: Source, layout: str, method: _Method, max_samples: int | None, cache: Path
-) -> tuple[TokenisedDataset, SourceFacts]:
-    asked = make_template(method.template, method.encoder, method.stop_ids)
-    key = cache_key(
-        {
-            "source": source.identity,
-            "layout": layout,
-            "template": asked.identity,
-            "template_asked": method.template_asked,
-            "tokenizer": method.digest,
-            "bos": method.bos_id,
-            "stops": method.stop_ids,
-            "max_length": method.max_length,
-            "max_samples": max_samples,
-            "train_on": method.train_on,
-        }
+    method = Method(
+        encoder,
+        encoder.digest(),
+        template,
+        template_asked,
+        bos_id,
+        tuple(stop_ids),
+        max_length,
+        train_on,
+        chunks,
+        read_record,
     )
-    folder = Path(cache) / "tokenised" / key
-    dataset, record = open_cache(folder) or _tokenise(source, layout, method, max_samples, folder)
-    return dataset, _facts(source, record)
-
-
-def _tokenise(
-    source: Source, layout: str, method: _Method, max_samples: int | None, folder: Path
-) -> tuple[TokenisedDataset, dict[str, Any]]:
-    rows = parse_rows(source)
-    used = rows[:max_samples]
-    layout, reason = recognise(rows, source.name) if layout == "auto" else (layout, "asked for")
-    template = method.template_for(layout)
-    conversations = convert(used, layout, source.name)
-    several = any(sum(turn.role == "assistant" for turn in one.turns) > 1 for one in conversations)
-    examples = list(
-        encode(
-            conversations,
-            template,
-            method.encoder,
-            bos_id=method.bos_id,
-            max_length=method.max_length,
-            train_on=method.train_on,
-            name=source.name,
-        )
+    loaded = [_load(spec, method, spec.max_samples or max_samples, cache) for spec in train]
+    kept, held_out = loaded, []
+    if isinstance(evaluation, int | float):
+        kept, held_out = _split(loaded, evaluation, seed)
+    elif evaluation is not None:
+        held_out = [_load(spec, method, spec.max_samples, cache) for spec in evaluation]
+    audit = _Auditor(method, pad_id)
+    sources = tuple(audit.source(one, ()) for one in kept)
+    data = joined([one.examples for one in kept])
+    eval_data = joined([one.examples for one in held_out]) if held_out else None
+    eval_sources: tuple[Audit, ...] = ()
+    if held_out:
+        known, audit = fingerprints(data), _Auditor(method, pad_id)
+        eval_sources = tuple(audit.source(one, known) for one in held_out)
+    return PreparedData(
+        train=data,
+        eval=eval_data,
+        mixture=mix([Part(one.name, len(one.examples), one.spec.weight, one.spec.epochs) for one in kept]),
+        audit=audit_together(sources, data),
+        eval_audit=None if eval_data is None else audit_together(eval_sources, eval_data),
+        sources=sources,
+        eval_sources=eval_sources,
+        template=_main_template(kept, method),
+        tokenizer_sha256=method.digest,
     )
-    kept = [example for example in examples if example.supervised.any()]
-    if not kept:
-        what = f"no label is left in any of {len(used)} examples: every answer lies beyond {method.max_length} tokens"
-        raise InputError(Fault("data.max_length", what, "raise it"))
-    record = {
-        "layout": layout,
-        "layout_reason": reason,
-        "template": template.name,
-        "rows": len(rows),
-        "used": len(used),
-        "dropped": [[example.number, example.line] for example in examples if not example.supervised.any()],
-        "unused": list(unused_fields(used, layout)),
-        "notes": [*template.notes, *(template.dialogue_notes if several else ())],
-    }
-    return write_cache(folder, kept, record, method.encoder.size)
 
 
-def _facts(source: Source, record: dict[str, Any]) -> SourceFacts:
-    """The file's name is not part of the cache: the same content may lie elsewhere."""
-    dropped = cast("list[tuple[int, int]]", [tuple(place) for place in record["dropped"]])
-    listed = {name: tuple(record[name]) for name in ("unused", "notes")}
-    return SourceFacts(**{**record, **listed, "dropped": tuple(dropped)}, file=source.name, sha256=source.sha256)
+def _load(spec: SourceSpec, method: Method, limit: int | None, cache: Path) -> _Loaded:
+    files, left = [], limit
+    for source in open_sources(spec):
+        file, facts = tokenise(source, method, left, cache)
+        files.append((file, facts))
+        if left is not None and (left := left - facts.used) == 0:
+            break
+    name = files[0][1].file if len(files) == 1 else f"{spec.path} ({len(files)} files)"
+    examples = of_files(file for file, _ in files)
+    if not len(examples):
+        used = sum(facts.used for _, facts in files)
+        what = f"no label is left in any of {used} examples of {name}: every answer lies beyond "
+        raise InputError(Fault("data.max_length", f"{what}{method.max_length} tokens", "raise it"))
+    return _Loaded(spec, name, tuple(files), examples)
+
+
+def _split(loaded: Sequence[_Loaded], held_out: int | float, seed: int) -> tuple[list[_Loaded], list[_Loaded]]:
+    """The sources without the examples held out, and those examples."""
+    kept, taken = [], []
+    for one, (train, evaluation) in zip(
+        loaded, split([len(one.examples) for one in loaded], held_out, seed), strict=True
+    ):
+        if not len(evaluation):
+            kept.append(one)
+            continue
+        count = f"{len(evaluation)} held out"
+        kept.append(_with_part(one, train, f"without {count} for evaluation"))
+        taken.append(_with_part(one, evaluation, f"{count} by the seed", forget=True))
+    return kept, taken
+
+
+def _with_part(one: _Loaded, indices: np.ndarray, part: str, *, forget: bool = False) -> _Loaded:
+    """forget: what was said of the records was said of the other part already."""
+    nothing = {"dropped": (), "unused": (), "notes": (), "placeholders": ()} if forget else {}
+    files = tuple((file, replace(facts, part=part, **nothing)) for file, facts in one.files)
+    return replace(one, files=files, examples=one.examples.subset(indices))
+
+
+class _Auditor:
+    """Audits sources one after the other, to find copies across them."""
+
+    def __init__(self, method: Method, pad_id: int):
+        self._method, self._pad_id = method, pad_id
+        self._seen: set[bytes] = set()
+
+    def source(self, one: _Loaded, training: Collection[bytes]) -> Audit:
+        audits, start = [], 0
+        for file, facts in one.files:
+            end = start + len(file)
+            inside = (one.examples.chosen >= start) & (one.examples.chosen < end)
+            start = end
+            if not inside.any():
+                continue
+            template = self._method.template_called(facts.template)
+            audits.append(
+                audit_dataset(
+                    one.examples.subset(inside.nonzero()[0]),
+                    facts,
+                    self._method.encoder,
+                    bos_id=self._method.bos_id,
+                    pad_id=self._pad_id,
+                    stop_ids=template.stop_ids,
+                    repeats_bos=template.repeats_bos,
+                    train_on=self._method.train_on,
+                    seen=self._seen,
+                    training=training,
+                )
+            )
+        return audit_together(audits, one.examples, one.name)
+
+
+def _main_template(loaded: Sequence[_Loaded], method: Method) -> Template:
+    """That of the first file with turns; of texts alone, the texts'."""
+    files = [facts for one in loaded for _, facts in one.files]
+    return method.template_called(next((facts for facts in files if facts.layout != "text"), files[0]).template)

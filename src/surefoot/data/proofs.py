@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from surefoot.data.dataset import STOP_LOST, TokenisedDataset
+from surefoot.data.dataset import CONTINUED, CONTINUES, STOP_LOST, TokenisedDataset
 from surefoot.data.encode import TrainOn
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError
@@ -32,18 +32,19 @@ class Proven:
 
 def prove(
     dataset: TokenisedDataset,
-    file: str,
     encoder: TextEncoder,
     *,
     bos_id: int | None,
     pad_id: int,
     stop_ids: Collection[int],
     train_on: TrainOn,
+    repeats_bos: bool = False,
 ) -> Proven:
-    """bos_id: None where no BOS is to be put. file: for the fault. An answer cut by max_length may lack its stop."""
+    """bos_id: None where no BOS is to be put. An answer cut by max_length may lack its stop, and a text in several
+    examples has BOS in the first and its stop in the last. repeats_bos: the template writes BOS before later turns."""
     supervised = answers = closed = 0
-    for part in _parts(dataset, file):
-        _prove_bos(part, encoder, bos_id, stop_ids)
+    for part in _parts(dataset):
+        _prove_bos(part, encoder, bos_id, repeats_bos or (bos_id if bos_id is not None else encoder.bos_id) in stop_ids)
         _prove_pad(part, encoder, pad_id, stop_ids)
         ends = _prove_ends(part, stop_ids, train_on)
         supervised += int(part.mask.sum())
@@ -54,39 +55,42 @@ def prove(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some examples end to end. ids, mask, owner: [tokens]; owner: the example's index in the data set; first: whether
-    the token is its example's first."""
+    """Some examples end to end. All [tokens]; owner: the example's index in the data set; flags: its flags; first:
+    whether the token is its example's first."""
 
     dataset: TokenisedDataset
-    file: str
     ids: np.ndarray
     mask: np.ndarray
     owner: np.ndarray
+    flags: np.ndarray
     first: np.ndarray
 
     def fail(self, token: int, what: str, fix: str) -> NoReturn:
-        index = int(self.owner[token])
-        number, line = self.dataset[index].number, self.dataset.line(index)
-        raise InputError(Fault(f"{self.file}:{line}", f"row {number}: {what}", fix))
+        file, number, line = self.dataset.row(int(self.owner[token]))
+        raise InputError(Fault(f"{file}:{line}", f"row {number}: {what}", fix))
 
 
-def _parts(dataset: TokenisedDataset, file: str) -> Iterator[_Part]:
+def _parts(dataset: TokenisedDataset) -> Iterator[_Part]:
+    flags = dataset.flags()
     for start in range(0, len(dataset), _CHUNK):
         examples = [dataset[index] for index in range(start, min(start + _CHUNK, len(dataset)))]
         lengths = [len(example.ids) for example in examples]
         owner = np.repeat(np.arange(start, start + len(examples)), lengths)
         first = np.diff(owner, prepend=-1) != 0
         ids = np.concatenate([example.ids for example in examples])
-        yield _Part(dataset, file, ids, np.concatenate([example.supervised for example in examples]), owner, first)
+        mask = np.concatenate([example.supervised for example in examples])
+        yield _Part(dataset, ids, mask, owner, flags[owner], first)
 
 
-def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, stop_ids: Collection[int]) -> None:
-    """A BOS that also ends answers (GPT-2) cannot be counted; then only the start is looked at."""
+def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, elsewhere: bool) -> None:
+    """elsewhere: BOS has its place further on as well, since it also ends answers (GPT-2) or begins turns (Llama 2);
+    then only the start is looked at."""
     token = encoder.bos_id if bos_id is None else bos_id
     if token is None:
         return
-    wanted, looked_at = part.first, np.ones_like(part.first)
-    if token in stop_ids:
+    begins = part.first & (part.flags & CONTINUES == 0)
+    wanted, looked_at = begins, np.ones_like(part.first)
+    if elsewhere:
         looked_at = part.first if bos_id is None else part.first | np.roll(part.first, 1)  # and the token after it
     if bos_id is None:
         wanted = np.zeros_like(part.first)
@@ -113,7 +117,7 @@ def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn) -> np
         closed = np.bincount(owner, weights=is_stop)[owner[ends]] > 0
     else:
         closed = is_stop[ends]
-    cut = part.dataset.flags()[part.owner[ends]] & STOP_LOST > 0
+    cut = part.flags[ends] & (STOP_LOST | CONTINUED) > 0
     wrong = ends[~closed & ~cut]
     if len(wrong):
         fix = "the model would never learn to stop; choose another data.template"

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from surefoot.data.mixture import apportion
 from surefoot.data.order import HELD_OUT, permutation
 from surefoot.errors import Fault, InputError
 
 
-def split(count: int, held_out: int | float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and indices to evaluate on, each ascending.
+def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each source the places to train on and the places to evaluate on, each ascending.
 
-    held_out: a number of examples (int), or a share between 0 and 1 (float), rounded, at least one. InputError
-    (data.eval) when nothing would be left to train on.
+    counts: examples of each source, which are held out in proportion; one of each stays. held_out: a number of examples
+    in all (int), or a share between 0 and 1 (float), rounded, at least one. InputError (data.eval) when nothing would
+    be left to train on.
     """
-    wanted = held_out if isinstance(held_out, int) else max(1, round(held_out * count))
-    if wanted >= count:
-        what = f"{held_out} holds out {wanted} of {count} examples, which leaves none to train on"
-        raise InputError(Fault("data.eval", what, f"hold out fewer than {count}, or name a file"))
-    order = permutation(seed, (HELD_OUT,), count)
-    return np.sort(order[wanted:]), np.sort(order[:wanted])
+    total = sum(counts)
+    wanted = held_out if isinstance(held_out, int) else max(1, round(held_out * total))
+    most = [count - 1 for count in counts]
+    if wanted > sum(most):
+        what = f"{held_out} holds out {wanted} of {total} examples, which leaves none to train on"
+        if len(counts) > 1:
+            what += " from some source"
+        raise InputError(Fault("data.eval", what, f"hold out fewer than {sum(most) + 1}, or name a file"))
+    taken = apportion(wanted, counts, most)
+    return [_halves(count, part, seed, source) for source, (count, part) in enumerate(zip(counts, taken, strict=True))]
+
+
+def _halves(count: int, taken: int, seed: int, source: int) -> tuple[np.ndarray, np.ndarray]:
+    order = permutation(seed, (HELD_OUT,) if source == 0 else (HELD_OUT, source), count)
+    return np.sort(order[taken:]), np.sort(order[:taken])

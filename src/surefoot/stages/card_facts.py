@@ -17,6 +17,7 @@ from surefoot.data.text_encoder import TextEncoder
 from surefoot.locations import looks_local
 from surefoot.planning.plan import RunPlan
 from surefoot.report.card import CardFacts, DataFile
+from surefoot.stages.trained_template import is_on_texts
 
 _QUESTION = "Give three tips for staying healthy."
 
@@ -50,8 +51,8 @@ def card_facts(
             "seed": str(config.seed),
         },
         data=(
-            _data_file("training", data.audit),
-            *([_data_file("evaluation", data.eval_audit)] if data.eval_audit else []),
+            *(_data_file("training", audit) for audit in data.sources),
+            *(_data_file("evaluation", audit) for audit in data.eval_sources),
         ),
         results=results,
         versions=hardware.versions(),
@@ -75,8 +76,8 @@ def _data_file(role: str, audit: Audit) -> DataFile:
 
 
 def _example_prompt(plan: RunPlan, data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """None where the tokenizer's chat template lays out the prompts: then the card uses that."""
-    if data.template.name == "tokenizer":
+    """None where the saved chat template lays out the prompts, as it does but for runs on texts without turns."""
+    if not is_on_texts(data):
         return None
     tokens = plan.tokenizer
     conversation = Conversation((Turn("user", _QUESTION),))

@@ -32,8 +32,8 @@ def run_identity(config: RunConfig, plan: RunPlan, base: Path, data: PreparedDat
     """JSON-able; goes into every manifest."""
     return {
         "config": hashlib.sha256(dump_config(config).encode()).hexdigest(),
-        "data": data.audit.source.sha256,
-        "eval_data": data.eval_audit.source.sha256 if data.eval_audit else None,
+        "data": data.audit.source.content,
+        "eval_data": data.eval_audit.source.content if data.eval_audit else None,
         "tokenizer": data.tokenizer_sha256,
         "base": base_fingerprint(base),
         "versions": hardware.versions(),

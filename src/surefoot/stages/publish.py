@@ -84,7 +84,7 @@ def publish(
             loss=state.mean_loss,
             steps=state.step,
             epoch=timetable.epoch(state.step),
-            examples=_examples_seen(state.step, plan.batch.size.value, len(data.train)),
+            examples=_examples_seen(state.step, plan.batch.size.value, data.mixture.epoch_size),
             tokens=state.tokens,
             supervised=state.supervised,
             skipped=state.guard.skipped,

@@ -9,12 +9,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
+from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.data.sources import SourceSpec
+from surefoot.data.tokenise import ReadRecord
 from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import LengthFacts
@@ -41,32 +44,39 @@ def sft_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     train, size, micro, pad = data.train, plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
 
     def step_batches(step: int) -> Sequence[Batch]:
-        _, indices = step_examples(config.seed, step - 1, len(train), size)
+        _, indices = step_examples(config.seed, step - 1, data.mixture, size)
         return micro_batches(train, indices, micro, pad)
 
     def step_tokens(step: int) -> int:
-        _, indices = step_examples(config.seed, step - 1, len(train), size)
+        _, indices = step_examples(config.seed, step - 1, data.mixture, size)
         return int(train.lengths[indices].sum())
 
     evaluation = data.eval
     return Stage(
         objective=sft_loss,
         data=data,
-        steps_per_epoch=steps_per_epoch(len(train), size),
+        steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
         step_batches=step_batches,
         step_tokens=step_tokens,
         eval_batches=None if evaluation is None else lambda: batches_by_length(evaluation, micro, pad),
     )
 
 
-def prepare_sft(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
+def prepare_sft(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
     """Read, render, tokenise and audit the data, or find it in the cache; of the plan it needs the tokenizer's part
-    alone. Raises InputError for bad data."""
+    alone. For stage pretrain: plain texts, in as many examples as they need. read_record: for sources whose format is
+    custom. Raises InputError for bad data."""
     data = config.data
+    evaluation = _specs(data.eval, data.format) if isinstance(data.eval, tuple) else data.eval
     return prepare_data(
-        data.train[0].path,
-        data.eval[0].path if isinstance(data.eval, tuple) else data.eval,
-        layout=data.format,
+        _specs(data.train, data.format),
+        None if evaluation == "none" else evaluation,
         template=tokens.template.value,
         template_asked=data.template != "auto",
         tokenizer=tokenizer,
@@ -78,7 +88,29 @@ def prepare_sft(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedT
         train_on=data.train_on,
         seed=config.seed,
         cache=hardware.cache_folder(),
+        chunks=config.stage == "pretrain",
+        read_record=read_record,
     )
+
+
+def _specs(sources: Sequence[SourceConfig], default: str) -> list[SourceSpec]:
+    """default: the format of a source that names none."""
+    return [
+        SourceSpec(
+            source.path,
+            format=default if source.format == "auto" else source.format,
+            columns=source.columns,
+            name=source.name,
+            subset=source.subset,
+            split=source.split,
+            revision=source.revision,
+            streaming=source.streaming,
+            max_samples=source.max_samples,
+            weight=source.weight,
+            epochs=source.epochs,
+        )
+        for source in sources
+    ]
 
 
 def length_facts(train: TokenisedDataset) -> LengthFacts:

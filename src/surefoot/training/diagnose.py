@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.data.batch import Batch
+from surefoot.data.batch import Batch, RecordName
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
 from surefoot.training.randomness import seed_micro_batch
@@ -28,7 +28,7 @@ class Origin:
 
     module: str
     phase: Literal["forward", "loss", "gradient"]
-    examples: tuple[int, ...]
+    examples: tuple[RecordName, ...]
 
     def __str__(self) -> str:
         what = {

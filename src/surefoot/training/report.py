@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # torch is not needed to read a log
+    from surefoot.data.batch import RecordName
 
 Decision = Literal["stepped", "non_finite", "scaler"]
 
@@ -20,7 +23,7 @@ class StepReport:
     lr: float
     weight: int
     tokens: int
-    examples: tuple[int, ...]
+    examples: tuple[RecordName, ...]
     decision: Decision
     non_finite: str | None  # "loss" | "grad_norm"
     seconds: float

@@ -1,0 +1,76 @@
+"""Which tokens of a too long example remain.
+
+A label is worth keeping, but only with what it answers: an answer to a prompt that was cut away teaches the model to
+make things up, while an answer that ends early teaches what is left of it correctly. So the prompt's texts give way
+first, down to a quarter of the room (what the template's own words leave); then the end of the example goes. Prompt
+texts are cut from the left of the first user text on, the system text last. BOS and the template's words stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from surefoot.data.formats import Conversation
+from surefoot.data.segments import Run, Segment, pieces_of
+from surefoot.data.text_encoder import TextEncoder
+
+_PROMPT_PART = 4  # the prompt's texts keep at least one of so many parts of the room, if they are as long
+
+
+def keep(
+    runs: Sequence[Run],
+    learned: Collection[int],
+    conversation: Conversation,
+    supervised: np.ndarray,
+    encoder: TextEncoder,
+    max_length: int,
+) -> tuple[np.ndarray, bool]:
+    """Positions that remain, in order, at most max_length, and whether there were prompt texts and none is left.
+
+    learned: turns whose answers are. supervised: [tokens].
+    """
+    turn_of = np.concatenate([_owners(run, place == 0, learned, encoder) for place, run in enumerate(runs)])
+    answer = np.repeat([run.answer and run.turn in learned for run in runs], [len(run.ids) for run in runs])
+    end = _end(turn_of >= 0, answer, supervised, max_length)
+    positions = np.arange(end)
+    cuttable = positions[turn_of[:end] >= 0]
+    is_system = np.array([turn.role == "system" for turn in conversation.turns])
+    order = cuttable[np.argsort(is_system[turn_of[cuttable]], kind="stable")]
+    gone = order[: max(0, end - max_length)]
+    return np.setdiff1d(positions, gone)[:max_length], len(cuttable) > 0 and len(gone) == len(cuttable)
+
+
+def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_length: int) -> int:
+    """Length of the longest beginning that ends with a label and fits once its prompt texts are cut as far as they may
+    be; what follows the last label teaches nothing. Where none fits: max_length, without labels that count."""
+    prompts, answers = np.cumsum(cuttable), np.cumsum(answer)
+    room = max_length - (np.arange(1, len(answer) + 1) - prompts - answers)
+    fits = answers + np.minimum(prompts, room // _PROMPT_PART) <= room
+    ends = np.flatnonzero(fits & supervised)
+    return int(ends[-1]) + 1 if len(ends) else max_length
+
+
+def _owners(run: Run, opening: bool, learned: Collection[int], encoder: TextEncoder) -> np.ndarray:
+    """For each token of a run the turn whose prompt text it lies in, -1 where it must stay."""
+    count = len(run.ids)
+    if not any(_is_prompt_text(segment, learned) for segment in run.segments):
+        return np.full(count, -1)
+    pieces = pieces_of(run, encoder, opening)
+    groups = [run.segments] if len(pieces) == 1 else [(segment,) for segment in run.segments]
+    owners = [np.full(count, -1)]
+    for piece, segments in zip(pieces, groups, strict=True):
+        starts, ends = np.array(encoder.spans(piece)[1], dtype=np.int64).reshape(-1, 2).T
+        owner, position = np.full(len(starts), -1), 0
+        for segment in segments:
+            left, position = position, position + len(segment.text)
+            if _is_prompt_text(segment, learned):
+                owner[(starts >= left) & (ends <= position) & (starts < ends)] = segment.turn
+        owners.append(owner)
+    # BOS may have been added or taken away at the front of the first run, so the ends are aligned.
+    return np.concatenate(owners)[-count:]
+
+
+def _is_prompt_text(segment: Segment, learned: Collection[int]) -> bool:
+    return segment.content and not (segment.answer and segment.turn in learned)

@@ -1,0 +1,195 @@
+"""One data file: from its records to tokenised examples, or from the cache.
+
+A file that was tokenised before in the same way needs its bytes hashed and nothing else. Records that a user's own
+function reads are converted at every start: surefoot cannot know what the function does, only what came of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.data.cache import cache_key, open_cache, write_cache
+from surefoot.data.dataset import TokenisedFile
+from surefoot.data.encode import TrainOn, encode
+from surefoot.data.facts import SourceFacts, find_placeholders
+from surefoot.data.formats import (
+    Conversation,
+    convert,
+    convert_with,
+    recognise,
+    refuse_preferences,
+    retag,
+    unused_fields,
+)
+from surefoot.data.rows import Row, Source, parse_rows
+from surefoot.data.segments import Template
+from surefoot.data.templates import make_template, template_for
+from surefoot.data.text_encoder import TextEncoder
+from surefoot.errors import Fault, InputError
+from surefoot.families.templates import find_row
+
+CUSTOM = "custom"
+ReadRecord = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How records become examples: the same for all files of a run. digest: of the tokenizer. chunks: plain texts only,
+    and one that is too long becomes several examples. read_record: for files whose format is custom."""
+
+    encoder: TextEncoder
+    digest: str
+    template: str
+    template_asked: bool
+    bos_id: int | None
+    stop_ids: tuple[int, ...]
+    max_length: int
+    train_on: TrainOn
+    chunks: bool = False
+    read_record: ReadRecord | None = None
+
+    def template_called(self, name: str) -> Template:
+        """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
+        return make_template(name if find_row(name) else self.template, self.encoder, self.stop_ids)
+
+
+@dataclass(frozen=True)
+class _Records:
+    """What was read of a file. rows: how many it holds; conversations: of the first so many of them."""
+
+    rows: int
+    layout: str
+    reason: str
+    conversations: Sequence[Conversation]
+    unused: tuple[str, ...]
+
+
+def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> tuple[TokenisedFile, SourceFacts]:
+    """The file's examples, which may be none, and what is known of them. limit: only the first so many records. cache:
+    a folder. Raises InputError for anything wrong with the records."""
+    records = _read(source, method, limit) if source.format == CUSTOM else None
+    content = _digest({**source.identity, "limit": limit})
+    if records is not None:
+        content = _digest([asdict(conversation) for conversation in records.conversations])
+    key = cache_key(
+        {
+            "content": content,
+            "template": make_template(method.template, method.encoder, method.stop_ids).identity,
+            "template_asked": method.template_asked,
+            "tokenizer": method.digest,
+            "bos": method.bos_id,
+            "stops": method.stop_ids,
+            "max_length": method.max_length,
+            "train_on": method.train_on,
+            "chunks": method.chunks,
+        }
+    )
+    folder = Path(cache) / "tokenised" / key
+    found = open_cache(folder, source.name)
+    if found is None:
+        found = _encode(source, records or _read(source, method, limit), method, folder)
+    file, record = found
+    return file, _facts(source, content, record)
+
+
+def _read(source: Source, method: Method, limit: int | None) -> _Records:
+    rows = parse_rows(source)
+    used = retag(rows[:limit], source.tags)
+    if source.format == CUSTOM:
+        if method.read_record is None:
+            what = "is custom, and nobody passed the function that reads a record"
+            fix = "pass read_record from Python, or name a format"
+            raise InputError(Fault("data.format", what, fix))
+        conversations = convert_with(method.read_record, used, source.name)
+        layout = "text" if conversations[0].turns[0].role == "text" else CUSTOM
+        return _checked(source, method, _Records(len(rows), layout, "read by your function", conversations, ()))
+    layout, reason = _layout(source, used, method.chunks)
+    reason = "; ".join((reason, *source.notes))
+    conversations = convert(used, layout, source.name)
+    return _checked(source, method, _Records(len(rows), layout, reason, conversations, unused_fields(used, layout)))
+
+
+def _layout(source: Source, rows: Sequence[Row], texts: bool) -> tuple[str, str]:
+    """Its name and how it is known. texts: a `text` field is taken before any other layout."""
+    if source.format != "auto":
+        return source.format, "asked for"
+    refuse_preferences(rows, source.name)
+    if texts and "text" in rows[0].value:
+        return recognise(rows, source.name, among=("text",))
+    return recognise(rows, source.name)
+
+
+def _checked(source: Source, method: Method, records: _Records) -> _Records:
+    if method.chunks:
+        for one in records.conversations:
+            if one.turns[0].role != "text":
+                what = f"row {one.number}: is a conversation ({records.layout}), and pretraining learns plain texts"
+                fix = "name the field that holds the text in the source's columns: {text: FIELD}, or choose stage: sft"
+                raise InputError(Fault(f"{source.name}:{one.line}", what, fix))
+    return records
+
+
+def _encode(source: Source, records: _Records, method: Method, folder: Path) -> tuple[TokenisedFile, dict[str, Any]]:
+    conversations = records.conversations
+    template = method.template_called(template_for(method.template, method.template_asked, conversations))
+    examples = list(
+        encode(
+            conversations,
+            template,
+            method.encoder,
+            bos_id=method.bos_id,
+            max_length=method.max_length,
+            train_on=method.train_on,
+            name=source.name,
+            chunks=method.chunks,
+        )
+    )
+    several = any(sum(turn.role == "assistant" for turn in one.turns) > 1 for one in conversations)
+    placeholders, placeholder = find_placeholders(conversations)
+    record = {
+        "layout": records.layout,
+        "layout_reason": records.reason,
+        "template": template.name,
+        "rows": records.rows,
+        "used": len(conversations),
+        "dropped": [[example.number, example.line] for example in examples if not example.supervised.any()],
+        "unused": list(records.unused),
+        "notes": [*template.notes, *(template.dialogue_notes if several else ())],
+        "placeholders": placeholders,
+        "placeholder": placeholder,
+    }
+    kept = [example for example in examples if example.supervised.any()]
+    return write_cache(folder, source.name, kept, record, method.encoder.size)
+
+
+def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
+    """The file's name is not part of the cache: the same content may lie elsewhere."""
+
+    def places(name: str) -> tuple[tuple[str, int, int], ...]:
+        return tuple((source.name, number, line) for number, line in record[name])
+
+    return SourceFacts(
+        file=source.name,
+        sha256=source.sha256,
+        content=content,
+        layout=record["layout"],
+        layout_reason=record["layout_reason"],
+        template=record["template"],
+        rows=record["rows"],
+        used=record["used"],
+        dropped=places("dropped"),
+        unused=tuple(record["unused"]),
+        notes=tuple(record["notes"]),
+        placeholders=places("placeholders"),
+        placeholder=record["placeholder"],
+    )
+
+
+def _digest(value: Any) -> str:
+    """Of plain JSON values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
