@@ -21,6 +21,11 @@ from typing import Any
 _LONGEST = 160  # characters of a library's own message
 
 
+def is_installed(name: str) -> bool:
+    """Whether a package could be imported; nothing is."""
+    return importlib.util.find_spec(name) is not None
+
+
 def import_bitsandbytes() -> Any:
     """The module. It is imported without its warnings, and without its look for kernels on the hub.
 
@@ -36,7 +41,7 @@ def import_bitsandbytes() -> Any:
 @functools.cache
 def bitsandbytes_obstacle(kind: str) -> str:
     """kind: cpu | cuda | mps. Quantises a matrix and takes a step with 8-bit moments on that device."""
-    if importlib.util.find_spec("bitsandbytes") is None:
+    if not is_installed("bitsandbytes"):
         return "needs bitsandbytes, which is not installed"
     try:
         _try_bitsandbytes(import_bitsandbytes(), kind)

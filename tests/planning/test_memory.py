@@ -15,6 +15,7 @@ from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.memory import Workload, fits, forecast, usable
 from surefoot.planning.notes import Notes
+from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import plan_precision
 
@@ -58,7 +59,8 @@ def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config
     planned = plan_adapter(request.adapter, model, 0, notes) if request.adapter else None
     assert not notes.faults
     trainable = planned.trainable if planned else model.parameters
-    return Workload(model, types, kernels, planned, trainable, model.parameters)
+    moments = state_bytes(request.optim, trainable_tensors(model, planned, 0))
+    return Workload(model, types, kernels, planned, trainable, model.parameters, moments)
 
 
 def kept_per_layer(work, adapter, attention):

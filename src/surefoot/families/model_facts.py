@@ -28,6 +28,11 @@ class ModuleFact:
     parameters: int
     linear: tuple[int, int] | None = None
 
+    @property
+    def in_layer(self) -> bool:
+        """Inside a decoder layer: these stand in a list, so that the name holds a number."""
+        return any(part.isdigit() for part in self.name.split("."))
+
 
 @dataclass(frozen=True)
 class ModuleTree:

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import Fault, InputError
-from surefoot.models.quiet import quiet_libraries
+from surefoot.models.quantised import plain_weight
+from surefoot.models.quiet import quiet_peft
 from surefoot.models.vocabulary import is_tied
 from surefoot.planning.plan import AdapterPlan
 
@@ -53,7 +54,7 @@ def add_adapter(
     _check_targets(model, plan.targets.value)
     if plan.kind.value == "dora":
         _check_norms(model, plan.targets.value)
-    with quiet_libraries(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
+    with quiet_peft(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
         torch.manual_seed(seed)
         adapted = get_peft_model(model, _lora_config(model, plan))
     config = adapted.peft_config[ADAPTER]
@@ -160,4 +161,4 @@ def _leave_casts_to_autocast(model: PeftModel) -> None:
 @torch.no_grad()
 def _row_norms(layer: nn.Module) -> torch.Tensor:
     """|W| by outputs, [outputs] in fp32, as DoRA's forward computes it. Conv1D holds W as [inputs, outputs]."""
-    return torch.linalg.norm(layer.get_parameter("weight").float(), dim=0 if isinstance(layer, Conv1D) else 1)
+    return torch.linalg.norm(plain_weight(layer).float(), dim=0 if isinstance(layer, Conv1D) else 1)

@@ -17,14 +17,18 @@ from torch import nn
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.adapters import adapted_modules
 from surefoot.models.checkpointing import has_gradient_checkpointing
+from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.quantised import is_quantised
 from surefoot.models.vocabulary import is_tied
 from surefoot.planning.plan import RunPlan
 
 # Logits of a few positions and of all differ by nothing but the order of rounding; a model that mixes positions differs
 # by orders of magnitude more.
 _HEAD_TOLERANCE = 1e-2
+# A later token changes nothing at all, or where experts are grouped the order of rounding: a few units in the last place.
+_ROUNDING = 16
 
 
 def verify_model(model: nn.Module, plan: RunPlan) -> dict[str, Any]:
@@ -33,11 +37,13 @@ def verify_model(model: nn.Module, plan: RunPlan) -> dict[str, Any]:
     Returns what was found, JSON-able. Raises EnvironmentFault with one line per difference.
     """
     base = causal_model(model)
+    packed, held = plan.precision.base.value == "nf4", TORCH_DTYPE[plan.precision.unpacked]
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     found: dict[str, Any] = {
         "trainable_dtypes": _dtypes(trainable.values()),
         "frozen_dtypes": _dtypes(frozen.values()),
+        "not_packed": _not_packed(base) if packed else [],
         "trainable": sum(p.numel() for p in trainable.values()),
         "trainable_tensors": len(trainable),
         "targets": adapted_modules(model) if isinstance(model, PeftModel) else [],
@@ -48,7 +54,8 @@ def verify_model(model: nn.Module, plan: RunPlan) -> dict[str, Any]:
     }
     expected: dict[str, Any] = {
         "trainable_dtypes": [_dtype_name(TORCH_DTYPE[plan.precision.trainable.value])],
-        "frozen_dtypes": [_dtype_name(TORCH_DTYPE[plan.precision.base.value])] if frozen else [],
+        "frozen_dtypes": [*(["uint8"] if packed else []), _dtype_name(held)] if frozen else [],
+        "not_packed": [],
         "trainable": plan.trainable,
         "targets": list(plan.adapter.targets.value) if plan.adapter else [],
         "tied": bool(base.config.get_text_config().tie_word_embeddings),
@@ -72,7 +79,8 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
     the largest logit.
 
     Raises EnvironmentFault where the model makes logits of one position from others, or does not call its head as a
-    module: then the loss on supervised positions would not be the model's loss.
+    module: then the loss on supervised positions would not be the model's loss. And where a position sees those after
+    it (BERT and other encoders have such a class too): then the answer would stand in the input.
     """
     base = causal_model(model)
     was_training = model.training
@@ -84,14 +92,32 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
             places = torch.tensor([1, 2, 6], device=device)
             own = base(input_ids=ids, use_cache=False).logits[0, places].float()
             ours = narrowed_logits(model, places, input_ids=ids, use_cache=False).float()
+            later = base(input_ids=ids.clamp(max=6), use_cache=False).logits[0, places].float()
     finally:
         model.train(was_training)
-    same = own.shape == ours.shape
-    difference = float((own - ours).abs().max() / own.abs().max()) if same else math.inf
+    difference = _relative(ours, own)
     if not difference <= _HEAD_TOLERANCE:
         what = f"its logits at a position depend on more than that position: off by {difference:.2g} of the largest"
         raise EnvironmentFault(Fault(type(base).__name__, what, "this model is not supported yet"))
+    if not _relative(later, own) <= min(_HEAD_TOLERANCE, _ROUNDING * torch.finfo(base.dtype).eps):
+        what = "a position sees the tokens after it: it is no causal language model"
+        raise EnvironmentFault(Fault(type(base).__name__, what, "use a model that writes from left to right"))
     return difference
+
+
+def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference as a share of the largest value; infinite for another shape."""
+    return float((found - wanted).abs().max() / wanted.abs().max()) if found.shape == wanted.shape else math.inf
+
+
+def _not_packed(base: nn.Module) -> list[str]:
+    """Linear layers inside the decoder layers that are held in full although the plan packs them. An adapter's own
+    matrices train and are not meant."""
+    return [
+        name
+        for name, module in decoder_layers(base).named_modules()
+        if isinstance(module, nn.Linear) and not is_quantised(module) and not module.weight.requires_grad
+    ]
 
 
 def _dtypes(parameters: Iterable[torch.Tensor]) -> list[str]:

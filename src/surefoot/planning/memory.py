@@ -24,7 +24,8 @@ BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
 _HEADROOM = 0.9
 _LIBRARIES = GIB
-_ADAM_STATES = 2  # two fp32 moments per trainable parameter
+# NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
+_PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Workload:
     adapter: AdapterPlan | None
     trainable: int
     parameters: int  # with added rows
+    optimizer: int  # bytes of its state
 
     @property
     def width(self) -> int:
@@ -57,13 +59,13 @@ def forecast(
     per_layer = _layer_bytes(work, tokens, length)
     if checkpointing.value:
         # Each layer keeps its input; one layer at a time is computed again.
-        activations = layers * tokens * work.model.hidden * BYTES[work.precision.base.value] + 2 * per_layer
+        activations = layers * tokens * work.model.hidden * BYTES[work.precision.unpacked] + 2 * per_layer
     else:
         activations = layers * per_layer + per_layer  # the last: gradients of the layer that is going backward
     return MemoryPlan(
         weights=_weight_bytes(work),
         gradients=4 * work.trainable,
-        optimizer=4 * _ADAM_STATES * work.trainable,
+        optimizer=work.optimizer,
         activations=activations,
         logits=int(tokens * supervised) * work.model.vocab * _logit_bytes(work),
         available=available,
@@ -81,8 +83,7 @@ def fits(memory: MemoryPlan) -> bool:
 
 
 def _weight_bytes(work: Workload) -> int:
-    frozen = work.parameters if work.adapter else 0
-    held = frozen * BYTES[work.precision.base.value] + 4 * work.trainable
+    held = _frozen_bytes(work) + 4 * work.trainable
     if not work.autocast:
         return held
     # Autocast keeps a cast copy of every fp32 weight that enters a product until the backward pass is over.
@@ -91,6 +92,18 @@ def _weight_bytes(work: Workload) -> int:
     if work.adapter and work.precision.base.value == "fp32":
         cast += linear
     return held + cast * work.width
+
+
+def _frozen_bytes(work: Workload) -> int:
+    if work.adapter is None:
+        return 0
+    if work.precision.base.value != "nf4":
+        return work.parameters * BYTES[work.precision.unpacked]
+    linears = [module.linear for module in work.model.modules if module.in_layer and module.linear]
+    matrices = [inputs * outputs for inputs, outputs in linears]
+    rest = (work.parameters - sum(matrices)) * BYTES[work.precision.unpacked]
+    # One matrix at a time is dequantised for its product.
+    return int(_PACKED * sum(matrices)) + rest + max(matrices) * work.width
 
 
 def _layer_bytes(work: Workload, tokens: int, length: int) -> int:

@@ -81,10 +81,10 @@ def trainable_tensors(model: ModelFacts, adapter: AdapterPlan | None, added_rows
         if module.name in targets and module.linear:
             inputs, outputs = module.linear
             outputs += added_rows if module.name == model.head else 0
-            yield Tensor((adapter.rank, inputs), _inside(module))
-            yield Tensor((outputs, adapter.rank), _inside(module))
+            yield Tensor((adapter.rank, inputs), module.in_layer)
+            yield Tensor((outputs, adapter.rank), module.in_layer)
             if adapter.kind.value == "dora":
-                yield Tensor((outputs,), _inside(module))
+                yield Tensor((outputs,), module.in_layer)
     saved = [module for module in model.modules if any(module.name.endswith(name) for name in adapter.modules_to_save)]
     yield from _whole(model, saved, added_rows)
 
@@ -98,14 +98,9 @@ def _whole(model: ModelFacts, modules: list[ModuleFact], added_rows: int) -> Ite
             continue
         if module.linear:
             inputs, outputs = module.linear
-            yield Tensor((outputs, inputs), _inside(module))
-            yield Tensor((module.parameters - inputs * outputs,), _inside(module))
+            yield Tensor((outputs, inputs), module.in_layer)
+            yield Tensor((module.parameters - inputs * outputs,), module.in_layer)
         elif module.parameters > 2 * model.hidden:  # learned positions; a norm has a scale and perhaps a bias
-            yield Tensor((module.parameters // model.hidden, model.hidden), _inside(module))
+            yield Tensor((module.parameters // model.hidden, model.hidden), module.in_layer)
         else:
-            yield Tensor((module.parameters,), _inside(module))
-
-
-def _inside(module: ModuleFact) -> bool:
-    """Decoder layers stand in a list, so their modules have a number in their names."""
-    return any(part.isdigit() for part in module.name.split("."))
+            yield Tensor((module.parameters,), module.in_layer)

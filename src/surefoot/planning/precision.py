@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from surefoot.config.schema import PrecisionConfig
 from surefoot.hardware import Hardware
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice, DType, PrecisionPlan
+from surefoot.planning.plan import BaseType, Choice, DType, PrecisionPlan
 
 # A product that is 1.5 times as fast makes a step 1.2 times as fast when half of its time goes to products.
 _PRODUCT_GAIN = 1.5
@@ -99,7 +99,7 @@ def _in_hardware(dtype: DType, hardware: Hardware) -> bool:
     return {"fp32": True, "bf16": hardware.bf16, "fp16": hardware.fp16}[dtype]
 
 
-def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) -> Choice[DType]:
+def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) -> Choice[BaseType]:
     if full:  # a 16-bit base is then a contradiction within the config, refused there
         return Choice("fp32", "all parameters train, and trainable parameters are fp32", "default")
     if request.base == "auto":
@@ -110,6 +110,9 @@ def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) ->
         return Choice(
             compute, "frozen: held in the type of the products, half the memory and no cast per step", "default"
         )
+    if request.base == "nf4":
+        reason = f"asked for: 4 bits per weight of the decoder's linear layers; embeddings, head and norms in {compute}"
+        return Choice("nf4", reason, "user")
     if request.base not in ("fp32", compute):
         what = f"products of {request.base} weights are {request.base} products, not {compute}"
         notes.refuse("precision.base", what, f"use precision: {{compute: {request.base}}} or {{base: fp32}}")

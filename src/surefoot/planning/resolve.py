@@ -24,8 +24,10 @@ from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_to_json
 from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
+from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.precision import plan_precision
+from surefoot.planning.quantisation import check_packed_base
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -63,10 +65,13 @@ def resolve(
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     parameters = model.parameters + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
     trainable = adapter.trainable if adapter else parameters
+    if precision.base.value == "nf4":
+        check_packed_base(model, adapter, notes)
+    moments = state_bytes(config.optim, trainable_tensors(model, adapter, tokens.added_rows))
     batch, memory = plan_batch(
         config.batch,
         config.gradient_checkpointing,
-        Workload(model, precision, attention, adapter, trainable, parameters),
+        Workload(model, precision, attention, adapter, trainable, parameters, moments),
         length=tokens.max_length.value,
         lengths=lengths,
         kind=hardware.kind,
@@ -83,6 +88,7 @@ def resolve(
         attention=attention,
         tokenizer=tokens,
         adapter=adapter,
+        optimizer=plan_optimizer(config.optim),
         memory=memory,
         batch=batch,
         compile=compile_choice,

@@ -22,6 +22,7 @@ from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
 from surefoot.planning.tokenizer import plan_max_length
+from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +40,15 @@ def make_plan(
 
     hardware: a preset to plan for; None looks at this machine and, with `measure`, times products and attention on it.
     measurements: those of an earlier plan; then nothing is measured. lengths: of the examples, where they are known.
-    Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached.
+    Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached or a library that is asked
+    for does not work here.
     """
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
     model, tokenizer = facts_of(folder), read_tokenizer_facts(folder)
     environment = {} if hardware else machine.read_environment()  # this machine's says nothing of another
     found = hardware or machine.detect()
+    if hardware is None:
+        require_libraries(config, found.kind)
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
         resolve(config, model, tokenizer, found, measurements=None, environment=environment, lengths=lengths)  # faults

@@ -24,9 +24,11 @@ from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
+from surefoot.models.quantised import quantise
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.required import require_libraries
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import OptimizerSettings, make_optimizer, trainable_parameters
@@ -77,6 +79,7 @@ def set_up(
 
     Raises InputError for a model that is not intact and EnvironmentFault where reality differs from the plan.
     """
+    require_libraries(config, plan.device.value)
     torch.set_num_threads(plan.threads.value)
     set_tf32(plan.precision)
     device = torch.device(plan.device.value)
@@ -108,14 +111,17 @@ def _load(
     config: RunConfig, plan: RunPlan, base: Path, checkpoint: Checkpoint | None, device: torch.device
 ) -> nn.Module:
     full = plan.adapter is None
+    packed = plan.precision.base.value == "nf4"
     tokens = plan.tokenizer
     model: PreTrainedModel = load_model(
         checkpoint.folder if full and checkpoint else base,
         dtype=TORCH_DTYPE[plan.precision.unpacked],
         attention_implementation=plan.attention.implementation.value,
-        device=device,
+        device=torch.device("cpu") if packed else device,
         vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
     )
+    if packed:
+        quantise(model, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
     model.generation_config.eos_token_id = list(tokens.stop.value)
     model.generation_config.pad_token_id = tokens.pad_id
     if plan.memory.gradient_checkpointing.value:
