@@ -28,18 +28,22 @@ _KEYS = (
     "head_dim",
     "vocab_size",
     "max_position_embeddings",
-    "attention_dropout",
     "sliding_window",
     "layer_types",
     "tie_word_embeddings",
     "rope_parameters",
     "original_max_position_embeddings",
 )
+_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 
 
 def facts_of(folder: Path) -> ModelFacts:
     """Facts of the model in `folder`. Raises InputError for a config that is damaged, hostile, or of no known class."""
     config = read_config(folder)  # refuses what would run code, and adapters
+    if isinstance(config.get("text_config"), dict):
+        what = f"model_type {config.get('model_type')!r} sees more than text, and only text models are trained"
+        fix = "use its text version (for gemma3: model_type gemma3_text)"
+        raise InputError(Fault(str(folder / "config.json"), what, fix))
     return read_model_facts(folder, None if find(str(config.get("model_type"))) else module_tree(folder))
 
 
@@ -72,6 +76,8 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
     if values.get("intermediate_size") is None:
         inner = [fact.linear[1] for fact in modules if fact.linear and fact.name != names[head]]
         values["intermediate_size"] = max(inner, default=1)
+    named = next((name for name in _ATTENTION_DROPOUT if hasattr(config, name)), None)
+    values["attention_dropout"] = getattr(config, named) if named else 0.0
     values["word_embed_proj_dim"] = embedding.get_parameter("weight").shape[1]
     dropouts = {key: value for key, value in config.to_dict().items() if _is_dropout(key, value)}
     return ModuleTree(
@@ -85,7 +91,9 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
 
 
 def _is_dropout(key: str, value: object) -> bool:
-    return ("drop" in key) and key != "attention_dropout" and isinstance(value, float) and 0 < value < 1
+    """Not those of attention, which have a field of their own, and of heads that a language model does not have."""
+    elsewhere = key in _ATTENTION_DROPOUT or key.startswith(("classifier", "summary"))
+    return "drop" in key and not elsewhere and isinstance(value, float) and 0 < value < 1
 
 
 def _fact(name: str, module: nn.Module) -> ModuleFact | None:

@@ -27,7 +27,7 @@ from surefoot.planning.plan import RunPlan
 # Logits of a few positions and of all differ by nothing but the order of rounding; a model that mixes positions differs
 # by orders of magnitude more.
 _HEAD_TOLERANCE = 1e-2
-# A later token changes nothing at all, or where experts are grouped the order of rounding: a few units in the last place.
+# A later token changes nothing at all; where experts are grouped, the order of rounding: units in the last place.
 _ROUNDING = 16
 
 

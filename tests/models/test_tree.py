@@ -1,0 +1,118 @@
+"""Families without a row: what the module tree says, against the model and PEFT; and which of them are trained."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from transformers import BertConfig, BertLMHeadModel
+
+from architectures import LLAMA, build
+from layouts import run_config
+from surefoot.data.batch import IGNORE, Example, collate
+from surefoot.errors import EnvironmentFault, InputError
+from surefoot.models import forward, verify
+from surefoot.models.forward import hidden_states, output_head
+from surefoot.models.tree import facts_of
+from surefoot.models.verify import verify_head
+from surefoot.objectives.sft import sft_loss
+from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.notes import Notes
+
+CPU = torch.device("cpu")
+# The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
+FP32_RELATIVE = 1e-5
+SIZES = {key: value for key, value in LLAMA.items() if isinstance(value, int)} | {"pad_token_id": 0}
+FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 70}
+UNKNOWN = {
+    "granite": SIZES | {"logits_scaling": 8.0},
+    "cohere": SIZES | {"logit_scale": 0.1},
+    "stablelm": SIZES | {"use_qkv_bias": True},
+    "falcon": FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gpt_neox": SIZES | {"attention_dropout": 0.1},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 70, "n_positions": 128, "rotary_dim": 4},
+    "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 70, "n_positions": 128},
+    "starcoder2": SIZES | {"sliding_window": 16},
+    "exaone4": SIZES | {"sliding_window": 16, "sliding_window_pattern": 2},
+    "gemma": SIZES | {"head_dim": 8},
+}
+
+
+@pytest.fixture(params=UNKNOWN)
+def config(request):
+    return UNKNOWN[request.param] | {"model_type": request.param}
+
+
+def facts(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+    return facts_of(folder)
+
+
+def test_names_and_counts_are_the_models(tmp_path, config):
+    found, model = facts(tmp_path, config), build(config)
+    model.tie_weights()
+    assert found.family is None
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert found.tied == model.config.tie_word_embeddings
+    names = dict(model.named_modules())
+    assert names[found.embedding] is model.get_input_embeddings()
+    assert names[found.head] is model.get_output_embeddings()
+    assert bool(found.without_sdpa) != model._supports_sdpa
+    assert found.layers == len([name for name in names if name.count(".") == 2 and name.split(".")[-1].isdigit()])
+
+
+def test_all_linear_is_what_peft_means_by_it(tmp_path, config):
+    notes = Notes()
+    plan = plan_adapter(run_config(adapter={"kind": "lora", "rank": 4}).adapter, facts(tmp_path, config), 0, notes)
+    theirs = get_peft_model(build(config, device="cpu"), LoraConfig(r=4, target_modules="all-linear"))
+    names = [n for n, module in theirs.get_base_model().named_modules() if isinstance(module, LoraLayer)]
+    assert not notes.faults
+    assert sorted(plan.targets.value) == sorted(names)
+    assert plan.trainable == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
+
+
+def test_the_loss_is_the_models_own(config, monkeypatch):
+    """Granite divides its logits, Cohere scales them: what stands behind the head is the model's business."""
+    model = build(config, device="cpu").eval()
+    assert verify_head(model, CPU) <= FP32_RELATIVE
+    ids = torch.arange(3, 23).numpy()
+    batch = collate([Example(ids, ids > 9, 0)], pad_id=0)
+    labels = torch.cat((torch.full((1, 1), IGNORE), batch.targets[:, :-1]), dim=1)
+    expected = model(input_ids=batch.input_ids, labels=labels).loss.item()
+    assert sft_loss(model, batch).loss.item() / batch.weight == pytest.approx(expected, rel=FP32_RELATIVE)
+    if config["model_type"] in ("granite", "cohere"):  # twin: the head alone is something else
+        head_alone = output_head(model)(hidden_states(model, batch))
+        own = model(input_ids=batch.input_ids).logits
+        assert (head_alone - own).abs().max() > 0.1 * own.abs().max()
+
+
+def test_dropout_and_windows_are_seen(tmp_path):
+    dropping = facts(tmp_path, UNKNOWN["gpt_bigcode"] | {"model_type": "gpt_bigcode"})
+    assert dropping.attention_dropout == 0.1
+    assert dropping.dropouts == (("resid_pdrop", 0.1), ("embd_pdrop", 0.1))
+    assert facts(tmp_path, UNKNOWN["gpt_neox"] | {"model_type": "gpt_neox"}).attention_dropout == 0.1
+    assert facts(tmp_path, UNKNOWN["exaone4"] | {"model_type": "exaone4"}).window == 16
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gemma3", "text_config": {}}, "sees more than text"),
+        ({"model_type": "t5"}, "no causal language model"),
+        ({"model_type": "novel"}, "unknown model_type 'novel'"),
+        ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 70}, "num_attention_heads"),
+    ],
+)
+def test_what_cannot_be_trained_here_is_refused(tmp_path, config, said):
+    with pytest.raises(InputError, match=said):
+        facts(tmp_path, config)
+
+
+def test_an_encoder_in_a_causal_class_is_found(monkeypatch):
+    model = BertLMHeadModel(BertConfig(**SIZES | {"num_hidden_layers": 2}))
+    with pytest.raises(EnvironmentFault, match="sees the tokens after it"):
+        verify_head(model, CPU)
+    monkeypatch.setattr(verify, "_relative", lambda found, wanted: 0.0)  # twin
+    assert verify_head(model, CPU) == 0.0
+    assert forward.output_head(model) is model.get_output_embeddings()
