@@ -176,10 +176,13 @@ def _write(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.get_vocab()
     config = config_class(
-        **{"vocab_size": len(tokenizer) + spare_rows} | keys,
-        bos_token_id=ids[bos],
-        eos_token_id=ids[stops[0]],
-        pad_token_id=None if pad is None else ids[pad],
+        **{
+            "vocab_size": len(tokenizer) + spare_rows,
+            "bos_token_id": ids[bos],
+            "eos_token_id": ids[stops[0]],
+            "pad_token_id": None if pad is None else ids[pad],
+        }
+        | keys
     )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)

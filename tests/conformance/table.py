@@ -20,9 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import rich.console
-import rich.table
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -148,8 +149,8 @@ def markdown(proofs: Iterable[Proof]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def show(proofs: Iterable[Proof], console: rich.console.Console) -> None:
-    table = rich.table.Table(*HEADINGS, "", box=rich.box.SIMPLE_HEAD)
+def show(proofs: Iterable[Proof], console: Console) -> None:
+    table = Table(*HEADINGS, "", box=SIMPLE_HEAD)
     for proof in proofs:
         table.add_row(*proof.cells, f"MISS: {', '.join(proof.misses)}" if proof.misses else "ok")
     console.print(table)
@@ -169,7 +170,7 @@ def main(words: list[str]) -> int:
     if "--markdown" in words:
         print(markdown(proofs))
     else:
-        show(proofs, rich.console.Console(width=_WIDTH))
+        show(proofs, Console(width=_WIDTH))
     return 1 if any(proof.misses for proof in proofs) else 0
 
 
