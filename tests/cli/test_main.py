@@ -18,7 +18,10 @@ from surefoot.errors import Diverged, EnvironmentFault, Fault, InputError, Integ
 
 # The surface of the command line. It grows by decision, not by accident: a knob of a run belongs into the config.
 SURFACE = {
+    "board": ["runs", "--port", "--open"],
     "chat": ["model", "--adapter", "--system", "--max-new-tokens", "--temperature", "--top-p", "--seed"],
+    "completion": ["shell"],
+    "compare": ["run_a", "run_b", "--json", "--plot"],
     "data": ["config", "overrides", "--json"],
     "explain": ["key"],
     "generate": [
@@ -259,19 +262,3 @@ def test_import_surefoot_is_lazy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == metadata.version("surefoot")
-
-
-def test_shell_completion() -> None:
-    def complete(words: str, count: int) -> list[str]:
-        env = {**os.environ, "_SUREFOOT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-        result = subprocess.run(
-            [sys.executable, "-c", "from surefoot.cli.main import main; main(prog_name='surefoot')"],
-            capture_output=True,
-            text=True,
-            env=env,
-        )
-        return [line.partition(",")[2] for line in result.stdout.splitlines()]
-
-    assert complete("surefoot ver", 1) == ["verify"]
-    assert complete("surefoot explain adapter.ra", 2) == ["adapter.rank"]
-    assert complete("surefoot train run.yaml optim.l", 3) == ["optim.lr="]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import click
 
-
-def _complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from surefoot.config.keys import all_keys
-
-    return [key for key in all_keys() if key.startswith(incomplete)]
+from surefoot.cli.completion import complete_keys
 
 
 @click.command()
-@click.argument("key", required=False, shell_complete=_complete_keys)
+@click.argument("key", required=False, shell_complete=complete_keys)
 def explain(key: str | None) -> None:
     """Explain one config key (optim.lr), or list all keys."""
     from surefoot.config.explain import explain_all, explain_key

@@ -3,8 +3,7 @@
 Help texts stand in the table below, so `surefoot --help` imports click and nothing else. Every way out goes through
 `LazyGroup.main`: it turns errors into lines on stderr and an exit code. A command may return its exit code (None is 0).
 
-Shell completion comes with click: put `eval "$(_SUREFOOT_COMPLETE=bash_source surefoot)"` into .bashrc; zsh_source and
-fish_source do the same for zsh and fish.
+Shell completion is click's; `surefoot completion` prints the script.
 """
 
 from __future__ import annotations
@@ -45,8 +44,11 @@ COMMANDS = {
     "generate": Entry("surefoot.cli.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.cli.chat", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.cli.verify", "Check a run or checkpoint bit by bit, or compare two."),
+    "compare": Entry("surefoot.cli.compare", "Show in what two runs differ: settings, machine, curves."),
+    "board": Entry("surefoot.cli.board", "Watch the runs of a folder on a live local page."),
     "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
     "schema": Entry("surefoot.cli.schema", "Print the JSON Schema of the config, for editors."),
+    "completion": Entry("surefoot.cli.completion", "Print the completion script of a shell."),
 }
 
 

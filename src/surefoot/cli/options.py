@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from surefoot.cli.completion import complete_configs, complete_overrides
 from surefoot.cli.errors import Invocation
 
 if TYPE_CHECKING:
@@ -16,16 +17,12 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from surefoot.config.keys import all_keys
-
-    return [f"{key}=" for key in all_keys() if key.startswith(incomplete)]
-
-
 def config_arguments(command: Command) -> Command:
     """Decorator: `CONFIG.yaml [KEY=VALUE]...`, passed as `config: Path` and `overrides: tuple[str, ...]`."""
-    overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete_keys)
-    config = click.argument("config", metavar="CONFIG.yaml", type=click.Path(path_type=Path))
+    overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+    config = click.argument(
+        "config", metavar="CONFIG.yaml", type=click.Path(path_type=Path), shell_complete=complete_configs
+    )
     return config(overrides(command))
 
 

@@ -25,10 +25,12 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     import sys
 
     from surefoot import hardware
+    from surefoot.config.dump import shown
     from surefoot.errors import IntegrityError
     from surefoot.report.console import open_console
     from surefoot.report.verification import compare_folders, is_finished, verify_folder
     from surefoot.report.verify_table import differences_table, files_table, verdict
+    from surefoot.stages.compare import config_differences
 
     checks = [check for one in (folder, other) if one for check in verify_folder(one)]
     faults = [fault for check in checks for fault in check.faults]
@@ -38,6 +40,9 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     else:
         console = open_console(sys.stdout, hardware.terminal_wishes())
         console.show(files_table(checks))
+        if differences and other:
+            for one in config_differences(folder, other):
+                console.say(f"config: {one.path} is {shown(one.old)} in {folder} and {shown(one.new)} in {other}")
         if differences is not None:
             console.show(differences_table(differences))
         files = sum(len(check.files) for check in checks)

@@ -19,7 +19,7 @@ _PLAN = TypeAdapter(RunPlan)
 
 @dataclass(frozen=True)
 class Difference:
-    """One value that differs between two plans. path: dotted, such as "batch.micro.value"."""
+    """One value that differs between two plans or records. path: dotted, such as "batch.micro.value"."""
 
     path: str
     old: Any
@@ -46,7 +46,13 @@ def _where(location: tuple[int | str, ...]) -> str:
 
 def diff_plans(old: RunPlan, new: RunPlan) -> list[Difference]:
     """Values that differ, in the order of the fields. Reasons, cautions and measurements are not compared."""
-    return list(_diff("", _decisions(old), _decisions(new)))
+    return diff_values(_decisions(old), _decisions(new))
+
+
+def diff_values(old: Any, new: Any) -> list[Difference]:
+    """Values that differ between two trees of dicts, in their order; None where a key is absent. Of a choice, its value
+    alone counts: "reason" and "source" are not compared."""
+    return list(_diff("", old, new))
 
 
 def _decisions(plan: RunPlan) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _resume(config: RunConfig, folder: Path) -> Claim:
     if checkpoint is None:
         return Claim(folder, "resume")
     with _to_be_restored(folder / CONFIG):
-        saved = _with_defaults(read_yaml(folder / CONFIG).data)
+        saved = with_defaults(read_yaml(folder / CONFIG).data)
     changes = diff_configs(saved, plain_config(config))
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
@@ -141,7 +141,7 @@ def _resume(config: RunConfig, folder: Path) -> Claim:
     return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder))
 
 
-def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
     """A config saved before a key existed ran with that key's default. One that is no longer valid stays as it is."""
     try:
         return plain_config(RunConfig.model_validate(saved))

@@ -1,0 +1,145 @@
+"""Two runs side by side: what `surefoot compare` shows, as tables, JSON and a picture.
+
+The curves are sampled at a few steps that both runs logged; the picture has every point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from surefoot.planning.serial import Difference
+from surefoot.report.rows import Row, is_eval_row, without_timing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+FIGURES = (  # of all_results.json, with what they are called on the screen
+    ("train_loss", "training loss"),
+    ("eval_loss", "evaluation loss"),
+    ("eval_accuracy", "evaluation accuracy"),
+    ("train_steps", "steps"),
+    ("train_runtime", "seconds"),
+    ("train_tokens_per_second", "tokens per second"),
+    ("peak_memory", "peak memory in bytes"),
+)
+GRID = 8  # steps of the curve that the table shows
+_SHOWN = 96  # characters of a value in a table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """names: of the runs. config, plan, environment, data: what differs. results: figure -> its value in each run.
+    curves: of "loss" and "eval_loss", (step, value, value) at steps that both logged. first: the first logged step that
+    differs, with what differs in it; None where the logs agree as far as both go. weights: tensors that differ, None
+    where nothing could be compared."""
+
+    names: tuple[str, str]
+    config: tuple[Difference, ...]
+    plan: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+    data: tuple[Difference, ...]
+    results: Mapping[str, tuple[Any, Any]]
+    curves: Mapping[str, tuple[tuple[int, Any, Any], ...]]
+    first: str | None
+    weights: int | None
+
+
+def side_by_side(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The figures that at least one of two all_results.json holds; metrics of evaluations too."""
+    metrics = [key for key in {**a, **b} if key.startswith("eval_") and isinstance({**a, **b}[key], int | float)]
+    keys = dict.fromkeys([key for key, _ in FIGURES] + metrics)
+    return {key: (a.get(key), b.get(key)) for key in keys if key in a or key in b}
+
+
+def shared_curve(a: Sequence[Row], b: Sequence[Row], key: str, most: int = GRID) -> tuple[tuple[int, Any, Any], ...]:
+    """(step, value in a, value in b) at up to `most` of the steps that both logged, the first and the last among
+    them."""
+    one, other = ({row["current_steps"]: row[key] for row in rows if key in row} for rows in (a, b))
+    steps = sorted(one.keys() & other.keys())
+    if len(steps) > most:
+        steps = [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+    return tuple((step, one[step], other[step]) for step in steps)
+
+
+def first_difference(a: Sequence[Row], b: Sequence[Row]) -> str | None:
+    """The first step whose logged values are not equal to the last bit; times are not compared."""
+    one, other = ({(row["current_steps"], is_eval_row(row)): without_timing(row) for row in rows} for rows in (a, b))
+    for place in sorted(one.keys() & other.keys()):
+        first, second = one[place], other[place]
+        ignored = {"total_steps", "percentage", "epoch"}
+        keys = sorted(key for key in ({*first, *second} - ignored) if first.get(key) != second.get(key))
+        if keys:
+            kind = "evaluation at step" if place[1] else "step"
+            return f"{kind} {place[0]}: " + ", ".join(f"{key} {first.get(key)} and {second.get(key)}" for key in keys)
+    return None
+
+
+def comparison_tables(found: Comparison) -> list[Table]:
+    """One table for each part in which there is something to show."""
+    tables = []
+    for title in ("config", "plan", "environment", "data"):
+        rows = [(one.path, _short(one.old), _short(one.new)) for one in getattr(found, title)]
+        tables += [_table(title, found.names, rows)] if rows else []
+    words = dict(FIGURES)
+    results = [(words.get(key, key), _short(one), _short(other)) for key, (one, other) in found.results.items()]
+    tables += [_table("results", found.names, results)] if results else []
+    for key, points in found.curves.items():
+        rows = [(f"step {step}", _short(one), _short(other)) for step, one, other in points]
+        tables += [_table(key, found.names, rows)] if rows else []
+    return tables
+
+
+def verdict_lines(found: Comparison) -> list[str]:
+    """What the tables come to."""
+    equal = [name for name in ("config", "plan", "environment", "data") if not getattr(found, name)]
+    lines = [f"the same in both: {', '.join(equal)}"] if equal else []
+    lines.append(f"first difference in the logs: {found.first}" if found.first else "the logs agree bit for bit")
+    if found.weights is not None:
+        differ = f"{found.weights} tensors of the trained weights differ"
+        lines.append(differ if found.weights else "the trained weights are identical, bit for bit")
+    return lines
+
+
+def comparison_to_json(found: Comparison) -> dict[str, Any]:
+    return asdict(found)
+
+
+def curve_picture(names: tuple[str, str], a: Sequence[Row], b: Sequence[Row]) -> Figure:
+    """Training losses as lines, evaluation losses as points, of both runs over the step."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, rows, colour in zip(names, (a, b), ("#0072B2", "#D55E00"), strict=True):
+        for key, style in (("loss", "-"), ("eval_loss", "o")):
+            points = [(row["current_steps"], row[key]) for row in rows if row.get(key) is not None]
+            if points:
+                label = f"{name}: {'training' if key == 'loss' else 'evaluation'} loss"
+                axes.plot(*zip(*points, strict=True), style, color=colour, label=label, linewidth=1.2, markersize=5)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    if axes.lines:
+        axes.legend()
+    return figure
+
+
+def _table(title: str, names: tuple[str, str], rows: Sequence[tuple[str, str, str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in (title, *names):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    text = "none" if value is None else text
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -1,0 +1,137 @@
+"""`surefoot compare` names what differs between two runs and nothing else; `verify --same-as` stays readable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from forkserver import ForkServer
+from surefoot.cli.main import main
+from surefoot.report import comparison
+from surefoot.report.comparison import first_difference, shared_curve
+from surefoot.report.verify_table import MOST_SHOWN
+from tiny import tiny_llama
+
+RECORDS = [
+    {"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs a, same (as a), other (another seed and rate), and cut (killed before its end)."""
+    folder = tmp_path_factory.mktemp("runs")
+    base = tiny_llama(folder / "base")
+    (folder / "train.json").write_text(json.dumps(RECORDS))
+    with ForkServer() as server:
+        for name, changes in {"a": {}, "same": {}, "other": {"seed": 7, "optim": {"lr": 1e-3}}}.items():
+            config: dict[str, Any] = {
+                "stage": "sft",
+                "model": str(base),
+                "adapter": {"kind": "lora", "rank": 2},
+                "data": {"train": str(folder / "train.json"), "eval": 2, "max_length": 64},
+                "batch": {"size": 4},
+                "duration": "3 steps",
+                "output": str(folder / name),
+            }
+            (folder / "run.yaml").write_text(yaml.safe_dump(config | changes))
+            log = folder / "log.txt"
+            assert server.run(["train", str(folder / "run.yaml")], log) == 0, log.read_text()
+    shutil.copytree(folder / "a", folder / "cut")
+    for name in ("all_results.json", "adapter_model.safetensors"):
+        (folder / "cut" / name).unlink()
+    return folder
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def found(runs: Path, a: str, b: str) -> dict[str, Any]:
+    result = call("compare", runs / a, runs / b, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+def test_equal_runs_differ_in_their_folder_only(runs: Path) -> None:
+    facts = found(runs, "a", "same")
+    assert [one["path"] for one in facts["config"]] == ["output"]
+    assert facts["plan"] == facts["environment"] == facts["data"] == []
+    assert facts["first"] is None
+    assert facts["weights"] == 0
+    assert "bit for bit" in call("compare", runs / "a", runs / "same").stdout
+
+
+def test_what_differs_is_named(runs: Path) -> None:
+    facts = found(runs, "a", "other")
+    assert [one["path"] for one in facts["config"]] == ["optim.lr", "output", "seed"]
+    assert facts["config"][0] == {"path": "optim.lr", "old": 2e-4, "new": 1e-3}
+    assert facts["first"].startswith("step 1: ")
+    assert facts["weights"] > 0
+    assert facts["results"]["train_steps"] == [3, 3]
+    assert facts["results"]["train_loss"][0] != facts["results"]["train_loss"][1]
+    assert facts["results"]["peak_memory"][0] > 0
+    assert [point[0] for point in facts["curves"]["loss"]] == [1, 2, 3]
+    text = call("compare", runs / "a", runs / "other").stdout
+    for part in ("optim.lr", "training loss", "step 3", "first difference in the logs: step 1"):
+        assert part in text
+
+
+def test_a_run_that_did_not_end_compares_too(runs: Path) -> None:
+    facts = found(runs, "a", "cut")
+    assert facts["weights"] is None
+    assert facts["results"]["train_loss"][1] is None
+
+
+def test_other_data_are_seen(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a", tmp_path / "b")
+    for manifest in (tmp_path / "b").rglob("MANIFEST.json"):
+        manifest.write_text(manifest.read_text().replace('"data": "', '"data": "f00'))
+    facts = json.loads(call("compare", runs / "a", tmp_path / "b", "--json").stdout)
+    assert [one["path"] for one in facts["data"]] == ["data"]
+
+
+def test_the_picture(runs: Path, tmp_path: Path) -> None:
+    assert call("compare", runs / "a", runs / "other", "--plot", tmp_path / "both.png").exit_code == 0
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_no_run_is_refused(runs: Path) -> None:
+    result = call("compare", runs / "a", runs / "base")
+    assert result.exit_code == 2
+    assert "is no run folder: it has no plan.json" in result.stderr
+
+
+def row(step: int, loss: float, **more: Any) -> dict[str, Any]:
+    return {"current_steps": step, "loss": loss, "elapsed_time": f"0:00:0{step}", **more}
+
+
+def test_curves_meet_on_shared_steps() -> None:
+    a, b = [row(step, step) for step in range(1, 101)], [row(step, -step) for step in range(2, 101, 2)]
+    points = shared_curve(a, b, "loss")
+    assert len(points) == comparison.GRID
+    assert (points[0], points[-1]) == ((2, 2, -2), (100, 100, -100))
+    assert shared_curve(a, b, "eval_loss") == ()
+
+
+def test_the_first_difference_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = [row(1, 0.5), row(2, 0.25)], [row(1, 0.5), row(2, 0.25000000000000006), row(3, 1.0)]
+    assert first_difference(a, b) == "step 2: loss 0.25 and 0.25000000000000006"
+    assert first_difference(a, b[:1]) is None
+    monkeypatch.setattr(comparison, "without_timing", lambda row: {**row, "loss": round(row["loss"], 9)})
+    assert first_difference(a, b) is None, "twin: rounded numbers hide it"
+
+
+def test_verify_shows_the_cause_and_a_few_rows(runs: Path) -> None:
+    result = call("verify", runs / "a", "--same-as", runs / "other")
+    assert result.exit_code == 4
+    assert "config: optim.lr is 0.0002" in result.stdout
+    assert "and more" in result.stdout
+    assert 0 < result.stdout.count("differs, at most") <= MOST_SHOWN
+    assert call("verify", runs / "a", "--same-as", runs / "same").exit_code == 0
