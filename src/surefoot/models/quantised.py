@@ -28,7 +28,8 @@ def quantise(model: PreTrainedModel, *, compute: torch.dtype, device: torch.devi
         if type(module) is nn.Linear:
             layers.set_submodule(name, _packed(module, compute, device))
     model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
-    model.is_loaded_in_4bit = True  # how PEFT tells that these layers take its 4-bit adapters
+    # How PEFT tells that these layers take its 4-bit adapters.
+    model.is_loaded_in_4bit = True  # pyright: ignore[reportArgumentType]
 
 
 def quantised_modules(model: nn.Module) -> list[str]:

@@ -40,8 +40,8 @@ def make_plan(
 
     hardware: a preset to plan for; None looks at this machine and, with `measure`, times products and attention on it.
     measurements: those of an earlier plan; then nothing is measured. lengths: of the examples, where they are known.
-    Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached or a library that is asked
-    for does not work here.
+    Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached or a library that is
+    asked for does not work here.
     """
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
     model, tokenizer = facts_of(folder), read_tokenizer_facts(folder)
