@@ -1,4 +1,4 @@
-"""QLoRA: what is packed, that its adapters get the gradients of the dequantised model, that a load repeats bit for bit."""
+"""QLoRA: what is packed, that adapters get the gradients of the dequantised model, that every load gives the same bits."""
 
 import copy
 

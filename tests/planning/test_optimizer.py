@@ -1,0 +1,110 @@
+"""The forecast of the optimizer's state against the state itself, byte for byte."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from layouts import LLAMA31_8B, llama3_tokenizer, run_config
+from surefoot import hardware
+from surefoot.config.schema import OptimConfig
+from surefoot.planning.optimizer import Tensor, plan_optimizer, state_bytes
+from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.stages.planned import make_plan
+from surefoot.stages.setup import planned_tokenizer, set_up
+from tiny import tiny_llama
+
+LORA = {"kind": "lora", "rank": 4}
+OPTIMIZERS = [
+    {"name": "adamw"},
+    {"name": "adamw_8bit"},
+    {"name": "adafactor"},
+    {"name": "sgd"},
+    {"name": "sgd", "momentum": 0.9},
+    {"name": "muon"},
+]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases")
+    return {"plain": tiny_llama(folder / "plain", hidden=64), "tied": tiny_llama(folder / "tied", hidden=64, tied=True)}
+
+
+def planned_and_kept(base, optim, **request):
+    """Bytes of the forecast, and those of the optimizer's state after a step."""
+    config = run_config(
+        model=str(base), data={"train": "unused.jsonl", "max_length": 64}, optim={"lr": 1e-3} | optim, **request
+    )
+    plan = make_plan(config)
+    engine = set_up(config, plan, Path(base), planned_tokenizer(Path(base), plan.tokenizer), None).engine
+    for parameter in engine.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    engine.apply(1e-3, torch.tensor(1.0), None)
+    counts = ("step", "RMS")
+    kept = [tensor for name, tensor in engine.gather_state().items() if name.rpartition("/")[2] not in counts]
+    return plan.memory.optimizer, sum(tensor.nbytes for tensor in kept)
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"adapter": None},
+        {"adapter": None, "tokenizer": {"pad": "add"}},
+        {"adapter": LORA | {"rank": 64}},
+        {"adapter": LORA | {"kind": "dora", "modules_to_save": ["lm_head", "norm"]}},
+    ],
+    ids=str,
+)
+def test_the_forecast_is_what_the_optimizer_keeps(bases, optim, request_):
+    planned, kept = planned_and_kept(bases["plain"], optim, **request_)
+    assert planned == kept
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS, ids=str)
+def test_a_tied_head_has_one_state(bases, optim):
+    planned, kept = planned_and_kept(bases["tied"], optim, adapter=None)
+    assert planned == kept
+
+
+def test_twin_the_forecast_of_another_optimizer_is_another(bases):
+    sizes = [planned_and_kept(bases["plain"], optim, adapter=None)[0] for optim in OPTIMIZERS]
+    assert len(set(sizes)) == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("optim", "tensor", "size"),
+    [
+        ({"name": "adamw"}, Tensor((4096, 4096), True), 8 * 4096**2),
+        ({"name": "adamw_8bit"}, Tensor((4096, 4096), True), 4096**2 * 2 + 4096**2 // 256 * 8 + 2048),
+        ({"name": "adamw_8bit"}, Tensor((4096, 4096), False), 8 * 4096**2),
+        ({"name": "adamw_8bit"}, Tensor((4095,), True), 8 * 4095),
+        ({"name": "adafactor"}, Tensor((4096, 1024), True), 4 * 5120),
+        ({"name": "adafactor"}, Tensor((4096,), True), 4 * 4096),
+        ({"name": "sgd"}, Tensor((4096, 4096), True), 0),
+        ({"name": "sgd", "momentum": 0.0}, Tensor((4096, 4096), True), 0),
+        ({"name": "muon"}, Tensor((4096, 4096), True), 4 * 4096**2),
+        ({"name": "muon"}, Tensor((4096, 4096), False), 8 * 4096**2),
+    ],
+)
+def test_bytes_by_hand(optim, tensor, size):
+    assert state_bytes(OptimConfig(**optim), iter([tensor])) == size
+
+
+def test_the_choice_says_who_made_it():
+    assert plan_optimizer(OptimConfig()).source == "default"
+    asked = plan_optimizer(OptimConfig(name="muon"))
+    assert (asked.value, asked.source) == ("muon", "user")
+    assert asked.reason.startswith("asked for")
+
+
+def test_a_plan_that_was_saved_before_there_was_a_choice_says_adamw(tmp_path):
+    folder = llama3_tokenizer(tmp_path)
+    (folder / "config.json").write_text(json.dumps(LLAMA31_8B))
+    plan = make_plan(run_config(model=str(folder)), hardware=hardware.preset("h100"))
+    saved = plan_to_json(plan)
+    assert plan_from_json(saved) == plan
+    del saved["optimizer"]
+    assert plan_from_json(saved).optimizer.value == "adamw"
