@@ -33,7 +33,10 @@ class _Pad:
 def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> TokenizerPlan:
     """Pure in the files and the config; needs no measurement, so the data can be encoded before the rest is planned."""
     _check_rows(model, tokenizer, notes)
-    template = plan_template(config.data.template, model, tokenizer, notes)
+    if config.stage == "pretrain":
+        template = Choice("plain", "stage pretrain learns texts, which have no turns", "default")
+    else:
+        template = plan_template(config.data.template, model, tokenizer, notes)
     pad = _pad(config.tokenizer.pad, model, tokenizer, notes)
     return TokenizerPlan(
         pad_token=pad.token,

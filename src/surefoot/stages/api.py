@@ -24,6 +24,7 @@ import torch
 from surefoot import hardware
 from surefoot.config.load import LoadedConfig, check_config, load_config
 from surefoot.config.schema import RunConfig
+from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import Metric
 from surefoot.families.files import read_json
@@ -31,7 +32,7 @@ from surefoot.objectives.base import Objective
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import open_console
 from surefoot.report.results import ALL
-from surefoot.stages.custom import Custom, RecordReader
+from surefoot.stages.custom import Custom
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
 
@@ -55,7 +56,7 @@ def train(
     overwrite: bool = False,
     objective: Objective | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    read_record: RecordReader | None = None,
+    read_record: ReadRecord | None = None,
     stream: TextIO | None = None,
 ) -> TrainResult:
     """Run a config to its end, as `surefoot train` does.

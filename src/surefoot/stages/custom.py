@@ -6,17 +6,15 @@ compared by content, as data always is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import RunConfig
+from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import METRICS, Metric
 from surefoot.objectives.base import Objective
-
-RecordReader = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Custom:
 
     objective: Objective | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    read_record: RecordReader | None = None
+    read_record: ReadRecord | None = None
 
     @property
     def all_metrics(self) -> Mapping[str, Metric]:

@@ -25,6 +25,7 @@ from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report, audit_to_json
+from surefoot.report.html import draw_report
 from surefoot.report.plan_table import plan_table
 from surefoot.stages.custom import NOTHING, Custom, check_metrics
 from surefoot.stages.evaluating import make_evaluate
@@ -103,6 +104,7 @@ def train_run(
                 return _train_and_publish(run, setup, console, typed, figures, prompt, custom)
             except SurefootError as error:
                 console.note(f"error: {error}")  # the screen gets it from the command line
+                draw_report(run.found.folder)
                 raise
 
 
@@ -113,7 +115,7 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
-    data = prepare_sft(config, draft.tokenizer, tokenizer)
+    data = prepare_sft(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     plan = with_template(_plan(config, found, length_facts(data.train)), data)
     carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
@@ -228,6 +230,9 @@ def _train_and_publish(
         job = make_job(config, run.plan, folder, stage, setup, run.timetable, run.identity, evaluate, observer)
         outcome = train(job, setup.state, observer, stop)
     if outcome.reason == "interrupted":
+        _, cautions = draw_report(folder)
+        for caution in cautions:
+            console.say(caution, style="yellow")
         command = footer.resume_command(typed)
         total = run.timetable.total_steps
         for line in footer.stopped(folder, step=outcome.state.step, total_steps=total, command=command):
