@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 
 from surefoot.data import proofs
-from surefoot.data.audit import Audit, audit_dataset, audit_together, cautions, fingerprints
+from surefoot.data.audit import Audit, audit_dataset, cautions, fingerprints
 from surefoot.data.dataset import (
-    CONTINUED,
-    CONTINUES,
     CONTROL_TEXT,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
     TokenisedDataset,
     TokenisedFile,
-    joined,
     of_files,
 )
 from surefoot.data.facts import SourceFacts

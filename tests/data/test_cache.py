@@ -12,9 +12,17 @@ import pytest
 from surefoot import durable
 from surefoot.data import cache
 from surefoot.data.cache import cache_key, open_cache, write_cache
-from surefoot.data.dataset import CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED
+from surefoot.data.dataset import (
+    CONTINUED,
+    CONTINUES,
+    CONTROL_TEXT,
+    PROMPT_LOST,
+    STOP_LOST,
+    TRUNCATED,
+    joined,
+    of_files,
+)
 from surefoot.data.encode import Encoded
-from surefoot.data.loader import micro_batches
 from surefoot.errors import EnvironmentFault
 
 RECORD = {"layout": "alpaca", "dropped": [[3, 9]], "rows": 4}
@@ -35,45 +43,46 @@ EXAMPLES = [
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    write_cache(tmp_path / "cache" / "key", EXAMPLES, RECORD, vocabulary=65_536)
+    write_cache(tmp_path / "cache" / "key", "d.json", EXAMPLES, RECORD, vocabulary=65_536)
     return tmp_path / "cache" / "key"
 
 
 def test_what_was_written_comes_back(folder):
-    found = open_cache(folder)
+    found = open_cache(folder, "d.json")
     assert found is not None
-    dataset, record = found
+    file, record = found
+    dataset = of_files([file])
     assert record == RECORD
     assert len(dataset) == 3
     for index, one in enumerate(EXAMPLES):
         read = dataset[index]
         assert read.ids.tolist() == one.ids.tolist()
         assert read.supervised.tolist() == one.supervised.tolist()
-        assert (read.number, dataset.line(index)) == (one.number, one.line)
+        assert (read.number, dataset.row(index)) == (one.number, ("d.json", one.number, one.line))
         assert dataset.length(index) == len(one.ids)
         assert dataset.supervised(index) == one.supervised.sum()
     assert dataset.lengths.tolist() == [3, 2, 8]
     assert dataset.flags().tolist() == [0, TRUNCATED | STOP_LOST, TRUNCATED | PROMPT_LOST | CONTROL_TEXT]
-    assert isinstance(dataset.ids.base, np.memmap)
-    assert not dataset.ids.flags.writeable
+    assert isinstance(file.ids.base, np.memmap)
+    assert not file.ids.flags.writeable
 
 
 @pytest.mark.parametrize(("vocabulary", "width"), [(65_536, np.uint16), (65_537, np.uint32)])
 def test_ids_take_the_least_room(tmp_path, vocabulary, width):
-    write_cache(tmp_path / "a", EXAMPLES, RECORD, vocabulary)
-    found = open_cache(tmp_path / "a")
+    write_cache(tmp_path / "a", "d.json", EXAMPLES, RECORD, vocabulary)
+    found = open_cache(tmp_path / "a", "d.json")
     assert found is not None
     assert found[0].ids.dtype == width
 
 
 def test_a_subset_is_a_view_in_its_own_order(folder):
-    found = open_cache(folder)
+    found = open_cache(folder, "d.json")
     assert found is not None
-    part = found[0].subset([2, 0]).subset([1])
+    part = of_files([found[0]]).subset([2, 0]).subset([1])
     assert len(part) == 1
     assert part[0].ids.tolist() == [5, 6, 7]
     assert part.lengths.tolist() == [3]
-    assert part.ids is found[0].ids
+    assert part.files[0].ids is found[0].ids
 
 
 def test_every_flipped_byte_and_every_cut_is_seen(folder):
@@ -81,20 +90,20 @@ def test_every_flipped_byte_and_every_cut_is_seen(folder):
         whole = path.read_bytes()
         for place in range(0, len(whole), 7):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x20]) + whole[place + 1 :])
-            assert open_cache(folder) is None, (path.name, place)
+            assert open_cache(folder, "d.json") is None, (path.name, place)
         path.write_bytes(whole[:-1])
-        assert open_cache(folder) is None or path.name == "meta.json"  # its last byte is a line end
+        assert open_cache(folder, "d.json") is None or path.name == "meta.json"  # its last byte is a line end
         path.unlink()
-        assert open_cache(folder) is None
+        assert open_cache(folder, "d.json") is None
         path.write_bytes(whole)
-    assert open_cache(folder) is not None
+    assert open_cache(folder, "d.json") is not None
 
 
 def test_a_damaged_cache_is_written_anew(folder):
     (folder / "ids.npy").write_bytes(b"")
-    assert open_cache(folder) is None
-    write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
-    assert open_cache(folder) is not None
+    assert open_cache(folder, "d.json") is None
+    write_cache(folder, "d.json", EXAMPLES, RECORD, vocabulary=65_536)
+    assert open_cache(folder, "d.json") is not None
     assert [path.name for path in folder.parent.iterdir()] == ["key"]
 
 
@@ -117,8 +126,9 @@ def open_or_write(parent, start, wrong):
         start.wait()
         try:
             folder = parent / str(number)
-            dataset, record = open_cache(folder) or write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
-            assert record == RECORD
+            found = open_cache(folder, "d.json") or write_cache(folder, "d.json", EXAMPLES, RECORD, vocabulary=65_536)
+            dataset = of_files([found[0]])
+            assert found[1] == RECORD
             assert [dataset[k].ids.tolist() for k in range(3)] == [one.ids.tolist() for one in EXAMPLES]
         except BaseException:
             wrong.set()
@@ -141,20 +151,20 @@ def all_processes_get_the_data(parent):
 def test_processes_that_start_at_once_share_one_folder(tmp_path):
     assert all_processes_get_the_data(tmp_path / "cache")
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(map(str, range(ROUNDS)))
-    assert all(open_cache(path) for path in (tmp_path / "cache").iterdir())
+    assert all(open_cache(path, "d.json") for path in (tmp_path / "cache").iterdir())
 
 
 def test_twin_a_folder_removed_in_place_is_missed(tmp_path, monkeypatch):
     """Whoever removes what is there without looking removes what another process has just written."""
-    monkeypatch.setattr(cache, "open_cache", lambda folder: None)
+    monkeypatch.setattr(cache, "open_cache", lambda folder, name: None)
     assert not all_processes_get_the_data(tmp_path / "cache")
 
 
 def test_another_process_may_write_between_our_look_and_our_rename(folder, monkeypatch):
     monkeypatch.setattr(cache, "_move_away", lambda folder: None)
     looks = iter([None])  # the first look comes too early
-    monkeypatch.setattr(cache, "open_cache", lambda folder: next(looks, open_cache(folder)))
-    dataset, record = write_cache(folder, EXAMPLES, RECORD, vocabulary=65_536)
+    monkeypatch.setattr(cache, "open_cache", lambda folder, name: next(looks, open_cache(folder, "d.json")))
+    dataset, record = write_cache(folder, "d.json", EXAMPLES, RECORD, vocabulary=65_536)
     assert (len(dataset), record) == (3, RECORD)
 
 
@@ -164,7 +174,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(EnvironmentFault, match="No space left") as caught:
-        write_cache(tmp_path / "key", EXAMPLES, RECORD, vocabulary=9)
+        write_cache(tmp_path / "key", "d.json", EXAMPLES, RECORD, vocabulary=9)
     assert str(tmp_path / "key") in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -175,7 +185,7 @@ def test_twin_without_hashes_believes_a_flipped_bit(folder, monkeypatch):
     data = bytearray((folder / "ids.npy").read_bytes())
     data[-1] ^= 1
     (folder / "ids.npy").write_bytes(bytes(data))
-    assert open_cache(folder) is not None
+    assert open_cache(folder, "d.json") is not None
 
 
 def test_meta_is_plain_json(folder):
@@ -183,25 +193,28 @@ def test_meta_is_plain_json(folder):
     assert sorted(meta["files"]) == ["ids.npy", "mask.npy", "offsets.npy", "rows.npy"]
 
 
-# --- the loader ------------------------------------------------------------------------------------------------------
+def test_examples_of_several_files_are_one_data_set(folder):
+    """Names, widths and places of the files stay; nothing is copied together."""
+    wide, _ = write_cache(folder.with_name("wide"), "b.json", EXAMPLES[:2], RECORD, vocabulary=65_537)
+    narrow, _ = write_cache(folder.with_name("narrow"), "a.json", EXAMPLES, RECORD, vocabulary=65_536)
+    data = joined([of_files([wide, narrow]).subset([4, 0]), of_files([narrow]).subset([2])])
+    assert [data[index].number for index in range(3)] == ["a.json:40", "b.json:10", "a.json:40"]
+    assert [data.row(index) for index in range(2)] == [("a.json", 4, 40), ("b.json", 1, 10)]
+    assert [data[index].ids.tolist() for index in range(3)] == [[*range(1, 9)], [5, 6, 7], [*range(1, 9)]]
+    assert data.lengths.tolist() == [8, 3, 8]
+    assert [data.supervised(index) for index in range(3)] == [5, 1, 5]
+    assert data.flags().tolist() == [TRUNCATED | PROMPT_LOST | CONTROL_TEXT, 0, TRUNCATED | PROMPT_LOST | CONTROL_TEXT]
+    assert data.fingerprint(1) == of_files([narrow]).fingerprint(0)  # the same ids in another width
+    assert data.subset([1])[0].number == "b.json:10"
+    assert [data.files[place].ids is file.ids for place, file in enumerate((wide, narrow, narrow))] == [True] * 3
 
 
-@pytest.mark.parametrize("micro", [1, 2, 3, 7])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_micro_batches_hold_the_step_whatever_their_size(folder, micro, side):
-    found = open_cache(folder)
-    assert found is not None
-    batches = micro_batches(found[0], np.array([0, 2, 1, 2]), micro, pad_id=0, side=side)
-    assert [len(batch.examples) for batch in batches[:-1]] == [micro] * (len(batches) - 1)
-    assert [number for batch in batches for number in batch.examples] == [4, 4, 1, 2]  # longest first, ties in order
-    assert sum(batch.weight for batch in batches) == 5 + 5 + 1 + 1  # the first token of an example is never a target
-    assert sum(batch.tokens for batch in batches) == 8 + 8 + 3 + 2
+def test_parts_of_a_text_are_marked(tmp_path):
+    parts = [example(1, 5, 6, continued=True), example(1, 6, 7, continues=True)]
+    file, _ = write_cache(tmp_path / "key", "d.json", parts, RECORD, vocabulary=9)
+    assert of_files([file]).flags().tolist() == [CONTINUED, CONTINUES]
 
 
-def test_twin_without_sorting_pads_more(folder):
-    found = open_cache(folder)
-    assert found is not None
-    sizes = [batch.input_ids.numel() for batch in micro_batches(found[0], [0, 2, 1, 2], 2, pad_id=0)]
-    unsorted = [batch.input_ids.numel() for pair in ([0, 2], [1, 2]) for batch in micro_batches(found[0], pair, 2, 0)]
-    assert sum(sizes) == 22
-    assert sum(unsorted) == 32
+def test_a_file_without_examples_is_empty(tmp_path):
+    file, _ = write_cache(tmp_path / "key", "d.json", [], RECORD, vocabulary=9)
+    assert len(file) == len(of_files([file])) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -113,8 +115,9 @@ def test_cutting_keeps_bos_frame_and_answers(llama3, conversation, name, bos, tr
         if segment.content and not (segment.answer and segment.turn in learned)
         for ids in [encoder.tokenizer(segment.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
     )
-    if train_on != "everything" and len(whole.ids) - content <= max_length:
-        # Cutting prompt texts is enough, so every label survives.
+    room = max_length - (len(whole.ids) - content - int(whole.supervised.sum()))  # but for the template's words
+    if train_on != "everything" and whole.supervised.sum() + min(content, room // 4) <= room:
+        # Cutting prompt texts down to a quarter of the room is enough, so every label survives.
         assert one.ids[one.supervised].tolist() == whole.ids[whole.supervised].tolist()
         assert not one.stop_lost
     kept_labels = one.ids[one.supervised].tolist()
@@ -145,19 +148,21 @@ LONG = Conversation(
     [
         (0, "responses", "STUVWXYZQK|0123456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|"),
         (3, "responses", "STUVWXYZQK|3456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|"),
-        (13, "responses", "STUVWXYZQK||ABCDEFGHIJ|6543210|JIHGFEDCBA|"),
-        (23, "responses", "VWXYZQK||ABCDEFGHIJ||JIHGFEDCBA|"),
-        (30, "responses", "||ABCDEFGHIJ||JIHGFEDCBA|"),
-        (31, "responses", "||ABCDEFGHIJ||JIHGFEDCBA"),
-        (36, "responses", "||ABCDEFGHIJ||JIHGF"),
+        (13, "responses", "UVWXYZQK||ABCDEFGHIJ|876543210|JIHGFEDCBA|"),
+        (23, "responses", "||ABCDEFGHIJ|6543210|JIHGFEDCBA|"),
+        (30, "responses", "||ABCDEFGHIJ|43210|JIHGFE"),
+        (31, "responses", "||ABCDEFGHIJ|43210|JIHGF"),
+        (36, "responses", "||ABCDEFGHIJ|3210|J"),
         (13, "last", "STUVWXYZQK||DEFGHIJ|9876543210|JIHGFEDCBA|"),
-        (33, "last", "VWXYZQK||||JIHGFEDCBA|"),
-        (41, "last", "||||JIHGFEDCBA"),
-        (33, "everything", "||ABCDEFGHIJ||JIHGFEDC"),
+        (33, "last", "ZQK|||3210|JIHGFEDCBA|"),
+        (41, "last", "|||10|JIHGFEDC"),
+        (48, "last", "||||JIH"),
+        (33, "everything", "||ABCDEFGHIJ|3210|JIHG"),
     ],
 )
 def test_what_is_cut_first(llama3, cut, train_on, kept):
-    """Each character of the texts is one token; the template's words between them are shown as a bar."""
+    """Each character of the texts is one token; the template's words between them are shown as a bar. With 30 tokens of
+    prompts and 22 of answers, cutting c leaves a room of 52 - c, of which the prompts keep a quarter."""
     encoder = TextEncoder(llama3)
     whole, _ = run(encoder, "llama3", LONG, train_on=train_on)
     one, _ = run(encoder, "llama3", LONG, train_on=train_on, max_length=len(whole.ids) - cut)
@@ -167,7 +172,7 @@ def test_what_is_cut_first(llama3, cut, train_on, kept):
     assert text.replace("<|eot_id|>", "|") == kept
     assert one.truncated == (cut > 0)
     assert one.stop_lost == (not kept.endswith("|"))
-    assert one.prompt_lost == kept.startswith("||")
+    assert one.prompt_lost == kept.startswith("||||")
 
 
 def test_an_answer_beyond_max_length_leaves_no_label(llama3):
@@ -177,6 +182,65 @@ def test_an_answer_beyond_max_length_leaves_no_label(llama3):
     assert not one.supervised.any()
     assert one.stop_lost
     assert len(one.ids) == 20
+
+
+MARKED = Conversation((*LONG.turns[:2], replace(LONG.turns[2], learned=False), *LONG.turns[3:]), 7, 1)
+
+
+@pytest.mark.parametrize("train_on", ["responses", "last", "everything"])
+def test_an_answer_that_the_data_marks_is_not_learned(llama3, train_on):
+    encoder = TextEncoder(llama3)
+    one, _ = run(encoder, "llama3", MARKED, train_on=train_on)
+    whole, _ = run(encoder, "llama3", LONG, train_on=train_on)
+    assert one.ids.tolist() == whole.ids.tolist()
+    unlearned = text_of(encoder, one.ids[whole.supervised & ~one.supervised])
+    assert unlearned == ("" if train_on == "last" else "ABCDEFGHIJ<|eot_id|>")
+    assert not (one.supervised & ~whole.supervised).any()
+
+
+def test_last_is_the_last_that_may_be_learned(llama3):
+    encoder = TextEncoder(llama3)
+    turns = (*LONG.turns[:4], replace(LONG.turns[4], learned=False))
+    one, _ = run(encoder, "llama3", Conversation(turns, 7, 1), train_on="last")
+    assert text_of(encoder, one.ids[one.supervised]) == "ABCDEFGHIJ<|eot_id|>"
+
+
+def chunked(encoder: TextEncoder, text: str, max_length: int, bos_id: int | None) -> list[Encoded]:
+    template = make_template("plain", encoder, (encoder.tokenizer.eos_token_id,))
+    record = Conversation((Turn("text", text),), 3, 30)
+    return list(
+        encode(
+            [record],
+            template,
+            encoder,
+            bos_id=bos_id,
+            max_length=max_length,
+            train_on="responses",
+            name="d.json",
+            chunks=True,
+        )
+    )
+
+
+@any_setting
+@given(st.text(st.sampled_from("abc !é"), min_size=1, max_size=60).filter(str.strip), st.integers(2, 40), st.booleans())
+def test_chunks_learn_every_token_once_and_lose_none(llama3, text, max_length, bos):
+    """Against the text in one piece: the same targets, each predicted from the token before it."""
+    encoder = TextEncoder(llama3)
+    bos_id = encoder.bos_id if bos else None
+    (whole,) = chunked(encoder, text, PLENTY, bos_id)
+    parts = chunked(encoder, text, max_length, bos_id)
+    assert all(len(part.ids) <= max_length for part in parts)
+
+    def targets(one: Encoded) -> list[tuple[int, int]]:
+        return [(int(one.ids[t - 1]), int(one.ids[t])) for t in np.flatnonzero(one.supervised) if t > 0]
+
+    assert [pair for part in parts for pair in targets(part)] == targets(whole)
+    assert sum(len(part.ids) for part in parts) == len(whole.ids) + len(parts) - 1  # one token of overlap each
+    assert [part.continues for part in parts] == [False] + [True] * (len(parts) - 1)
+    assert [part.continued for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert {(part.number, part.line, part.truncated) for part in parts} == {(3, 30, False)}
+    assert sum(int((part.ids == encoder.bos_id).sum()) for part in parts) == int(bos)
 
 
 def test_a_text_record_is_learned_in_full_and_cut_at_its_end(llama3):
@@ -245,6 +309,27 @@ def test_many_conversations_come_out_in_order(llama3, monkeypatch):
 # --- the checks above have teeth: a twin breaks one line, and its check then fails ------------------------------------
 
 
+def test_twin_with_chunks_side_by_side_loses_targets(llama3, monkeypatch):
+    def side_by_side(whole, max_length):
+        for start in range(0, len(whole.ids), max_length):
+            part = slice(start, start + max_length)
+            yield replace(whole, ids=whole.ids[part], supervised=whole.supervised[part])
+
+    monkeypatch.setattr(encode_module, "in_chunks", side_by_side)
+    with pytest.raises(AssertionError):
+        test_chunks_learn_every_token_once_and_lose_none.hypothesis.inner_test(llama3, "abcabcabc", 5, True)
+
+
+def test_twin_that_learns_what_the_data_marks(llama3, monkeypatch):
+    monkeypatch.setattr(
+        encode_module,
+        "_learned_turns",
+        lambda runs, conversation, train_on: {run.turn for run in runs if run.answer},
+    )
+    with pytest.raises(AssertionError):
+        test_an_answer_that_the_data_marks_is_not_learned(llama3, "responses")
+
+
 def test_twin_that_doubles_bos(llama3, monkeypatch):
     monkeypatch.setattr(segments_module.itertools, "dropwhile", lambda unwanted, ids: ids)
     with pytest.raises(AssertionError):
@@ -261,8 +346,8 @@ def test_twin_that_reads_control_tokens_in_texts(llama3, monkeypatch):
 def test_twin_that_leaves_the_stop_token_unlearned(llama3, monkeypatch):
     honest = encode_module._mask
 
-    def without_last(runs, train_on):
-        mask = honest(runs, train_on)
+    def without_last(runs, learned, train_on):
+        mask = honest(runs, learned, train_on)
         mask[np.flatnonzero(mask)[-1]] = False
         return mask
 
@@ -272,6 +357,6 @@ def test_twin_that_leaves_the_stop_token_unlearned(llama3, monkeypatch):
 
 
 def test_twin_that_cuts_the_end_first(llama3, monkeypatch):
-    monkeypatch.setattr(encode_module, "_kept", lambda *arguments: (np.arange(arguments[-1]), False))
+    monkeypatch.setattr(encode_module, "keep", lambda *arguments: (np.arange(arguments[-1]), False))
     with pytest.raises(AssertionError):
-        test_cutting_keeps_bos_frame_and_answers.hypothesis.inner_test(llama3, LONG, "llama3", True, "responses", 75)
+        test_what_is_cut_first(llama3, 3, "responses", "STUVWXYZQK|3456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|")

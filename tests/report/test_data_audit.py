@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from surefoot.data.audit import Sample, SamplePart
 from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.data.sources import SourceSpec
 from surefoot.report.console import as_plain_text
 from surefoot.report.data_audit import audit_report, audit_to_json
 from tiny import llama3_tokenizer
@@ -24,9 +25,8 @@ def data(tmp_path_factory) -> PreparedData:
     records = [{"instruction": f"Add {n} and 1!", "output": f"It is\n{n + 1}."} for n in range(10)]
     (folder / "d.json").write_text(json.dumps([*records, records[0]]), encoding="utf-8")
     return prepare_data(
-        folder / "d.json",
+        [SourceSpec(str(folder / "d.json"))],
         3,
-        layout="auto",
         template="tokenizer",
         template_asked=False,
         tokenizer=tokenizer,
@@ -101,9 +101,8 @@ def test_json_is_plain_and_free_of_machine_paths(data):
 
 def test_a_relative_name_is_kept_as_given(data):
     source = dataclasses.replace(data.audit.source, file="../data/d.json")
-    relative = dataclasses.replace(
-        data, audit=dataclasses.replace(data.audit, source=source), eval=None, eval_audit=None
-    )
+    audit = dataclasses.replace(data.audit, source=source)
+    relative = dataclasses.replace(data, audit=audit, sources=(audit,), eval=None, eval_audit=None, eval_sources=())
     facts = audit_to_json(relative)
     assert facts["train"]["file"] == "../data/d.json"
     assert facts["eval"] is None

@@ -2,8 +2,9 @@
 
 A label is worth keeping, but only with what it answers: an answer to a prompt that was cut away teaches the model to
 make things up, while an answer that ends early teaches what is left of it correctly. So the prompt's texts give way
-first, down to a quarter of the room (what the template's own words leave); then the end of the example goes. Prompt
-texts are cut from the left of the first user text on, the system text last. BOS and the template's words stay.
+first, down to a quarter of the room (what the template's own words leave); then the end of the example goes. Of the
+prompt's texts the oldest go first, from the left; then the system text; last that quarter, which is nearest to the
+answer. BOS and the template's words stay.
 """
 
 from __future__ import annotations
@@ -33,23 +34,26 @@ def keep(
     """
     turn_of = np.concatenate([_owners(run, place == 0, learned, encoder) for place, run in enumerate(runs)])
     answer = np.repeat([run.answer and run.turn in learned for run in runs], [len(run.ids) for run in runs])
-    end = _end(turn_of >= 0, answer, supervised, max_length)
+    end, protected = _end(turn_of >= 0, answer, supervised, max_length)
     positions = np.arange(end)
     cuttable = positions[turn_of[:end] >= 0]
-    is_system = np.array([turn.role == "system" for turn in conversation.turns])
-    order = cuttable[np.argsort(is_system[turn_of[cuttable]], kind="stable")]
+    is_system = np.array([turn.role == "system" for turn in conversation.turns])[turn_of[cuttable]]
+    spoken, system = cuttable[~is_system], cuttable[is_system]
+    older = max(0, len(spoken) - protected)
+    order = np.concatenate([spoken[:older], system, spoken[older:]])
     gone = order[: max(0, end - max_length)]
     return np.setdiff1d(positions, gone)[:max_length], len(cuttable) > 0 and len(gone) == len(cuttable)
 
 
-def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_length: int) -> int:
+def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_length: int) -> tuple[int, int]:
     """Length of the longest beginning that ends with a label and fits once its prompt texts are cut as far as they may
-    be; what follows the last label teaches nothing. Where none fits: max_length, without labels that count."""
+    be, and how many of their tokens stay then; what follows the last label teaches nothing. Where none fits:
+    max_length, and no label that counts."""
     prompts, answers = np.cumsum(cuttable), np.cumsum(answer)
     room = max_length - (np.arange(1, len(answer) + 1) - prompts - answers)
-    fits = answers + np.minimum(prompts, room // _PROMPT_PART) <= room
-    ends = np.flatnonzero(fits & supervised)
-    return int(ends[-1]) + 1 if len(ends) else max_length
+    protected = np.minimum(prompts, np.maximum(room, 0) // _PROMPT_PART)
+    ends = np.flatnonzero((answers + protected <= room) & supervised)
+    return (int(ends[-1]) + 1, int(protected[ends[-1]])) if len(ends) else (max_length, 0)
 
 
 def _owners(run: Run, opening: bool, learned: Collection[int], encoder: TextEncoder) -> np.ndarray:
