@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+
+from surefoot.report.views import Table
 
 _HEAD, _TAIL = 1200, 300  # characters shown of a long stretch of a sample
 _ROLES = {"train": "training data", "eval": "evaluation data"}
@@ -30,13 +32,14 @@ class Example:
 
 @dataclass(frozen=True)
 class AuditView:
-    """One data set. facts: (name, value) rows."""
+    """One data set. facts: (name, value) rows. sources: a row for each file, where there are several."""
 
     title: str
     file: str
     facts: tuple[tuple[str, str], ...]
     cautions: tuple[str, ...]
     examples: tuple[Example, ...]
+    sources: Table
 
 
 def audit_views(data: Mapping[str, Any]) -> list[AuditView]:
@@ -50,8 +53,25 @@ def _view(title: str, audit: Mapping[str, Any]) -> AuditView:
         str(audit.get("file", "")),
         tuple(_facts(audit)),
         tuple(map(str, audit.get("cautions", ()))),
-        tuple(map(_example, audit.get("samples", ()))),
+        tuple(_example(sample, len(audit.get("sources", ())) > 1) for sample in audit.get("samples", ())),
+        _sources(audit.get("sources", ())),
     )
+
+
+def _sources(sources: Sequence[Mapping[str, Any]]) -> Table:
+    rows = tuple(
+        (
+            str(source["file"]),
+            f"{source['records']:,}",
+            f"{source['examples']:,}",
+            f"{source['per_epoch']:,}" if "per_epoch" in source else "",
+            f"{source['tokens']:,}",
+            f"{source['supervised_share']:.1%}",
+        )
+        for source in sources
+    )
+    columns = ("source", "records", "examples", "in an epoch", "tokens", "learned")
+    return Table(columns, rows if len(rows) > 1 else (), numeric=True)
 
 
 def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -84,12 +104,13 @@ def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _example(sample: Mapping[str, Any]) -> Example:
+def _example(sample: Mapping[str, Any], several: bool) -> Example:
     stretches = tuple(
         (bool(learned), tuple(Part(_shortened(part["text"]), part["control"]) for part in parts))
         for learned, parts in groupby(sample["parts"], key=itemgetter("supervised"))
     )
-    return Example(f"row {sample['row']:,} (line {sample['line']:,}), {sample['tokens']:,} tokens", stretches)
+    place = f"row {sample['row']:,} (line {sample['line']:,}), {sample['tokens']:,} tokens"
+    return Example(f"{sample['file']}, {place}" if several else place, stretches)
 
 
 def _shortened(text: str) -> str:

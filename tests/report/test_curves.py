@@ -1,0 +1,107 @@
+"""Rows as curves: what is not finite is a gap, thinning loses no spike, and added points complete what was sent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runfolders import log_rows, train_row
+from surefoot.report import curves
+from surefoot.report.curves import charts_of, described, shape, since, thin, thinned, to_json
+from surefoot.report.plots import smooth
+
+
+def lines(rows):
+    return {line.name: line.points for chart in charts_of(rows) for line in chart.lines}
+
+
+def test_every_quantity_has_its_curve():
+    assert [chart.key for chart in charts_of(log_rows(20))] == [
+        "loss",
+        "accuracy",
+        "lr",
+        "grad_norm",
+        "throughput",
+        "memory",
+    ]
+    found = lines(log_rows(20))
+    assert found["training"][4] == (5, 1.0)
+    assert [step for step, _ in found["evaluation"]] == [10, 20]
+    assert found["training, smoothed"] == tuple(
+        zip(range(1, 21), smooth([v for _, v in found["training"]]), strict=True)
+    )
+
+
+def test_a_metric_gets_a_curve_of_its_own():
+    rows = [{"current_steps": step, "eval_loss": 1.0, "eval_exact_match": 0.1 * step} for step in (1, 2)]
+    assert [chart.title for chart in charts_of(rows)] == ["Loss", "Exact match"]
+
+
+def test_what_is_not_finite_is_a_gap_and_never_a_number():
+    found = lines(log_rows(20, bad=(7,)))
+    assert found["training"][6] == found["training, smoothed"][6] == (7, None)
+    assert None not in [value for step, value in found["training"] if step != 7]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1.0", True, None, [1]])
+def test_whatever_a_damaged_row_holds_is_a_gap(value):
+    rows = [*log_rows(3), train_row(4, 9, 1.0) | {"loss": value}]
+    assert lines(rows)["training"][-1] == (4, None)
+
+
+def test_twin_a_zero_in_place_of_a_gap_is_noticed(monkeypatch):
+    monkeypatch.setattr(curves, "number", lambda value: 0.0 if value is None else float(value))
+    with pytest.raises(AssertionError):
+        test_what_is_not_finite_is_a_gap_and_never_a_number()
+
+
+def check_spikes_survive():
+    points = [(step, 1.0) for step in range(20_000)]
+    points[777], points[15_001], points[9_999] = (777, 50.0), (15_001, -50.0), (9_999, None)
+    kept = thin(points, 2000)
+    assert len(kept) <= 2000
+    assert {points[777], points[15_001], points[9_999]} <= set(kept)
+    assert list(kept) == sorted(kept, key=lambda point: point[0])
+
+
+def test_thinning_keeps_extremes_and_gaps_in_order():
+    check_spikes_survive()
+
+
+def test_twin_taking_every_nth_point_loses_them(monkeypatch):
+    monkeypatch.setattr(curves, "_extremes", lambda stretch: [stretch[0]])
+    with pytest.raises(AssertionError):
+        check_spikes_survive()
+
+
+def test_a_short_line_is_left_as_it_is():
+    assert thin([(1, 1.0), (2, None)], 2000) == ((1, 1.0), (2, None))
+
+
+def test_a_log_of_gaps_only_stays_within_the_limit():
+    rows = [train_row(step, 9000, None) for step in range(1, 9001)]
+    charts = thinned(charts_of(rows))
+    assert max(len(line.points) for chart in charts for line in chart.lines) <= curves.MOST_POINTS
+    assert "9000 not finite" in described(charts_of(rows)[0])
+
+
+@pytest.mark.parametrize("sent", [1, 10, 299, 300])
+def test_sent_and_added_are_the_whole(sent):
+    rows = log_rows(300)
+    before = charts_of(rows[:sent])
+    charts = charts_of(rows)
+    if shape(before) != shape(charts):
+        assert sent < 11  # no evaluation yet, or too few points for a smoothed line
+        return
+    added = since(charts, before)
+    for chart, old, new in zip(charts, before, added, strict=True):
+        for line, old_line, new_line in zip(chart.lines, old.lines, new.lines, strict=True):
+            assert [step for step, _ in (*old_line.points, *new_line.points)] == [step for step, _ in line.points]
+            if line.style != "smooth":  # its memory grows with the curve
+                assert (*old_line.points, *new_line.points) == line.points
+
+
+def test_the_page_gets_plain_json():
+    text = json.dumps(to_json(charts_of(log_rows(30, bad=(3,)))), allow_nan=False)
+    assert json.loads(text)[0]["lines"][0]["y"][2] is None
