@@ -5,6 +5,9 @@ rendered turn by turn; what is new in each rendering is what the turn adds. Wher
 a mark from Unicode's private use area stands for it while the template runs, and becomes text again afterwards: so the
 template's own control tokens and the data's characters are never mixed up.
 
+A template that knows nothing of tools may leave them out without a word (Phi-3's does): a call would be learned as an
+empty answer. So each of them is changed once, and the text must change with it.
+
 Some templates write an answer otherwise once more turns follow (Qwen3 drops thoughts). Then each answer is kept as it
 was written when it was the newest, as elsewhere, and what follows it is taken from behind its stop token.
 """
@@ -25,17 +28,39 @@ Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]], bool], str]
 StopEnds = Callable[[str], Sequence[int]]
 _PRIVATE = range(0xE000, 0xF900)
 _ONE_ANSWER = "shorten the conversation to one answer"
+_WRITES_TOOLS = "choose a data.template that writes tools: the named one of the model's family, chatml or vicuna"
 
 
 def lay_out_rendered(
     conversation: Conversation, render: Render, stop_ends: StopEnds, encoder: TextEncoder
 ) -> tuple[Segment, ...]:
     """render: turns, tools, with the generation prompt? -> text. stop_ends: where in a text its stop tokens end."""
+    _require_tools_written(conversation, render)
     masked, masks = _mask(conversation, encoder)
     segments: list[Segment] = []
     for text, place, answer in _turn_by_turn(masked, render, stop_ends):
         segments += masks.cut(text, place, answer)
     return tuple(segment for segment in segments if segment.text)
+
+
+def _require_tools_written(conversation: Conversation, render: Render) -> None:
+    turns, tools = conversation.turns, conversation.tools
+    text = render(turns, tools, False)
+    if tools and render(turns, (), False) == text:
+        raise RowFault("the chat template leaves out the definitions of tools", _WRITES_TOOLS)
+    for place, turn in enumerate(turns):
+        if turn.calls:
+            what, other = "calls", replace(turn, calls=())
+        elif turn.role == "tool":
+            what, other = "answer of a tool", replace(turn, content=f"{turn.content}.")
+        else:
+            continue
+        try:
+            same = render([*turns[:place], other, *turns[place + 1 :]], tools, False) == text
+        except RowFault:  # it minds, so it looks at them
+            continue
+        if same:
+            raise RowFault(f"turn {place + 1}: the chat template leaves out the {what}", _WRITES_TOOLS)
 
 
 def _turn_by_turn(conversation: Conversation, render: Render, stop_ends: StopEnds) -> Iterator[tuple[str, int, bool]]:
