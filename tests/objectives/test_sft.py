@@ -116,7 +116,7 @@ def test_layout_changes_nothing(folders, kind):
     expected = ours(model, collate(EXAMPLES, pad_id=0))
     wide = collate([*EXAMPLES, *examples(40)], pad_id=0)
     rows = len(EXAMPLES)
-    padded = Batch(wide.input_ids[:rows], wide.targets[:rows], None, int((wide.targets[:rows] != IGNORE).sum()), 0, ())
+    padded = Batch(wide.input_ids[:rows], wide.targets[:rows], None, int((wide.targets[:rows] != IGNORE).sum()), (), ())
     for batches in (
         [collate(EXAMPLES, pad_id=0, side="left")],
         [collate(EXAMPLES, pad_id=321)],

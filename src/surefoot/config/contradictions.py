@@ -143,6 +143,16 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _noise(config: RunConfig) -> Iterator[Problem]:
+    if config.optim.neftune_alpha is not None and config.compile != "off":
+        yield _problem(
+            "optim.neftune_alpha",
+            f"compile: {config.compile} freezes the forward pass, and NEFTune changes it for every batch",
+            "leave one of them out",
+            "compile",
+        )
+
+
 def _batch(config: RunConfig) -> Iterator[Problem]:
     micro, size = config.batch.micro, config.batch.size
     if micro != "auto" and micro > size:
@@ -214,6 +224,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _optimizer,
     _trackers,
     _schedule,
+    _noise,
     _batch,
     _attention,
     _precision,

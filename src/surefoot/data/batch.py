@@ -30,14 +30,19 @@ class Example:
 class Batch:
     """input_ids, targets: [B, T] int64. attention_mask: [B, T] int64, or None where causality alone hides the padding
     (right padding: no real token can see what comes after it). weight: supervised tokens, the denominator of the loss.
-    tokens: real input tokens."""
+    lengths: real input tokens of each example."""
 
     input_ids: torch.Tensor
     targets: torch.Tensor
     attention_mask: torch.Tensor | None
     weight: int
-    tokens: int
+    lengths: tuple[int, ...]
     examples: tuple[RecordName, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Real input tokens of all examples."""
+        return sum(self.lengths)
 
     def to(self, device: torch.device) -> Batch:
         if self.input_ids.device == device:
@@ -48,7 +53,7 @@ class Batch:
             self.targets.to(device, non_blocking=True),
             None if mask is None else mask.to(device, non_blocking=True),
             self.weight,
-            self.tokens,
+            self.lengths,
             self.examples,
         )
 
@@ -72,6 +77,6 @@ def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "rig
         torch.from_numpy(targets),
         torch.from_numpy(mask) if side == "left" else None,
         int((targets != IGNORE).sum()),
-        int(mask.sum()),
+        tuple(len(example.ids) for example in examples),
         tuple(example.number for example in examples),
     )

@@ -19,6 +19,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
 from surefoot.models.attention import verify_attention
 from surefoot.models.hub import resolve_folder
+from surefoot.objectives.neftune import with_neftune
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import RunPlan
 from surefoot.report import footer
@@ -123,6 +124,8 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     stage = sft_stage(config, plan, data)
     if custom.objective is not None:
         stage = replace(stage, objective=custom.objective)
+    if config.optim.neftune_alpha is not None:
+        stage = replace(stage, objective=with_neftune(stage.objective, config.optim.neftune_alpha))
     timetable = make_timetable(
         config.duration,
         config.eval_every,
