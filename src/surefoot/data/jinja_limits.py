@@ -71,6 +71,8 @@ def _limit(node: jinja2.nodes.Node) -> None:
     for name, value in list(node.iter_fields()):
         if isinstance(value, list):
             value[:] = [_limited(child) for child in value]
+        elif isinstance(node, jinja2.nodes.CallBlock) and name == "call":
+            _limit(value)  # a call block hands its own body to this call, so it must stay one
         elif isinstance(value, jinja2.nodes.Node):
             setattr(node, name, _limited(value))
     if isinstance(node, jinja2.nodes.For):

@@ -69,6 +69,8 @@ class Run:
 
 def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None) -> list[list[Run]]:
     """The runs of each layout with their ids. BOS stands once at the start, or not at all where bos_id is None."""
+    if bos_id is None:
+        layouts = [_without_bos(segments, encoder) for segments in layouts]
     runs = [list(_runs(segments, encoder)) for segments in layouts]
     cut = [[pieces_of(run, encoder, opening=place == 0) for place, run in enumerate(layout)] for layout in runs]
     encoded = iter(encoder.encode([piece for layout in cut for pieces in layout for piece in pieces]))
@@ -119,6 +121,14 @@ def _runs(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[Run]:
         before = run[-1].text
         if any(segment.text for segment in run):
             yield Run(tuple(segment for segment in run if segment.text))
+
+
+def _without_bos(segments: Sequence[Segment], encoder: TextEncoder) -> Sequence[Segment]:
+    """BOS at the very start goes before the text is encoded: some tokenizers read what follows otherwise behind it."""
+    first, bos = segments[0], str(encoder.tokenizer.bos_token or "")
+    if first.content or not bos:
+        return segments
+    return [replace(first, text=first.text.removeprefix(bos)), *segments[1:]]
 
 
 def _begin(runs: list[Run], encoder: TextEncoder, bos_id: int | None) -> list[Run]:
