@@ -20,6 +20,7 @@ from surefoot.models.attention import attention_context, verify_attention
 from surefoot.models.generate import Decoding, decode
 from surefoot.models.save import save_adapter
 from surefoot.models.verify import verify_head
+from surefoot.models.vocabulary import is_tied, resize_vocabulary
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
@@ -234,3 +235,52 @@ def test_the_twin_of_dora_over_conv1d(tmp_path, monkeypatch):
     monkeypatch.setattr(adapters, "_row_norms", lambda layer: torch.linalg.norm(layer.weight, dim=1))
     with pytest.raises((AssertionError, RuntimeError)):
         test_dora_starts_as_the_base(config, tmp_path)
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("part", ["embedding", "head"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name in ("gemma2", "opt", "opt projected", "gpt2")])
+def test_a_tied_pair_trains_as_one_and_counts_once(tmp_path, name, part, rows):
+    facts = model_facts(tmp_path, CONFIGS[name])
+    assert facts.tied
+    notes = Notes()
+    request = {"kind": "lora", "rank": 4, "modules_to_save": [getattr(facts, part)]}
+    plan = plan_adapter(run_config(adapter=request).adapter, facts, rows, notes)
+    model = build(CONFIGS[name], device="cpu")
+    model_before = {key: value.clone() for key, value in model.state_dict().items()}
+    resize_vocabulary(model, facts.vocab + rows)
+    adapted = add_adapter(model, plan, seed=1, base="base")
+    trained = {id(p): p for p in adapted.parameters() if p.requires_grad}
+    assert is_tied(adapted.get_base_model())
+    assert plan.trainable == sum(p.numel() for p in trained.values())
+    assert not notes.faults
+    for parameter in trained.values():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    save_adapter(adapted, tmp_path / "adapter", save_embedding=rows > 0)
+    base = build(CONFIGS[name], device="cpu")
+    base.load_state_dict(model_before)
+    resize_vocabulary(base, facts.vocab + rows)
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    ids = torch.arange(3, 23)[None]
+    ours = adapted.eval()(input_ids=ids).logits
+    assert relative(ours, loaded(input_ids=ids).logits) <= FP32_RELATIVE
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "exists"),
+    [
+        ("phi3", "q_proj", "that is qkv_proj; there are qkv_proj, o_proj, gate_up_proj, down_proj, lm_head"),
+        ("phi3", "model.layers.0.mlp.up_proj", "that is gate_up_proj;"),
+        ("gpt2", "q_proj", "that is c_attn; there are c_attn, c_proj, c_fc"),
+        ("opt", "o_proj", "that is out_proj;"),
+        ("opt", "down_proj", "that is fc2;"),
+        ("llama", "fc1", "that is up_proj;"),
+        ("llama", "q_prj", "did you mean q_proj?"),
+    ],
+)
+def test_targets_of_another_family_are_refused_with_what_exists(tmp_path, name, target, exists):
+    notes = Notes()
+    facts = model_facts(tmp_path, CONFIGS[name])
+    plan_adapter(run_config(adapter={"kind": "lora", "targets": [target]}).adapter, facts, 0, notes)
+    assert [fault.where for fault in notes.faults] == ["adapter.targets"]
+    assert exists in str(notes.faults[0])

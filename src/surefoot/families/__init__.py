@@ -17,3 +17,18 @@ FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMM
 def find(model_type: str) -> Family | None:
     """The family of config.json's `model_type`; None for one that nobody has described yet."""
     return next((family for family in FAMILIES if model_type in family.model_types), None)
+
+
+def counterpart(name: str, family: Family) -> str | None:
+    """What does in `family` the work of the linear layer that another family calls `name`; None if none calls so.
+
+    Last components of module names: q_proj -> c_attn for GPT-2, whose q, k and v are one matrix.
+    """
+    roles = {
+        role
+        for other in FAMILIES
+        for linear in other.linears
+        if linear.path.rpartition(".")[2] == name
+        for role in linear.roles
+    }
+    return next((linear.path.rpartition(".")[2] for linear in family.linears if roles & set(linear.roles)), None)

@@ -31,12 +31,16 @@ class Linear:
     (inputs, outputs), transformers' Conv1D.
     """
 
-    role: str  # q, k, v, o, qkv, gate, up, gate_up, down; in, out of a projection beside the layers
+    role: str  # q, k, v, o, gate, up, down; those that share a matrix joined by +; in, out beside the layers
     path: str
     inputs: Dimension
     outputs: tuple[Dimension, ...]
     bias: Key | bool = False
     transposed: bool = False
+
+    @property
+    def roles(self) -> list[str]:
+        return self.role.split("+")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ GPT2 = Family(
     embedding="transformer.wte",
     layers="transformer.h",
     linears=(
-        Linear("qkv", "attn.c_attn", "hidden", ("query", "key_value", "key_value"), bias=True, transposed=True),
+        Linear("q+k+v", "attn.c_attn", "hidden", ("query", "key_value", "key_value"), bias=True, transposed=True),
         Linear("o", "attn.c_proj", "query", ("hidden",), bias=True, transposed=True),
         Linear("up", "mlp.c_fc", "hidden", ("intermediate",), bias=True, transposed=True),
         Linear("down", "mlp.c_proj", "intermediate", ("hidden",), bias=True, transposed=True),

@@ -153,7 +153,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
 
 def _gated(family: Family | None, tree: ModuleTree | None) -> bool:
     if family is not None:
-        return any(linear.role in ("gate", "gate_up") for linear in family.linears)
+        return any("gate" in linear.roles for linear in family.linears)
     return any("gate" in module.name for module in tree.modules if module.linear) if tree else True
 
 

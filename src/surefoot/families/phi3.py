@@ -11,9 +11,9 @@ PHI3 = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     linears=(
-        Linear("qkv", "self_attn.qkv_proj", "hidden", ("query", "key_value", "key_value")),
+        Linear("q+k+v", "self_attn.qkv_proj", "hidden", ("query", "key_value", "key_value")),
         Linear("o", "self_attn.o_proj", "query", ("hidden",)),
-        Linear("gate_up", "mlp.gate_up_proj", "hidden", ("intermediate", "intermediate")),
+        Linear("gate+up", "mlp.gate_up_proj", "hidden", ("intermediate", "intermediate")),
         Linear("down", "mlp.down_proj", "intermediate", ("hidden",)),
     ),
     layer_norms=NORMS,

@@ -98,9 +98,10 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
     names = [name for name, _ in model.named_modules()]
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
     saved = set(plan.modules_to_save)
-    saves_embedding = any(
-        module in embeddings and name.endswith(tuple(saved)) for name, module in model.named_modules()
-    )
+    pair = {name.rpartition(".")[2] for name, module in model.named_modules() if module in embeddings}
+    ties = is_tied(model) and bool(saved & pair)
+    if ties:  # PEFT keeps a pair tied when the head is named; of embeddings it knows embed_tokens alone
+        saved = saved - pair | {name for name, module in model.named_modules() if module is embeddings[1]}
     return LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=plan.rank,
@@ -111,7 +112,7 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
         target_modules=compact_targets(names, plan.targets.value),
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in plan.targets.value),
         modules_to_save=sorted(saved) or None,
-        ensure_weight_tying=saves_embedding and is_tied(model),
+        ensure_weight_tying=ties,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import AdapterConfig
+from surefoot.families import counterpart
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
@@ -103,7 +104,10 @@ def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
 
 def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
-    near = nearest_word(name.rpartition(".")[2], list(existing))
+    wanted = name.rpartition(".")[2]
+    if linear and model.family and (other := counterpart(wanted, model.family)):
+        return f"in {model.family.name} models that is {other}; there are {', '.join(existing)}"
+    near = nearest_word(wanted, list(existing))
     return f"did you mean {near}?" if near else f"there are {', '.join(existing)}"
 
 

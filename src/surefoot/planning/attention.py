@@ -51,7 +51,7 @@ def plan_attention(
         return _by_switches(switches, obstacles, trials, notes)
     asked = request.implementation == "sdpa"
     considered = [trial for trial in trials if not (asked and trial.form == "eager")]
-    plan = _default(asked, obstacles, considered)
+    plan = _default(asked, obstacles, masked, considered)
     winner = _winner(plan.expected.value, considered, notes)
     return plan if winner is None else _measured(winner, plan, considered)
 
@@ -126,9 +126,13 @@ def _by_switches(
     )
 
 
-def _default(asked: bool, obstacles: Mapping[SdpaKernel, str], trials: Sequence[AttentionTrial]) -> AttentionPlan:
+def _default(
+    asked: bool, obstacles: Mapping[SdpaKernel, str], masked: str, trials: Sequence[AttentionTrial]
+) -> AttentionPlan:
     kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in ORDER if kernel != "cudnn" and not obstacles[kernel])
     notable = [f"flash {obstacles['flash']}"] if obstacles["flash"] else []
+    if masked and not obstacles["flash"]:
+        notable.append(f"with a mask: {masked}")
     if not obstacles["cudnn"]:
         notable.append("cuDNN's stays off: NaN gradients at some shapes (PyTorch 196678)")
     expected = Choice(kernels[0], _FIRST, "default")
