@@ -22,14 +22,19 @@ def read_lines(name: str, text: str) -> Iterator[tuple[int, Any]]:
     """(line, value) of each record of JSON lines. Only \\n ends a line: strings may hold others, such as U+2028."""
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
-        start = _skip_blank(line, 0)
-        if start == len(line):
-            continue
-        place = _Place(name, line, number, last=number == len(lines))
-        value, end = place.decode(start)
-        if (rest := _skip_blank(line, end)) != len(line):
-            place.fail(rest, "text after the end of the record", "write one record per line")
-        yield number, value
+        yield from read_line(name, line, number, last=number == len(lines))
+
+
+def read_line(name: str, line: str, number: int, *, last: bool) -> Iterator[tuple[int, Any]]:
+    """(number, value) of one line, nothing for a blank one. last: nothing comes after it, so it may be cut off."""
+    start = _skip_blank(line, 0)
+    if start == len(line):
+        return
+    place = _Place(name, line, number, last=last)
+    value, end = place.decode(start)
+    if (rest := _skip_blank(line, end)) != len(line):
+        place.fail(rest, "text after the end of the record", "write one record per line")
+    yield number, value
 
 
 def read_list(name: str, text: str) -> Iterator[tuple[int, Any]]:

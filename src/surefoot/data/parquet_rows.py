@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefoot.errors import EnvironmentFault, Fault, InputError
 
@@ -19,11 +19,14 @@ _BATCH = 1024  # rows made into Python values at once
 _MISSING = "pip install 'surefoot[data]'"
 
 
-def read_parquet(name: str, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row, record) of each row, rows from 1. Raises EnvironmentFault without pyarrow, InputError for a broken file."""
-    file = _open(name, data)
+def read_parquet(name: str, content: bytes | BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, record) of each row, rows from 1. content: the bytes of the file, or the file, of which no more is read
+    than the rows asked for take. Raises EnvironmentFault without pyarrow, InputError for a broken file."""
+    file = _open(name, content)
     number = 0
-    batches = file.iter_batches(_BATCH)
+    # Group by group: over all of them pyarrow reads ahead, and a stream would fetch what nobody asked for.
+    groups = range(file.num_row_groups)
+    batches = (batch for group in groups for batch in file.iter_batches(_BATCH, row_groups=[group]))
     while (batch := _next(batches, name, number)) is not None:
         columns = {field: batch.column(place) for place, field in enumerate(batch.schema.names)}
         for place in range(batch.num_rows):
@@ -31,15 +34,16 @@ def read_parquet(name: str, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]
             yield number, {field: _cell(column[place], f"{name}:{number}", field) for field, column in columns.items()}
 
 
-def _open(name: str, data: bytes) -> Any:
+def _open(name: str, content: bytes | BinaryIO) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise EnvironmentFault(Fault(name, "Parquet needs pyarrow, which is not installed", _MISSING)) from None
     try:
-        file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
+        file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content) if isinstance(content, bytes) else content)
     except (pyarrow.ArrowException, OSError) as error:
+        _reraise_foreign(error)
         what = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
         raise InputError(Fault(name, what, "it looks cut off or misnamed")) from None
     if twice := [field for field in file.schema_arrow.names if file.schema_arrow.names.count(field) > 1]:
@@ -53,8 +57,15 @@ def _next(batches: Iterator[Any], name: str, row: int) -> Any:
     try:
         return next(batches, None)
     except (pyarrow.ArrowException, OSError) as error:
+        _reraise_foreign(error)
         what = f"cannot be read on: {str(error).splitlines()[0]}"
         raise InputError(Fault(f"{name}:{row + 1}", what, "the file is damaged")) from None
+
+
+def _reraise_foreign(error: Exception) -> None:
+    """pyarrow itself raises plain OSError; a subclass comes from the file, such as a hub that refuses."""
+    if isinstance(error, OSError) and type(error) is not OSError:
+        raise error
 
 
 def _cell(scalar: Any, where: str, column: str) -> Any:

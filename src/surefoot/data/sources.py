@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from surefoot.data.described import read_description, read_entry
 from surefoot.data.files import open_file
+from surefoot.data.hub_rows import HubData, open_hub, stream_hub
 from surefoot.data.rows import Source
 from surefoot.errors import Fault, InputError
+from surefoot.locations import DATA_KINDS, DESCRIPTION, data_kind, is_hub_data
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,74 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
     max_samples is the caller's to apply, over the sources in their order; only a stream ends by itself after so many.
     Raises InputError for what does not exist or does not fit together, EnvironmentFault for what cannot be reached.
     """
-    if Path(spec.path).is_dir():
-        raise InputError(Fault(spec.path, "is a folder, not a file"))
-    source = open_file(spec.path)
-    return (replace(source, format=spec.format, columns=spec.columns),)
+    if is_hub_data(spec.path):
+        sources = _open_hub(spec, HubData(spec.path, spec.subset, spec.split, spec.revision))
+    elif spec.streaming:
+        raise InputError(Fault(spec.path, "is on this machine, and streaming is for the hub", "leave streaming out"))
+    elif not Path(spec.path).is_dir():
+        sources = (open_file(spec.path),)
+    elif (entries := read_description(Path(spec.path), spec.path)) is not None:
+        return _open_described(spec, entries)
+    elif spec.name is not None:
+        raise InputError(Fault(spec.path, f"has no {DESCRIPTION} that could hold {spec.name!r}", "leave name out"))
+    else:
+        sources = _open_folder(spec.path)
+    return tuple(replace(source, format=spec.format, columns=spec.columns) for source in sources)
+
+
+def _open_folder(path: str) -> tuple[Source, ...]:
+    """All data files right in the folder, by name. What lies deeper is another data set, or another split."""
+    entries = sorted(entry for entry in Path(path).iterdir() if not entry.name.startswith("."))
+    files = [entry for entry in entries if data_kind(entry.name) and entry.name != DESCRIPTION and entry.is_file()]
+    if not files:
+        below = [entry for entry in entries if entry.is_dir() and any(data_kind(file.name) for file in entry.iterdir())]
+        fix = f"did you mean {' or '.join(map(str, below))}?" if below else f"put {', '.join(DATA_KINDS)} files in it"
+        raise InputError(Fault(path, "has no data file", fix))
+    notes = (f"one of {len(files)} files of the folder",) if len(files) > 1 else ()
+    return tuple(replace(open_file(file), notes=notes) for file in files)
+
+
+def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) -> tuple[Source, ...]:
+    """An entry of the folder's dataset_info.json. What the spec says itself goes before what the entry says."""
+    if spec.name is None:
+        fix = f"set name to one of {', '.join(entries)}"
+        raise InputError(Fault(spec.path, f"has a {DESCRIPTION} with {len(entries)} data sets", fix))
+    entry = read_entry(entries, spec.name, spec.path)
+    if spec.format not in ("auto", entry.format):
+        what = f"says {entry.format}, and format says {spec.format}"
+        raise InputError(Fault(entry.where, what, "leave format out, or name the file itself"))
+    if entry.hub is not None:
+        sources = _open_hub(spec, HubData(entry.hub, entry.subset, entry.split, spec.revision, entry.folder))
+    elif (file := Path(spec.path) / (entry.file or "")).is_dir():
+        sources = _open_folder(str(file))
+    else:
+        sources = (open_file(file),)
+    if entry.sample is not None and len(sources) > 1:
+        what = f"num_samples picks from one file, and these are {len(sources)}"
+        raise InputError(Fault(entry.where, what, "leave it out and set max_samples in the config"))
+    columns = spec.columns or entry.columns
+    read = ", ".join(columns.values())
+    note = f"entry {spec.name!r} of {DESCRIPTION}, " + (
+        f"which reads {read}" if columns is entry.columns else "columns of the config"
+    )
+    return tuple(
+        replace(
+            source,
+            format=entry.format,
+            columns=columns,
+            only_columns=columns is entry.columns,
+            tags=entry.tags,
+            sample=entry.sample,
+            notes=(note, *source.notes),
+        )
+        for source in sources
+    )
+
+
+def _open_hub(spec: SourceSpec, data: HubData) -> tuple[Source, ...]:
+    if not spec.streaming:
+        return open_hub(data)
+    if spec.max_samples is None:
+        what = "is streamed, and nothing says how many records are to be read"
+        raise InputError(Fault(spec.path, what, "set max_samples of this source"))
+    return (stream_hub(data, spec.max_samples),)

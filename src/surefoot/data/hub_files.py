@@ -1,0 +1,166 @@
+"""Which files of a data set repository are a subset and split: a pure function of its listing and its README.
+
+The README's `configs` decide where it has them. Else a subset is a folder, and a split shows in the names of folders
+and files: train, validation (valid, val, dev), test (eval), or NAME-00000-of-00003 as the hub's tools write shards. A
+repository in which no name shows a split has one: train.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from surefoot.errors import Fault, InputError
+from surefoot.locations import DATA_KINDS, DESCRIPTION, data_kind
+
+_FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_METADATA = (DESCRIPTION, "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
+# The order in which kinds are preferred where a repository holds a split in several: exact types before text.
+_PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
+assert set(_PREFERRED) == set(DATA_KINDS)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """files: of one split, sorted. part: which subset and split they are. reason: what that was seen from."""
+
+    files: tuple[str, ...]
+    part: str
+    reason: str
+
+
+def choose_files(
+    name: str, files: Collection[str], readme: str, subset: str | None, split: str, folder: str | None = None
+) -> Chosen:
+    """name: of the repository, for messages. files: all its paths. folder: only what lies in it counts. Raises
+    InputError that lists what there is."""
+    below = "" if folder is None else folder.strip("/") + "/"
+    data = sorted(
+        file
+        for file in files
+        if file.startswith(below) and data_kind(file) and file.rpartition("/")[2] not in _METADATA
+        if not any(part.startswith(".") for part in file.split("/"))
+    )
+    if not data:
+        raise _no_data(name, files, folder)
+    if folder is None and (configs := _configs(name, readme)):
+        chosen, part, reason = _declared(name, configs, data, subset, split)
+    else:
+        chosen, part, reason = _by_name(name, [file.removeprefix(below) for file in data], subset, split)
+        chosen = [below + file for file in chosen]
+    kinds = sorted({data_kind(file) or "" for file in chosen}, key=_PREFERRED.index)
+    if len(kinds) > 1:
+        chosen = [file for file in chosen if data_kind(file) == kinds[0]]
+        reason += f"; its {', '.join(kinds[1:])} files are not read beside {kinds[0]}"
+    return Chosen(tuple(sorted(chosen)), part, reason)
+
+
+def _no_data(name: str, files: Collection[str], folder: str | None) -> InputError:
+    if any(file == f"{name.rpartition('/')[2]}.py" for file in files):
+        fix = "set revision: refs/convert/parquet, which the hub makes of many such data sets"
+        return InputError(Fault(name, "is built by a script, and surefoot runs no code of a data set", fix))
+    where = "has no data file" if folder is None else f"has no data file in {folder}"
+    return InputError(Fault(name, where, f"surefoot reads {' '.join(DATA_KINDS)}"))
+
+
+def _configs(name: str, readme: str) -> list[Mapping[str, Any]]:
+    """The `configs` of the README's YAML header that name data files; none where there is no such header."""
+    if (front := _FRONT.match(readme)) is None:
+        return []
+    try:
+        header = yaml.safe_load(front[1])
+    except yaml.YAMLError:
+        raise InputError(Fault(f"{name}/README.md", "its header is not YAML", "name the files another way")) from None
+    configs = header.get("configs") if isinstance(header, dict) else None
+    return [one for one in configs or [] if isinstance(one, dict) and one.get("config_name") and one.get("data_files")]
+
+
+def _declared(
+    name: str, configs: Sequence[Mapping[str, Any]], data: Sequence[str], subset: str | None, split: str
+) -> tuple[list[str], str, str]:
+    by_name = {str(one["config_name"]): one for one in configs}
+    if subset is None:
+        default = [known for known, one in by_name.items() if one.get("default") is True or known == "default"]
+        if not default and len(by_name) > 1:
+            fix = f"set subset to one of {', '.join(by_name)}"
+            raise InputError(Fault(name, f"has {len(by_name)} subsets, and none is the default", fix))
+        subset = (default or list(by_name))[0]
+    elif subset not in by_name:
+        raise InputError(Fault(name, f"has no subset {subset!r}", f"it has {', '.join(by_name)}"))
+    splits = _declared_splits(by_name[subset]["data_files"])
+    if split not in splits:
+        raise InputError(Fault(name, f"has no split {split!r} in the subset {subset!r}", f"it has {', '.join(splits)}"))
+    patterns = [_pattern(glob) for glob in splits[split]]
+    chosen = [file for file in data if any(pattern.fullmatch(file) for pattern in patterns)]
+    if not chosen:
+        what = f"its README names {', '.join(splits[split])} for the split {split!r}, and no data file matches"
+        raise InputError(Fault(name, what, "choose another split or revision"))
+    return chosen, f"subset {subset}, split {split}", "as its README declares"
+
+
+def _declared_splits(data_files: Any) -> dict[str, list[str]]:
+    """Split -> patterns. Without splits, all of it is train."""
+    listed = data_files if isinstance(data_files, list) else [data_files]
+    splits: dict[str, list[str]] = {}
+    for item in listed:
+        split, paths = (str(item.get("split")), item.get("path")) if isinstance(item, dict) else ("train", item)
+        splits.setdefault(split, []).extend(str(path) for path in (paths if isinstance(paths, list) else [paths]))
+    return splits
+
+
+def _pattern(glob: str) -> re.Pattern[str]:
+    """`**/` is any number of folders, `*` anything within one name."""
+    escaped = re.escape(glob.removeprefix("./"))
+    wild = escaped.replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    return re.compile(wild)
+
+
+def _by_name(name: str, data: Sequence[str], subset: str | None, split: str) -> tuple[list[str], str, str]:
+    if subset is not None:
+        inside = [file for file in data if file.startswith(f"{subset}/")]
+        if not inside:
+            raise InputError(Fault(name, f"has no subset {subset!r}", f"it has {', '.join(_subsets(data)) or 'none'}"))
+        data = inside
+    elif len(subsets := _subsets(data)) > 1:
+        raise InputError(
+            Fault(name, f"has {len(subsets)} folders of data", f"set subset to one of {', '.join(subsets)}")
+        )
+    shown = {file: _split_of(file) for file in data}
+    if not any(shown.values()):
+        shown, reason = dict.fromkeys(data, "train"), "no file name shows a split, so all are train"
+    else:
+        reason = "seen from the file names"
+    chosen = [file for file, seen in shown.items() if seen == split]
+    if not chosen:
+        there = sorted({seen for seen in shown.values() if seen})
+        raise InputError(Fault(name, f"has no split {split!r}", f"it has {', '.join(there)}"))
+    return chosen, f"{'' if subset is None else f'subset {subset}, '}split {split}", reason
+
+
+def _subsets(data: Sequence[str]) -> list[str]:
+    """Top folders that are neither a split's nor the usual `data`; "" counts for files outside of any."""
+    tops = {file.partition("/")[0] if "/" in file else "" for file in data}
+    return sorted(top for top in tops if top and top != "data" and not _word_of(top))
+
+
+def _split_of(path: str) -> str | None:
+    """The split that a path shows: of its shard's name, else the last word in it that means one."""
+    *folders, file = path.split("/")
+    stem = file.partition(".")[0]
+    if shard := _SHARD.match(stem):
+        return _SPLITS.get(shard[1], shard[1])
+    return next((word for part in (stem, *reversed(folders)) if (word := _word_of(part))), None)
+
+
+def _word_of(part: str) -> str | None:
+    return next((_SPLITS[word] for word in re.split(r"[^a-z0-9]+", part.lower()) if word in _SPLITS), None)
