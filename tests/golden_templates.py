@@ -25,9 +25,10 @@ from surefoot.families.templates import ROWS
 FOLDER = Path(__file__).parent / "golden" / "templates"
 _WORDS = (
     "You may call one or more functions to assist with the user query. You are provided with function signatures "
-    "within XML tags. For each function call, return a json object with function name and arguments. Given the "
-    "following functions, please respond with a JSON for a function call with its proper arguments that best answers the given "
-    "prompt. Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    "within XML tags. For each function call, return a json object with function name and arguments. "
+    "Given the following functions, please respond with a JSON for a function call with its proper arguments "
+    "that best answers the given prompt. Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request."
 )
 
 

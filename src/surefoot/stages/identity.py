@@ -1,4 +1,4 @@
-"""What a checkpoint belongs to: hashes of config, data, tokenizer and base model, and the environment it ran in.
+"""What a checkpoint belongs to: hashes of config, data, tokenizer, template and base model, and the environment.
 
 Another data file or base model under the same name is refused on resume (exit 4). Another library version or thread
 count only ends the promise of bit-equality, and that is said.
@@ -24,6 +24,7 @@ _SAMPLE = 4096  # bytes hashed of each tensor
 _MUST_MATCH = {
     "data": "the training data is not what it was",
     "tokenizer": "the tokenizer files are not what they were",
+    "template": "the chat template is not what it was",
     "base": "the base model is not what it was",
 }
 
@@ -35,6 +36,7 @@ def run_identity(config: RunConfig, plan: RunPlan, base: Path, data: PreparedDat
         "data": data.audit.source.content,
         "eval_data": data.eval_audit.source.content if data.eval_audit else None,
         "tokenizer": data.tokenizer_sha256,
+        "template": hashlib.sha256(data.template.identity.encode()).hexdigest(),
         "base": base_fingerprint(base),
         "versions": hardware.versions(),
         "threads": plan.threads.value,

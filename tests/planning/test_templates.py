@@ -1,0 +1,89 @@
+"""The template that is planned: by name, by file or by itself; what it needs, what ends its turns, what it warns of."""
+
+from __future__ import annotations
+
+import pytest
+
+from layouts import LLAMA3_CHAT, LLAMA31_8B, model_facts, small_tokenizer
+from surefoot.families.llama import LLAMA
+from surefoot.families.templates import ANYWHERE, NAMES, ROWS, Dialogue
+from surefoot.planning.notes import Notes
+from surefoot.planning.templates import plan_template, turn_ends
+
+CONTROL = list(dict.fromkeys(token for row in ROWS for token in row.control))
+
+
+@pytest.fixture
+def decide(tmp_path):
+    def decide(name, **files):
+        notes = Notes()
+        facts = small_tokenizer(tmp_path / "tokenizer", **files)
+        model = model_facts(tmp_path / "model", LLAMA31_8B | {"vocab_size": facts.size})
+        return plan_template(name, model, facts, notes), notes, facts
+
+    return decide
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, row):
+    choice, notes, facts = decide(row.name, specials=["<s>", "</s>", *CONTROL])
+    assert (choice.value, choice.source, notes.faults) == (row.name, "user", [])
+    assert turn_ends(row.name, LLAMA, facts) == list(row.stops)
+    _, notes, facts = decide(row.name)
+    assert [str(fault) for fault in notes.faults] == [
+        f"data.template: {row.name} needs tokens that this tokenizer lacks: {', '.join(row.control)}; use {ANYWHERE}"
+    ] * bool(row.control)
+    assert turn_ends(row.name, LLAMA, facts) == []
+
+
+def test_what_is_recommended_everywhere_works_everywhere():
+    named = ANYWHERE.replace(" or ", ", ").split(", ")
+    assert [row.control for row in ROWS if row.name in named] == [()] * 3
+
+
+def test_a_misspelt_name_is_recognised(decide):
+    assert "did you mean chatml?" in str(decide("chat-ml")[1].faults[0])
+    assert all(name in str(decide("klingon")[1].faults[0]) for name in NAMES)
+
+
+def test_a_file_is_read_for_its_turn_ends_and_refused_where_it_is_missing(decide, tmp_path):
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ messages }}<|eot_id|>")
+    choice, notes, facts = decide(str(path), specials=["<s>", "</s>", *CONTROL])
+    assert (choice.value, notes.faults) == (str(path), [])
+    assert turn_ends(str(path), LLAMA, facts) == ["<|eot_id|>"]
+    _, notes, _ = decide(str(tmp_path / "no.jinja"))
+    assert str(notes.faults[0]).startswith(f"data.template: {tmp_path / 'no.jinja'}: no such file")
+
+
+def test_without_a_chat_template_alpaca_is_planned_and_the_reason_names_dialogues(decide):
+    choice, _, _ = decide("auto")
+    assert choice.value == "alpaca"
+    assert "dialogues take vicuna" in choice.reason
+    assert decide("auto", chat_template="{{ messages }}")[0].value == "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"), [("llama3", True), ("tokenizer", True), ("alpaca", False), ("chatml", False)]
+)
+def test_a_base_model_that_never_saw_the_tokens_is_warned_of(tmp_path, name, warned):
+    notes = Notes()
+    specials = ["<s>", "</s>", *CONTROL]
+    facts = small_tokenizer(tmp_path / "tokenizer", specials=specials, chat_template=LLAMA3_CHAT)
+    plan_template(name, model_facts(tmp_path / "model", LLAMA31_8B), facts, notes)
+    assert bool(notes.cautions) == warned
+
+
+def test_rows_have_one_place_for_each_text_and_stops_among_their_tokens():
+    for row in ROWS:
+        slots = (row.user, row.system) if isinstance(row, Dialogue) else (row.instruction, row.input)
+        assert all(slot.count("{content}") == 1 for slot in slots)
+        assert set(row.stops) <= set(row.control)
+        assert "{" not in row.about
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_twin_tokens_that_are_ordinary_are_not_enough(decide, monkeypatch):
+    monkeypatch.setattr("surefoot.families.tokenizer_facts.TokenizerFacts.is_special", lambda self, token: True)
+    with pytest.raises(AssertionError):
+        test_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, ROWS[0])
