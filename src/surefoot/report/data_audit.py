@@ -6,16 +6,17 @@ Texts of the data may hold anything; control characters are shown as escapes and
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from surefoot.data.audit import Audit, Sample, cautions
 from surefoot.data.facts import Place
 from surefoot.data.prepare import PreparedData
+from surefoot.report.hanging import Hanging
 
 _HEAD, _TAIL = 320, 120  # characters shown of a long stretch of a sample
 _LEARNED, _CONTROL, _CAUTION = "bold green", "dim", "yellow"
@@ -24,15 +25,16 @@ _LISTED = 100  # dropped records named in data.json
 
 def audit_report(data: PreparedData) -> RenderableType:
     """Counts, proofs, cautions and some samples, for `Console.show`."""
-    parts = [part for audit in data.sources for part in _counts("training data", audit)]
-    if len(data.sources) > 1:
+    parts, several = _set("training data", data.audit, data.sources), len(data.sources) > 1
+    if several:
         parts += _mixture(data)
-    parts += [part for audit in data.eval_sources for part in _counts("evaluation data", audit)]
-    samples = data.audit.samples
-    if len(data.sources) > 1:  # of each the one with the most to see
+    if data.eval_audit is not None:
+        parts += _set("evaluation data", data.eval_audit, data.eval_sources)
+    samples: Sequence[Sample] = data.audit.samples
+    if several:  # of each source the one with the most to see
         samples = [max(audit.samples, key=lambda sample: len(sample.parts)) for audit in data.sources]
     parts.append(Text("what the model learns stands between ⟦ and ⟧", "bold"))
-    return Group(*parts, *(_sample(sample, len(data.sources) > 1) for sample in samples))
+    return Group(*parts, *(part for sample in samples for part in _sample(sample, several)))
 
 
 def audit_to_json(data: PreparedData) -> dict[str, Any]:
@@ -49,35 +51,52 @@ def audit_to_json(data: PreparedData) -> dict[str, Any]:
     }
 
 
-def _counts(title: str, audit: Audit) -> list[RenderableType]:
+def _set(title: str, whole: Audit, sources: Sequence[Audit]) -> list[RenderableType]:
+    """Every source; and, where there are several, what is the same for all of them only once."""
+    if len(sources) == 1:
+        lines = {**_records(whole), **_size(whole), **_ends(whole), **_control(whole)}
+        return _block(f"{title}: {whole.source.file}", lines, cautions(whole))
+    parts = []
+    for audit in sources:
+        lines = {**_records(audit), **_size(audit), **_ends(audit)}
+        parts += _block(f"{title}: {audit.source.file}", lines, cautions(audit))
+    together = f"{title} together: {whole.kept:,} examples of {len(sources)} sources"
+    return parts + _block(together, {**_size(whole), **_control(whole)}, ())
+
+
+def _block(heading: str, lines: Mapping[str, str], cautions: Sequence[str]) -> list[RenderableType]:
+    first = Text(heading, "bold")
+    first.stylize("not bold", heading.index(":") + 1)
+    found = [Hanging(Text(f"  {name:<9} "), Text(value)) for name, value in lines.items()]
+    found += [Hanging(Text("  caution   ", _CAUTION), Text(caution, _CAUTION)) for caution in cautions]
+    return [first, *found]
+
+
+def _records(audit: Audit) -> dict[str, str]:
     source = audit.source
-    heading = Text(f"{title}: {source.file}", "bold")
-    heading.stylize("not bold", len(title) + 1)
-    bos = f"{audit.bos}, exactly once, at the start of every {'text' if audit.continued else 'example'}"
-    lines = {
+    return {
         "format": f"{source.layout} ({source.layout_reason}), template {source.template}",
         "examples": _examples(audit),
+    }
+
+
+def _size(audit: Audit) -> dict[str, str]:
+    return {
         "tokens": f"{audit.tokens:,}, of which {audit.supervised_tokens:,} are learned ({audit.supervised_share:.1%})",
         "length": f"{audit.shortest:,} to {audit.longest:,}, median {audit.median:,}, 95 % up to {audit.p95:,}",
+    }
+
+
+def _ends(audit: Audit) -> dict[str, str]:
+    return {"stop": f"{audit.ended:,} of {audit.answers:,} answers end with a learned {' or '.join(audit.stops)}"}
+
+
+def _control(audit: Audit) -> dict[str, str]:
+    bos = f"{audit.bos}, exactly once, at the start of every {'text' if audit.continued else 'example'}"
+    return {
         "BOS": bos if audit.bos else "none",
-        "stop": f"{audit.ended:,} of {audit.answers:,} answers end with a learned {' or '.join(audit.stops)}",
         "PAD": f"{audit.pad}, " + ("masked by position" if audit.pad in audit.stops else "which occurs in no example"),
     }
-    table = _grid(1)
-    for name, value in lines.items():
-        table.add_row(f"  {name:<9}", Text(value))
-    for caution in cautions(audit):
-        table.add_row(Text("  caution", _CAUTION), Text(caution, _CAUTION))
-    return [heading, table]
-
-
-def _grid(columns: int) -> Table:
-    """Columns as wide as what is in them, and a last one whose lines go on below it."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    for _ in range(columns):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
 
 
 def _examples(audit: Audit) -> str:
@@ -96,17 +115,22 @@ def _examples(audit: Audit) -> str:
 def _mixture(data: PreparedData) -> list[RenderableType]:
     """How many examples of each source an epoch holds."""
     total = data.mixture.epoch_size
-    table = _grid(3)
-    for audit, count, quota in zip(data.sources, data.mixture.counts, data.mixture.quotas, strict=True):
-        table.add_row(
-            f"  {quota:,}", f"{quota / total:.1%}", f"{quota / count:.3g} of its {count:,}", audit.source.file
-        )
-    return [Text(f"mixture: {total:,} examples in an epoch", "bold"), table]
+    numbers = [
+        (f"{quota:,}", f"{quota / total:.1%}", f"{quota / count:.3g}", f"{count:,}")
+        for count, quota in zip(data.mixture.counts, data.mixture.quotas, strict=True)
+    ]
+    wide = [max(map(len, column)) for column in zip(*numbers, strict=True)]
+    heading = Text(f"mixture: {total:,} examples in an epoch", "bold")
+    rows = []
+    for audit, texts in zip(data.sources, numbers, strict=True):
+        quota, share, passes, count = (f"{text:>{width}}" for text, width in zip(texts, wide, strict=True))
+        rows.append(Hanging(Text(f"  {quota}  {share}  {passes} × {count}  "), Text(audit.source.file)))
+    return [heading, *rows]
 
 
-def _sample(sample: Sample, several: bool) -> Text:
+def _sample(sample: Sample, several: bool) -> list[RenderableType]:
     place = f"{sample.file} row {sample.number}" if several else f"row {sample.number}"
-    text = Text(f"  {place} (line {sample.line}), {sample.tokens:,} tokens\n", "bold")
+    heading = Text(f"  {place} (line {sample.line}), {sample.tokens:,} tokens", "bold")
     learning = False
     body = Text()
     for part in sample.parts:
@@ -117,10 +141,7 @@ def _sample(sample: Sample, several: bool) -> Text:
         body.append(_shortened(part.text), style)
     if learning:
         body.append("⟧", _LEARNED)
-    for line in body.split("\n", allow_blank=True):
-        text.append("    ").append_text(line).append("\n")
-    text.rstrip()
-    return text
+    return [heading, Hanging(Text("    "), body)]
 
 
 def _shortened(text: str) -> str:
@@ -147,7 +168,7 @@ def _file(audit: Audit) -> dict[str, Any]:
         "examples": audit.kept,
         "continued": audit.continued,
         "dropped": len(source.dropped),
-        "dropped_records": _records(source.dropped),
+        "dropped_records": _dropped(source.dropped),
         "placeholders": len(source.placeholders),
         "truncated": audit.truncated,
         "stop_lost": audit.stop_lost,
@@ -181,7 +202,7 @@ def _file(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _records(places: tuple[Place, ...]) -> list[dict[str, Any]]:
+def _dropped(places: tuple[Place, ...]) -> list[dict[str, Any]]:
     return [{"file": _plain_name(file), "row": number, "line": line} for file, number, line in places[:_LISTED]]
 
 
