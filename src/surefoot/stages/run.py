@@ -34,7 +34,8 @@ from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_job, make_schedule, open_observer
 from surefoot.stages.planned import make_plan
 from surefoot.stages.publish import Published, is_published, publish
-from surefoot.stages.records import write_records
+from surefoot.stages.records import DATA, write_records
+from surefoot.stages.revisions import HUB, Commits, commits_to_json, pin, saved_commits
 from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup, planned_tokenizer, set_up
 from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
@@ -51,9 +52,11 @@ Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known before the model is loaded and the run folder is touched."""
+    """All that is known before the model is loaded and the run folder is touched. config: with the commits in place of
+    the hub's branches."""
 
     config: RunConfig
+    commits: Commits
     found: Claim
     plan: RunPlan
     base: Path
@@ -99,7 +102,8 @@ def train_run(
         with occupy(run.found) as rejected:
             for folder in rejected:
                 console.say(f"set aside until the run is finished: {folder}", style="yellow")
-            write_records(config, run.found.folder, run.plan, verified, audit_to_json(run.stage.data))
+            records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)}
+            write_records(config, run.found.folder, run.plan, verified, records)
             console.log_to(run.found.folder / "run.log")
             try:
                 return _train_and_publish(run, setup, console, typed, figures, prompt, custom)
@@ -113,6 +117,8 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     """Plan, read the data; show each. Every refusal that needs no weights happens here."""
     check_metrics(config, custom.all_metrics)
     _say_what_was_found(console, found)
+    asked = config
+    config, commits = pin(asked, saved_commits(found.folder / DATA) if found.checkpoint else {})
     draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
@@ -136,11 +142,11 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     )
     for caution in _cautions(config, stage, timetable):
         console.say(f"caution: {caution}", style="yellow")
-    identity = run_identity(config, plan, base, stage.data)
+    identity = run_identity(asked, plan, base, stage.data)
     if found.checkpoint is not None:
         for caution in check_identity(found.checkpoint, identity):
             console.say(caution, style="yellow")
-    return Prepared(config, found, plan, base, tokenizer, stage, timetable, identity)
+    return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
 
 
 def _cautions(config: RunConfig, stage: Stage, timetable: Timetable) -> Iterator[str]:

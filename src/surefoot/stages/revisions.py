@@ -1,0 +1,71 @@
+"""Names on the hub mean branches, and branches move: a run reads the commits that they meant when it began.
+
+config.yaml keeps what was asked for; the commits stand in data.json and are read from there on resume. A data set that
+a local dataset_info.json points at is not among them: its content is compared on resume, as that of a file is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.mixture import SourceConfig
+from surefoot.config.schema import RunConfig
+from surefoot.families.files import read_json
+from surefoot.hub.fetch import look_up
+from surefoot.locations import is_hub_data, looks_local
+
+
+@dataclass(frozen=True)
+class Name:
+    """kind: model | dataset. revision: as asked for, None for the default branch."""
+
+    kind: str
+    name: str
+    revision: str | None
+
+
+Commits = Mapping[Name, str]
+HUB = "hub"  # key of data.json
+
+
+def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
+    """The config with commits for revisions, and these commits. known: taken as they are; the others the hub is asked
+    for. Raises InputError for a name or revision that it does not have, EnvironmentFault where it cannot say."""
+    commits: dict[Name, str] = {}
+
+    def commit(kind: str, name: str, revision: str | None) -> str:
+        asked = Name(kind, name, revision)
+        if asked not in commits:
+            commits[asked] = known[asked] if asked in known else look_up(name, kind, revision).commit
+        return commits[asked]
+
+    def pinned(sources: Any) -> Any:
+        return tuple(map(pin_source, sources)) if isinstance(sources, tuple) else sources
+
+    def pin_source(source: SourceConfig) -> SourceConfig:
+        if not is_hub_data(source.path):
+            return source
+        return source.model_copy(update={"revision": commit("dataset", source.path, source.revision)})
+
+    model, data = config.model, config.data
+    if not looks_local(model.path):
+        model = model.model_copy(update={"revision": commit("model", model.path, model.revision)})
+    data = data.model_copy(update={"train": pinned(data.train), "eval": pinned(data.eval)})
+    return config.model_copy(update={"model": model, "data": data}), commits
+
+
+def commits_to_json(commits: Commits) -> list[dict[str, Any]]:
+    """For data.json."""
+    return [{**asdict(name), "commit": commit} for name, commit in commits.items()]
+
+
+def commits_from_json(saved: Sequence[Mapping[str, Any]]) -> Commits:
+    return {Name(one["kind"], one["name"], one["revision"]): one["commit"] for one in saved}
+
+
+def saved_commits(data_json: Path) -> Commits:
+    """Those of an earlier start of the run; none where it wrote none."""
+    return commits_from_json(read_json(data_json).get(HUB, [])) if data_json.is_file() else {}
