@@ -18,8 +18,8 @@ def execute(book, folder):
 
 
 def texts(book):
-    """What the cells printed, and their last values."""
-    outputs = [output for cell in book.cells for output in cell.get("outputs", ())]
+    """What the cells printed, and their last values. Libraries that are called by themselves draw bars on stderr."""
+    outputs = [output for cell in book.cells for output in cell.get("outputs", ()) if output.get("name") != "stderr"]
     return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
@@ -50,5 +50,5 @@ def test_it_runs_twice_in_one_kernel_and_prints_plain_lines(book, tmp_path):
 
 def test_twin_a_cell_that_fails_is_seen(tmp_path):
     broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import surefoot\nsurefoot.train('no.yaml')")])
-    with pytest.raises(CellExecutionError, match="no such config file"):
+    with pytest.raises(CellExecutionError, match="InputError"):
         execute(broken, tmp_path)

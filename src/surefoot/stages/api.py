@@ -15,7 +15,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -71,7 +71,8 @@ def train(
     if resume and overwrite:
         raise InputError(Fault("train", "resume continues a run and overwrite replaces it", "give one of them"))
     chosen = _config(config, overrides)
-    console = open_console(stream or sys.stdout, hardware.terminal_wishes())
+    # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
+    console = open_console(stream or sys.stdout, replace(hardware.terminal_wishes(), force_color=False))
     custom = Custom(objective, metrics or {}, read_record)
     with _torch_as_it_was():
         mode = "resume" if resume else "overwrite" if overwrite else "new"
