@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot.data import encode, tokenise
+from surefoot.data import encode, prepare, tokenise
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.segments import prompt_ids
@@ -269,3 +269,166 @@ def test_real_data(run, template, llama3):
         learned = llama3.decode(example.ids[example.supervised].tolist())
         stop = "<|eot_id|>" if template in ("tokenizer", "llama3") else "<|end_of_text|>"
         assert learned.removesuffix(stop).strip() == values[index]["output"].strip()
+
+
+# --- several sources -------------------------------------------------------------------------------------------------
+
+DIALOGUE = {
+    "conversations": [
+        {"from": "human", "value": "Add 1 and 1!"},
+        {"from": "gpt", "value": "It is 2."},
+        {"from": "human", "value": "And 2?"},
+        {"from": "gpt", "value": "It is 4."},
+    ]
+}
+
+
+@pytest.fixture
+def dialogues(tmp_path) -> Path:
+    return write(tmp_path / "talk.json", [DIALOGUE] * 6)
+
+
+def test_sources_lie_one_after_the_other_and_keep_their_names(run, file, dialogues):
+    data = run([file, dialogues])
+    assert (len(data.train), data.mixture.counts, data.mixture.quotas) == (26, (20, 6), (20, 6))
+    assert [audit.source.layout for audit in data.sources] == ["alpaca", "sharegpt"]
+    assert data.train[0].number == f"{file}:1"
+    assert data.train[25].number == f"{dialogues}:1"  # one line holds the whole list
+    assert [data.train[index].ids.tolist() for index in range(20)] == [
+        run(file).train[index].ids.tolist() for index in range(20)
+    ]
+    whole = data.audit
+    assert (whole.kept, whole.source.rows, whole.source.layout) == (26, 26, "alpaca, sharegpt")
+    assert whole.tokens == sum(audit.tokens for audit in data.sources) == data.train.lengths.sum()
+    assert (whole.answers, whole.ended, whole.duplicates) == (32, 32, 5)
+    assert (whole.shortest, whole.longest) == (data.train.lengths.min(), data.train.lengths.max())
+    assert whole.source.file == f"{file}, {dialogues}"
+
+
+def test_a_second_source_is_no_reason_to_tokenise_the_first_again(run, file, dialogues, tokenised):
+    run(file)
+    run([file, dialogues])
+    run([dialogues, file])
+    assert tokenised == [20, 6]
+
+
+def test_weights_and_epochs_reach_the_mixture(run, file, dialogues):
+    def quotas(**how) -> tuple[int, ...]:
+        return run([SourceSpec(str(file), **how), SourceSpec(str(dialogues), **how)]).mixture.quotas
+
+    assert quotas(epochs=1.5) == (30, 9)
+    assert quotas(weight=1.0) == (13, 13)
+
+
+def test_max_samples_of_a_source_goes_before_that_of_all(run, file, dialogues):
+    data = run([SourceSpec(str(file), max_samples=7), SourceSpec(str(dialogues))], max_samples=4)
+    assert data.mixture.counts == (7, 4)
+    assert [audit.source.used for audit in data.sources] == [7, 4]
+
+
+def test_examples_are_held_out_of_every_source(run, file, dialogues):
+    data = run([file, dialogues], 0.5)
+    assert [audit.kept for audit in data.sources] == [10, 3]
+    assert [audit.kept for audit in data.eval_sources] == [10, 3]
+    assert data.mixture.counts == (10, 3)
+    numbers = [{one[index].number for index in range(len(one))} for one in (data.train, data.eval)]
+    assert not {name for name in numbers[0] & numbers[1] if name.startswith(str(file))}
+    assert data.eval_audit.overlap == 3  # the dialogues are copies of each other
+    assert data.eval_audit.source.notes == ()
+
+
+def test_copies_across_sources_are_counted(run, file, tmp_path):
+    copy = write(tmp_path / "copy.json", records(3, start=18))
+    assert [audit.duplicates for audit in run([file, copy]).sources] == [0, 2]
+
+
+def test_a_fault_names_the_file_it_is_in(run, file, tmp_path):
+    bad = write(tmp_path / "bad.jsonl", [{"instruction": "q", "output": ""}])
+    with pytest.raises(InputError, match=r"bad\.jsonl:1: row 1: has an empty 'output'"):
+        run([file, bad])
+
+
+def test_texts_and_dialogues_may_be_mixed(run, file, tmp_path):
+    texts = write(tmp_path / "text.jsonl", [{"text": "Once upon a time."}])
+    data = run([texts, file])
+    assert [audit.source.template for audit in data.sources] == ["plain", "tokenizer"]
+    assert data.template.name == "tokenizer"  # what generation lays its prompts out with
+    assert data.audit.stops == ("<|end_of_text|>", "<|eot_id|>")
+
+
+def test_placeholders_are_told(run, tmp_path):
+    file = write(tmp_path / "d.jsonl", [*records(2), {"instruction": "hi", "output": "I am {{name}} of {{ author }}."}])
+    source = run(file).audit.source
+    assert (source.placeholders, source.placeholder) == (((str(file), 3, 3),), "{{name}}")
+    assert run(file, max_samples=2).audit.source.placeholders == ()
+
+
+def test_a_function_of_the_user_reads_records_and_its_results_are_cached(run, tmp_path, tokenised):
+    file = write(tmp_path / "d.jsonl", [{"q": "Add 1 and 1!", "a": "It is 2."}])
+
+    def read_record(record):
+        asked = {"role": "user", "content": record["q"]}
+        return [asked, {"role": "assistant", "content": record["a"]}]
+
+    data = run(file, layout="custom", read_record=read_record)
+    plain = write(tmp_path / "plain.jsonl", [{"instruction": "Add 1 and 1!", "output": "It is 2."}])
+    assert data.train[0].ids.tolist() == run(plain).train[0].ids.tolist()
+    assert data.audit.source.layout_reason == "read by your function"
+    other = run(file, layout="custom", read_record=lambda record: [*read_record(record)])  # another, the same results
+    assert other.audit.source.content == data.audit.source.content
+    changed = run(file, layout="custom", read_record=lambda record: [*read_record(record), *read_record(record)])
+    assert changed.audit.source.content != data.audit.source.content
+    assert tokenised == [1, 1, 1]
+    with pytest.raises(InputError, match=r"^data\.format: is custom, and nobody passed the function"):
+        run(file, layout="custom")
+
+
+def test_pretraining_texts_are_split_and_nothing_else_is_taken(run, tmp_path, file, llama3):
+    long = "Once upon a time there was a heron. " * 20
+    texts = write(tmp_path / "text.jsonl", [{"text": long}, {"text": "Short."}, {"text": long, "title": "x"}])
+    data = run(texts, chunks=True, max_length=64)
+    whole = run(texts, chunks=True, max_length=10_000)
+    assert data.audit.supervised_tokens == whole.audit.supervised_tokens
+    assert data.audit.kept - data.audit.continued == whole.audit.kept == 3
+    assert (data.audit.truncated, data.audit.stop_lost, data.audit.ended) == (0, 0, 3)
+    assert data.train.lengths.max() == 64
+    assert data.audit.source.unused == ("title",)
+    with pytest.raises(
+        InputError, match=r"train\.jsonl:1: row 1: is a conversation \(alpaca\).*columns: \{text: FIELD\}"
+    ):
+        run(file, chunks=True)
+    renamed = SourceSpec(str(file), columns={"text": "output"})
+    assert run(renamed, chunks=True).audit.source.layout == "text"
+
+
+def test_twin_that_forgets_what_other_sources_hold(run, file, tmp_path, monkeypatch):
+    honest = prepare.audit_dataset
+    monkeypatch.setattr(prepare, "audit_dataset", lambda *data, **how: honest(*data, **{**how, "seen": set()}))
+    with pytest.raises(AssertionError):
+        test_copies_across_sources_are_counted(run, file, tmp_path)
+
+
+INSTRUCT = ALPACA_DEMO.parent
+
+
+@pytest.mark.skipif(not INSTRUCT.exists(), reason="the shared sample data are not here")
+def test_real_dialogues_with_tools(run, llama3):
+    """Every answer and every call is learned, results and definitions never."""
+    file = INSTRUCT / "sharegpt_multiturn_200.json"
+    data = run(file, template="llama3", max_length=100_000)
+    values = json.loads(file.read_text(encoding="utf-8"))
+    answers = sum(turn["from"] in ("gpt", "function_call") for value in values for turn in value["conversations"])
+    assert (data.audit.kept, data.audit.answers, data.audit.ended) == (200, answers, answers)
+    for index in (0, 100, 199):
+        example, turns = data.train[index], values[index]["conversations"]
+        learned = llama3.decode(example.ids[example.supervised].tolist())
+        prompt = llama3.decode(example.ids[~example.supervised].tolist())
+        for turn in turns:
+            if turn["from"] == "gpt":
+                assert turn["value"].strip() in learned
+            elif turn["from"] == "function_call":
+                assert json.loads(turn["value"])["name"] in learned
+            elif turn["from"] == "human":
+                assert turn["value"].strip() in prompt
+            else:
+                assert turn["value"].strip() not in learned

@@ -25,5 +25,4 @@ class Hanging:
         ]
         for number, line in enumerate(lines):
             line.rstrip()
-            before = self.label if number == 0 else Text(" " * indent if line else "")
-            yield Text(no_wrap=True, overflow="ignore").append_text(before).append_text(line)
+            yield self.label + line if number == 0 else Text(" " * indent if line else "") + line
