@@ -37,6 +37,13 @@ TORCH_CUDNN_SDPA_DEPRIORITIZED TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD TORCH_NUM_THREAD
 TRANSFORMERS_ATTN_IMPLEMENTATION TRANSFORMERS_OFFLINE TRANSFORMERS_SDPA_FORCE_GQA
 """
 ENVIRONMENT_NAMES = tuple(_NAMES.split())
+_NO_TELEMETRY = {
+    "DO_NOT_TRACK": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+}
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
 _CPU_FLAGS = (
     "avx2",
@@ -192,6 +199,13 @@ def _cpu_flags() -> set[str]:
 def read_environment() -> dict[str, str]:
     """Those of ENVIRONMENT_NAMES that are set, by name."""
     return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}
+
+
+def refuse_telemetry() -> None:
+    """Tell the tracking libraries, before they are imported, to report nothing about their use to their makers. What
+    the user has set stands."""
+    for name, value in _NO_TELEMETRY.items():
+        os.environ.setdefault(name, value)
 
 
 @dataclass(frozen=True)

@@ -122,3 +122,4 @@ class RunPlan:
     measurements: dict[str, object]  # what the probes saw; kept so that a resumed run never measures again
     # Plans that were saved before there was a choice have no such entry.
     optimizer: Choice[str] = Choice("adamw", "the only one when this plan was made", "default")
+    report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is asked for", "default")

@@ -98,6 +98,7 @@ def resolve(
         environment=(),
         cautions=tuple(notes.cautions),
         measurements={} if measurements is None else measurements_to_json(measurements),
+        report_to=_trackers(config),
     )
     return replace(plan, environment=environment_findings(environment, plan))
 
@@ -136,3 +137,9 @@ def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
         return Choice("off", "it recompiles for new shapes, which can cost more than a run gains", source)
     notes.caution(f"compile: {config.compile} takes minutes before step 1 and again for new shapes; compare step times")
     return Choice(config.compile, "asked for", "user")
+
+
+def _trackers(config: RunConfig) -> Choice[tuple[str, ...]]:
+    if not config.report_to:
+        return Choice((), "no tracker is asked for", "default")
+    return Choice(tuple(config.report_to), "installed; each gets every row of trainer_log.jsonl", "user")

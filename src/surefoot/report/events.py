@@ -18,7 +18,7 @@ from surefoot.report.journal import Record
 EVENTS, SAMPLES = "events.jsonl", "samples.jsonl"
 
 Kind = Literal[
-    "start", "resume", "best", "saved", "skipped", "non_finite", "stopped", "diverged", "failed", "published"
+    "start", "resume", "best", "saved", "skipped", "non_finite", "stopped", "diverged", "failed", "published", "tracker"
 ]
 OF_THE_PROCESS = frozenset({"start", "resume", "stopped", "diverged", "failed"})
 Clock = Callable[[], datetime]

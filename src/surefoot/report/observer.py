@@ -27,7 +27,7 @@ class RunObserver:
     """The observer of `training.loop.train`.
 
     epoch: step -> passes over the data after it. rows: what `cut_to_step` kept; empty at a fresh start. peak_memory:
-    bytes so far, None where nothing measures it.
+    bytes so far, None where nothing measures it. on_row: gets every row once it is written.
     """
 
     def __init__(
@@ -42,13 +42,14 @@ class RunObserver:
         rows: Sequence[Row] = (),
         start_step: int = 0,
         pace: Pace | None = None,
+        on_row: Callable[[Row], None] | None = None,
     ):
         elapsed_before = clock_seconds(rows[-1]["elapsed_time"]) if rows else 0.0
         self.rows: list[Row] = list(rows)
         self._total, self._log_every = total_steps, log_every
         self._epoch, self._peak_memory = epoch, peak_memory
         self._pace = pace or Pace(elapsed_before=elapsed_before)
-        self._run, self._log = run, run / NAME
+        self._run, self._log, self._on_row = run, run / NAME, on_row
         self._started, self._step = start_step, start_step
         self.progress = Progress(console, total_steps, log_every=log_every, start_step=start_step)
 
@@ -124,6 +125,8 @@ class RunObserver:
     def _keep(self, row: Row) -> None:
         self.rows.append(row)
         append_row(self._log, row)
+        if self._on_row is not None:
+            self._on_row(row)
 
     def _position(self, step: int, state: RunState) -> Position:
         return Position(self._total, self._epoch(step), state.tokens, state.supervised)

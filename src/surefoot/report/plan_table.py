@@ -71,6 +71,8 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("gradient_checkpointing", plan.memory.gradient_checkpointing)
     yield _row("compile", plan.compile)
     yield _row("threads", plan.threads)
+    if plan.report_to.value:
+        yield _row("report_to", plan.report_to)
 
 
 def _adapter_rows(plan: RunPlan) -> Iterator[Row]:

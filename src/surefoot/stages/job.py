@@ -12,7 +12,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
-from surefoot.report.rows import trainer_state
+from surefoot.report.rows import Row, trainer_state
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step
 from surefoot.stages.setup import Setup
@@ -26,7 +26,14 @@ from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
 
 
-def open_observer(config: RunConfig, run: Path, setup: Setup, timetable: Timetable, console: Console) -> RunObserver:
+def open_observer(
+    config: RunConfig,
+    run: Path,
+    setup: Setup,
+    timetable: Timetable,
+    console: Console,
+    on_row: Callable[[Row], None] | None = None,
+) -> RunObserver:
     """The observer of a fresh or resumed run; rows that lie after the resumed state are cut from the log."""
     state = setup.state
     rows = cut_to_step(run / LOG, state.step, evaluated=state.evaluated == state.step)
@@ -39,6 +46,7 @@ def open_observer(config: RunConfig, run: Path, setup: Setup, timetable: Timetab
         peak_memory=lambda: hardware.peak_memory(setup.engine.device.type),
         rows=rows,
         start_step=state.step,
+        on_row=on_row,
     )
 
 

@@ -22,6 +22,7 @@ from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
 from surefoot.planning.tokenizer import plan_max_length
+from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def make_plan(
     found = hardware or machine.detect()
     if hardware is None:
         require_libraries(config, found.kind)
+        require_trackers(config.report_to)
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
         resolve(config, model, tokenizer, found, measurements=None, environment=environment, lengths=lengths)  # faults

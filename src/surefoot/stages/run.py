@@ -28,6 +28,7 @@ from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report, audit_to_json
 from surefoot.report.html import draw_report
 from surefoot.report.plan_table import plan_table
+from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.custom import NOTHING, Custom, check_metrics
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.identity import check_identity, run_identity
@@ -40,6 +41,7 @@ from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup, planned_tokenizer, set_up
 from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
+from surefoot.stages.tracking import open_trackers
 from surefoot.stages.trained_template import carry_template, with_template
 from surefoot.training.checkpoint import read_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
@@ -116,6 +118,7 @@ def train_run(
 def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -> Prepared:
     """Plan, read the data; show each. Every refusal that needs no weights happens here."""
     check_metrics(config, custom.all_metrics)
+    require_trackers(config.report_to)  # a resumed run has its plan already
     _say_what_was_found(console, found)
     asked = config
     config, commits = pin(asked, saved_commits(found.folder / DATA) if found.checkpoint else {})
@@ -231,13 +234,20 @@ def _train_and_publish(
     custom: Custom,
 ) -> int:
     config, folder, stage = run.config, run.found.folder, run.stage
-    with open_observer(config, folder, setup, run.timetable, console) as observer, StopRequest() as stop:
+    trackers = open_trackers(config, folder, setup.state, console)
+    with (
+        trackers,
+        open_observer(config, folder, setup, run.timetable, console, trackers.row) as observer,
+        StopRequest() as stop,
+    ):
         evaluate = None
         if stage.eval_batches is not None:
             metrics = custom.all_metrics
             evaluate = make_evaluate(config, run.plan, stage, setup, run.tokenizer, metrics, observer, stop)
         job = make_job(config, run.plan, folder, stage, setup, run.timetable, run.identity, evaluate, observer)
-        outcome = train(job, setup.state, observer, stop)
+        outcome = train(job, replace(setup.state, trackers=trackers.ids), observer, stop)
+        if outcome.reason != "interrupted":
+            trackers.finished()
     if outcome.reason == "interrupted":
         _, cautions = draw_report(folder)
         for caution in cautions:

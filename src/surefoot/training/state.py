@@ -6,6 +6,7 @@ Learning rate, data order and random draws are functions of the step and are the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,8 @@ class RunState:
     """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
     loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
     evaluated: the last step after which an evaluation ran; -1 before the first. stale: evaluations since the best one.
-    seconds: time spent in steps, over all sessions; the only entry that two equal runs do not share."""
+    seconds: time spent in steps, over all sessions. trackers: under which id each tracker knows the run. Two equal runs
+    share all but these two."""
 
     step: int = 0
     tokens: int = 0
@@ -41,6 +43,7 @@ class RunState:
     evaluated: int = -1
     stale: int = 0
     seconds: float = 0.0
+    trackers: Mapping[str, str] = field(default_factory=dict)
 
     def after_step(self, report: StepReport) -> RunState:
         scale = self.scale

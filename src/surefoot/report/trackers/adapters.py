@@ -1,0 +1,180 @@
+"""The adapters, one class per library, each imported when its run starts.
+
+All of them skip the steps that their run already holds: a resumed run repeats those bit for bit, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.libraries import is_installed
+from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+FOLDER = "tensorboard"  # in the run folder
+
+
+class TensorBoard:
+    """Event files in the run folder. A resumed run starts another file, which withdraws the steps that it repeats."""
+
+    def start(self, facts: RunFacts) -> str:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = facts.run / FOLDER
+        folder.mkdir(exist_ok=True)
+        self._events, self._summaries = _messages("event_pb2"), _messages("summary_pb2")
+        self._writer: EventFileWriter = EventFileWriter(str(folder))
+        if facts.step:
+            log = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._add(facts.step + 1, session_log=log)
+        self._add_config(facts)
+        return FOLDER
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        summary = self._summaries.Summary
+        values = [summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
+        self._add(step, summary=summary(value=values))
+
+    def finish(self, status: Status) -> None:
+        self._writer.close()
+
+    def _add_config(self, facts: RunFacts) -> None:
+        """As a text: TensorBoard shows Markdown, so a block of code."""
+        text = "\n".join(f"    {key}: {value}" for key, value in facts.config.items())
+        summary, metadata = self._summaries.Summary, self._summaries.SummaryMetadata
+        kind = metadata(plugin_data=metadata.PluginData(plugin_name="text"))
+        tensor = _messages("tensor_pb2").TensorProto(dtype=_messages("types_pb2").DT_STRING, string_val=[text.encode()])
+        value = summary.Value(tag="config", metadata=kind, tensor=tensor)
+        self._add(facts.step, summary=summary(value=[value]))
+
+    def _add(self, step: int, **content: Any) -> None:
+        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, **content))
+
+
+class WandB:
+    """A run of Weights & Biases; with tracking.offline a folder for `wandb sync`. Its server drops repeated steps."""
+
+    def start(self, facts: RunFacts) -> str:
+        import wandb
+
+        if not facts.offline and not wandb.login(prompt=False, verify=False):
+            raise RuntimeError("not logged in: `wandb login`, or set tracking.offline: true")
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, init_timeout=60
+        )
+        self._run = wandb.init(
+            project=facts.project,
+            name=facts.name,
+            id=facts.run_id,
+            resume="allow" if facts.run_id else None,
+            dir=facts.run,
+            mode="offline" if facts.offline else "online",
+            config=dict(facts.config),
+            settings=settings,
+        )
+        return self._run.id
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        self._run.log(numbers, step=step)
+
+    def finish(self, status: Status) -> None:
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+class MLflow:
+    """A run in the store that MLFLOW_TRACKING_URI names; without it MLflow keeps a database in the working folder."""
+
+    def start(self, facts: RunFacts) -> str:
+        from mlflow import MlflowClient
+
+        self._client: MlflowClient = MlflowClient()
+        experiment = self._client.get_experiment_by_name(facts.project)
+        home = experiment.experiment_id if experiment else self._client.create_experiment(facts.project)
+        self._id = facts.run_id or self._client.create_run(home, run_name=facts.name).info.run_id
+        self._held = {part: self._last_step(f"{part}/loss") for part in ("train", "eval")}
+        self._client.update_run(self._id, status="RUNNING")
+        if not facts.run_id:
+            for key, value in facts.config.items():
+                self._client.log_param(self._id, key, value)
+        return self._id
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        from mlflow.entities import Metric
+
+        if step > self._held[_part(numbers)]:
+            stamp = int(time.time() * 1000)
+            self._client.log_batch(self._id, [Metric(name, float(one), stamp, step) for name, one in numbers.items()])
+
+    def finish(self, status: Status) -> None:
+        state = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[status]
+        self._client.set_terminated(self._id, state)
+
+    def _last_step(self, key: str) -> int:
+        return max((metric.step for metric in self._client.get_metric_history(self._id, key)), default=-1)
+
+
+class Trackio:
+    """A run in Trackio's local database, which knows runs by their name."""
+
+    def start(self, facts: RunFacts) -> str:
+        trackio: Any = importlib.import_module("trackio")
+        name = facts.run_id or facts.name
+        self._run: Any = trackio.init(
+            project=facts.project,
+            name=name,
+            config=dict(facts.config),
+            resume="allow" if facts.run_id else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        self._held = self._last_step(facts.project, name) if facts.run_id else -1
+        return name
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        if step > self._held:
+            self._run.log(numbers, step=step)
+
+    def finish(self, status: Status) -> None:
+        self._run.finish()
+
+    def _last_step(self, project: str, name: str) -> int:
+        storage: Any = importlib.import_module("trackio.sqlite_storage")
+        return storage.SQLiteStorage.get_last_step(project, name) or -1
+
+
+_ADAPTERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow] | type[Trackio]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Raises EnvironmentFault for every tracker that is asked for and not installed."""
+    missing = [name for name in names if not is_installed(name)]
+    if missing:
+        fix = f"pip install {' '.join(missing)}, or leave it out of report_to"
+        raise EnvironmentFault([Fault("report_to", f"{name} is not installed", fix) for name in missing])
+
+
+def make_trackers(names: Iterable[str]) -> dict[str, Tracker]:
+    """By name, not started."""
+    return {name: _ADAPTERS[name]() for name in names}
+
+
+def _part(numbers: Numbers) -> str:
+    return next(iter(numbers)).partition("/")[0]
+
+
+def _messages(module: str) -> Any:
+    """TensorBoard's messages; their classes are made at run time, so a type checker knows none of them."""
+    return importlib.import_module(f"tensorboard.compat.proto.{module}")

@@ -1,0 +1,119 @@
+"""Hands every row to every tracker, each in a thread of its own, so that none of them can stop or slow a step.
+
+A failure is said once. The rows that could not be handed over are kept and tried again with the next one; after
+MOST_FAILURES in a row the tracker is left alone. The training log has every number in any case.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from surefoot.report.rows import Row
+from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker, numbers_of
+
+MOST_FAILURES = 5
+PATIENCE = 30.0  # seconds that the end of a run waits for each tracker
+
+_SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_\w{8,}|[0-9a-f]{32,}|local-[0-9a-f]{32,})\b")
+_LONGEST = 200  # characters of a library's own message
+Say = Callable[[str], None]
+
+
+class Trackers:
+    """A context manager around the training loop: entering starts the trackers, leaving tells them how it ended.
+
+    trackers: by name. facts: without run_id. run_ids: of an earlier session, by tracker. say: told of failures.
+    `ids` belongs into every checkpoint, so that a resumed run goes on in the same runs.
+    """
+
+    def __init__(self, trackers: Mapping[str, Tracker], facts: RunFacts, run_ids: Mapping[str, str], say: Say):
+        self.ids: dict[str, str] = dict(run_ids)
+        self._trackers, self._facts, self._say = trackers, facts, say
+        self._threads: list[_Thread] = []
+        self._finished = False
+
+    def __enter__(self) -> Trackers:
+        for name, tracker in self._trackers.items():
+            try:
+                self.ids[name] = tracker.start(replace(self._facts, run_id=self.ids.get(name)))
+            except Exception as error:  # a library may raise anything
+                self._say(f"{name} could not be started and is left out: {_one_line(error)}")
+            else:
+                self._threads.append(_Thread(name, tracker, self._say))
+        return self
+
+    def row(self, row: Row) -> None:
+        """A row of the training log, as it was written."""
+        step, numbers = numbers_of(row)
+        for thread in self._threads:
+            thread.hand_over(step, numbers)
+
+    def finished(self) -> None:
+        """The run reached its end; without this call it counts as stopped."""
+        self._finished = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        status: Status = "failed" if isinstance(error, Exception) else "finished" if self._finished else "stopped"
+        for thread in self._threads:
+            thread.finish(status)
+        for thread in self._threads:
+            if not thread.wait(PATIENCE):
+                self._say(f"{thread.name} did not end within {PATIENCE:.0f} s and is left alone")
+
+
+class _Thread:
+    """One tracker and the rows that it has not taken yet."""
+
+    def __init__(self, name: str, tracker: Tracker, say: Say):
+        self.name, self._tracker, self._say = name, tracker, say
+        self._queue: queue.SimpleQueue[tuple[int, Numbers] | Status] = queue.SimpleQueue()
+        self._pending: list[tuple[int, Numbers]] = []
+        self._failures, self._told = 0, False
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def hand_over(self, step: int, numbers: Numbers) -> None:
+        self._queue.put((step, numbers))
+
+    def finish(self, status: Status) -> None:
+        self._queue.put(status)
+
+    def wait(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while not isinstance(item := self._queue.get(), str):
+            if self._failures < MOST_FAILURES:
+                self._pending.append(item)
+                self._attempt(self._send)
+        if self._pending and self._failures < MOST_FAILURES:
+            self._attempt(self._send)
+        self._attempt(lambda: self._tracker.finish(item))
+
+    def _send(self) -> None:
+        while self._pending:
+            self._tracker.log(*self._pending[0])
+            self._pending.pop(0)
+            self._failures = 0
+
+    def _attempt(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except Exception as error:
+            self._failures += 1
+            if not self._told:
+                self._say(f"{self.name} failed; training goes on, and it is tried again: {_one_line(error)}")
+                self._told = True
+            if self._failures == MOST_FAILURES:
+                self._say(f"{self.name} failed {MOST_FAILURES} times in a row and is left alone")
+
+
+def _one_line(error: Exception) -> str:
+    """Type and message, without what looks like a key."""
+    text = _SECRET.sub("…", " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text[:_LONGEST]}"

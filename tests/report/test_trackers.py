@@ -1,0 +1,311 @@
+"""Trackers get what the log gets, read back from the real libraries; whatever they do, the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import sys
+import threading
+import time
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot import hardware
+from surefoot.errors import EnvironmentFault
+from surefoot.report.trackers import adapters, fan_out
+from surefoot.report.trackers.adapters import FOLDER, make_trackers, require_trackers
+from surefoot.report.trackers.base import Numbers, RunFacts, Status, flat_config, numbers_of
+from surefoot.report.trackers.fan_out import MOST_FAILURES, Trackers
+
+ROWS: list[dict[str, Any]] = [
+    {"current_steps": 1, "total_steps": 3, "loss": 1.5, "lr": 1e-4, "elapsed_time": "0:00:01"},
+    {"current_steps": 2, "total_steps": 3, "loss": None, "lr": 2e-4, "non_finite": "loss"},
+    {"current_steps": 3, "total_steps": 3, "loss": 1.25, "lr": 1e-4},
+    {"current_steps": 3, "total_steps": 3, "eval_loss": 1.125},
+]
+NUMBERS = [
+    (1, {"train/loss": 1.5, "train/lr": 1e-4}),
+    (2, {"train/lr": 2e-4}),
+    (3, {"train/loss": 1.25, "train/lr": 1e-4}),
+    (3, {"eval/loss": 1.125}),
+]
+CONFIG = flat_config({"optim": {"lr": 1e-4, "betas": [0.9, 0.95]}, "adapter": None, "stage": "sft"})
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> RunFacts:
+    return RunFacts(tmp_path, project="birds", name="heron", offline=True, config=CONFIG, step=0, run_id=None)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in hardware._NO_TELEMETRY.items():
+        monkeypatch.setenv(name, value)
+
+
+def run(name: str, facts: RunFacts, rows: list[dict[str, Any]], ids: dict[str, str] | None = None) -> dict[str, str]:
+    """A session of a run with one real tracker; the ids that its checkpoints would hold."""
+    said: list[str] = []
+    with Trackers(make_trackers([name]), facts, ids or {}, said.append) as trackers:
+        for row in rows:
+            trackers.row(row)
+        trackers.finished()
+    assert said == []
+    return trackers.ids
+
+
+def test_rows_become_numbers() -> None:
+    assert [numbers_of(row) for row in ROWS] == NUMBERS
+
+
+def test_configs_become_flat() -> None:
+    assert CONFIG == {"optim.lr": 1e-4, "optim.betas": "[0.9, 0.95]", "adapter": "none", "stage": "sft"}
+
+
+def events(folder: Path) -> list[Any]:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    files = sorted((folder / FOLDER).iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    return [event for file in files for event in LegacyEventFileLoader(str(file)).Load()]
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard shows: by tag and step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(folder / FOLDER))
+    shown.Reload()
+    return {tag: {one.step: one.value for one in shown.Scalars(tag)} for tag in shown.Tags()["scalars"]}
+
+
+def test_tensorboard_reads_it_back(facts: RunFacts) -> None:
+    assert run("tensorboard", facts, ROWS) == {"tensorboard": FOLDER}
+    shown = scalars(facts.run)
+    assert shown["train/loss"] == {1: 1.5, 3: 1.25}
+    assert shown["eval/loss"] == {3: 1.125}
+    assert any(b"optim.lr: 0.0001" in event.SerializeToString() for event in events(facts.run))
+
+
+def test_tensorboard_withdraws_the_steps_that_a_resumed_run_repeats(facts: RunFacts) -> None:
+    ids = run("tensorboard", facts, ROWS)
+    time.sleep(1.1)  # a file's name holds the second
+    run("tensorboard", replace(facts, step=1), [{"current_steps": 2, "loss": 9.0}], ids)
+    assert scalars(facts.run)["train/loss"] == {1: 1.5, 2: 9.0}
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """Records of the offline file: blocks of 32 KiB with (checksum, length, kind) before each piece."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    content, place, whole, records = file.read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        _, length, kind = struct.unpack("<IHB", content[place : place + 7])
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            records.append(record)
+            whole = b""
+    return records
+
+
+def test_wandb_offline_holds_it(facts: RunFacts) -> None:
+    ids = run("wandb", facts, ROWS)
+    records = wandb_records(facts.run)
+    while not any(record.WhichOneof("record_type") == "exit" for record in records):
+        time.sleep(0.05)  # its own process writes the file, and finish does not wait for the disk
+        records = wandb_records(facts.run)
+    runs = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    assert {(one.project, one.display_name, one.run_id) for one in runs} == {("birds", "heron", ids["wandb"])}
+    found: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            found.setdefault(items["_step"], {}).update(items)
+    assert found[1]["train/loss"] == 1.5
+    assert (found[3]["train/loss"], found[3]["eval/loss"]) == (1.25, 1.125)
+    assert "train/loss" not in found[2]
+
+
+def test_wandb_goes_on_in_the_same_run(facts: RunFacts, tmp_path: Path) -> None:
+    ids = run("wandb", facts, ROWS[:1])
+    (tmp_path / "later").mkdir()
+    assert run("wandb", replace(facts, run=tmp_path / "later", step=1), ROWS[1:], ids) == ids
+
+
+def mlflow_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes seconds to set up
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{folder}/mlruns")
+    from mlflow import MlflowClient
+
+    return MlflowClient()
+
+
+def test_mlflow_reads_it_back_and_goes_on(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = mlflow_client(facts.run, monkeypatch)
+    ids = run("mlflow", facts, ROWS)
+    assert run("mlflow", replace(facts, step=1), [*ROWS[1:], {"current_steps": 4, "loss": 1.0}], ids) == ids
+
+    history = client.get_metric_history(ids["mlflow"], "train/loss")
+    assert [(one.step, one.value) for one in history] == [(1, 1.5), (3, 1.25), (4, 1.0)], "no step twice"
+    assert [one.step for one in client.get_metric_history(ids["mlflow"], "eval/loss")] == [3]
+    data = client.get_run(ids["mlflow"])
+    assert data.data.params["optim.lr"] == "0.0001"
+    assert (data.info.status, data.info.run_name) == ("FINISHED", "heron")
+
+
+class FakeTrackio(types.ModuleType):
+    """Trackio's functions as version 0.43 has them; the library cannot be installed beside ours."""
+
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.rows: list[tuple[int, Numbers]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.ended = 0
+        self.storage = types.ModuleType("trackio.sqlite_storage")
+        self.storage.SQLiteStorage = types.SimpleNamespace(  # type: ignore[attr-defined]
+            get_last_step=lambda project, run=None, run_id=None: max((step for step, _ in self.rows), default=None)
+        )
+
+    def init(
+        self, project, name=None, *, config=None, resume="never", embed=True, auto_log_gpu=None, auto_log_cpu=None
+    ):  # fmt: skip
+        self.asked.append({"project": project, "name": name, "config": config, "resume": resume})
+        return self
+
+    def log(self, metrics: Numbers, step: int | None = None) -> None:
+        assert step is not None
+        self.rows.append((step, metrics))
+
+    def finish(self) -> None:
+        self.ended += 1
+
+
+def test_trackio_gets_it_and_goes_on(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    monkeypatch.setitem(sys.modules, "trackio.sqlite_storage", fake.storage)
+    ids = run("trackio", facts, ROWS)
+    run("trackio", replace(facts, step=1), [*ROWS[1:], {"current_steps": 4, "loss": 1.0}], ids)
+    assert fake.rows == [*NUMBERS, (4, {"train/loss": 1.0})]
+    assert [(one["name"], one["resume"]) for one in fake.asked] == [("heron", "never"), ("heron", "allow")]
+    assert fake.ended == 2
+
+
+class Flaky:
+    """Fails where it is told to."""
+
+    def __init__(self, *, start: bool = False, fail: int = 0):
+        self.fail_start, self.fail = start, fail
+        self.seen: list[int] = []
+        self.status: Status | None = None
+
+    def start(self, facts: RunFacts) -> str:
+        if self.fail_start:
+            raise ConnectionError("no route to https://me:hunter2@host/ with 0123456789abcdef0123456789abcdef01234567")
+        return facts.run_id or "new"
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        if self.fail:
+            self.fail -= 1
+            raise TimeoutError("too slow")
+        self.seen.append(step)
+
+    def finish(self, status: Status) -> None:
+        self.status = status
+
+
+def session(facts: RunFacts, tracker: Flaky, *, count: int = 4, error: type[BaseException] | None = None) -> list[str]:
+    said: list[str] = []
+    outcome = pytest.raises(error) if error else contextlib.nullcontext()
+    with outcome, Trackers({"flaky": tracker}, facts, {}, said.append) as trackers:
+        for step in range(1, count + 1):
+            trackers.row({"current_steps": step, "loss": 1.0})
+        if error:
+            raise error
+        trackers.finished()
+    return said
+
+
+def test_a_start_that_fails_leaves_the_tracker_out(facts: RunFacts) -> None:
+    (text,) = session(facts, Flaky(start=True))
+    assert text.startswith("flaky could not be started and is left out: ConnectionError: no route to")
+    assert "hunter2" not in text
+    assert "0123456789abcdef" not in text
+
+
+def check_nothing_is_lost(facts: RunFacts) -> None:
+    tracker = Flaky(fail=2)
+    (text,) = session(facts, tracker)
+    assert text == "flaky failed; training goes on, and it is tried again: TimeoutError: too slow"
+    assert tracker.seen == [1, 2, 3, 4]
+    assert tracker.status == "finished"
+
+
+def test_a_failure_is_said_once_and_its_rows_are_tried_again(facts: RunFacts) -> None:
+    check_nothing_is_lost(facts)
+
+
+def test_twin_without_a_second_try_rows_are_lost(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(thread: Any) -> None:
+        thread._tracker.log(*thread._pending.pop(0))
+
+    monkeypatch.setattr(fan_out._Thread, "_send", send)
+    with pytest.raises(AssertionError):
+        check_nothing_is_lost(facts)
+
+
+def test_a_tracker_that_keeps_failing_is_left_alone(facts: RunFacts) -> None:
+    tracker = Flaky(fail=10**6)
+    said = session(facts, tracker, count=20)
+    assert len(said) == 2
+    assert said[1] == f"flaky failed {MOST_FAILURES} times in a row and is left alone"
+    assert tracker.fail == 10**6 - MOST_FAILURES
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (OSError, "failed")])
+def test_the_tracker_hears_how_it_ended(facts: RunFacts, error: type[BaseException] | None, status: Status) -> None:
+    tracker = Flaky()
+    session(facts, tracker, error=error)
+    assert tracker.status == status
+
+
+def test_a_tracker_that_hangs_stops_no_step(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "PATIENCE", 0.1)
+    release = threading.Event()
+    tracker = Flaky()
+    monkeypatch.setattr(tracker, "log", lambda *_: release.wait())
+    (text,) = session(facts, tracker)
+    release.set()
+    assert text == "flaky did not end within 0 s and is left alone"
+
+
+def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "is_installed", lambda name: name == "wandb")
+    require_trackers(["wandb"])
+    with pytest.raises(EnvironmentFault) as caught:
+        require_trackers(["wandb", "mlflow", "trackio"])
+    assert [str(fault) for fault in caught.value.faults] == [
+        "report_to: mlflow is not installed; pip install mlflow trackio, or leave it out of report_to",
+        "report_to: trackio is not installed; pip install mlflow trackio, or leave it out of report_to",
+    ]
+
+
+def test_telemetry_of_others_is_refused_unless_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in hardware._NO_TELEMETRY:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DO_NOT_TRACK", "0")
+    hardware.refuse_telemetry()
+    assert os.environ["DO_NOT_TRACK"] == "0"
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
