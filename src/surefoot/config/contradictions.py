@@ -198,13 +198,6 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
             "add an adapter (QLoRA), or leave precision.base out",
             "adapter",
         )
-    if config.adapter is None and base == "nf4":
-        yield _problem(
-            "precision.base",
-            "without an adapter the base itself trains, and 4-bit weights cannot train",
-            "add an adapter (QLoRA), or leave precision.base out",
-            "adapter",
-        )
     if config.adapter is None and base in ("fp16", "bf16"):
         harm = "ends in 'Attempting to unscale FP16 gradients'" if base == "fp16" else "loses small updates"
         yield _problem(

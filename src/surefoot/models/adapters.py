@@ -13,15 +13,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import Fault, InputError
+from surefoot.models.peft import LoraConfig, LoraLayer, PeftModel, TaskType, get_peft_model
 from surefoot.models.quantised import plain_weight
-from surefoot.models.quiet import quiet_peft
+from surefoot.models.quiet import quiet_libraries
 from surefoot.models.vocabulary import is_tied
 from surefoot.planning.plan import AdapterPlan
 
@@ -54,7 +53,7 @@ def add_adapter(
     _check_targets(model, plan.targets.value)
     if plan.kind.value == "dora":
         _check_norms(model, plan.targets.value)
-    with quiet_peft(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
         torch.manual_seed(seed)
         adapted = get_peft_model(model, _lora_config(model, plan))
     config = adapted.peft_config[ADAPTER]

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.data.batch import Batch
+from surefoot.models.peft import PeftModel
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:

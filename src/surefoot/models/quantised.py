@@ -9,12 +9,12 @@ same weights give the same bits on every load, so nothing of the base is saved.
 from __future__ import annotations
 
 import torch
-from peft.utils.integrations import dequantize_module_weight
 from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.libraries import import_bitsandbytes
 from surefoot.models.decoder import decoder_layers
+from surefoot.models.peft import dequantize_module_weight
 
 
 def quantise(model: PreTrainedModel, *, compute: torch.dtype, device: torch.device) -> None:

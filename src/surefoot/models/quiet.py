@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from transformers.utils import logging
 
-from surefoot.libraries import import_bitsandbytes, is_installed
-
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
@@ -28,12 +26,3 @@ def quiet_libraries() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def quiet_peft() -> Iterator[None]:
-    """The same around PEFT's injection, which imports bitsandbytes wherever it is installed, needed or not."""
-    if is_installed("bitsandbytes"):
-        import_bitsandbytes()
-    with quiet_libraries():
-        yield

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -18,6 +17,7 @@ from surefoot.errors import Fault, InputError
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.forward import causal_model
+from surefoot.models.peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from surefoot.models.quiet import quiet_libraries
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from transformers import PreTrainedModel
 
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG, StoredTensor, read_header
 from surefoot.models.load import is_finite
-from surefoot.models.quiet import quiet_peft
+from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import ADAPTER_WEIGHTS, load_adapter_weights
 
 _READ = frozenset(
@@ -97,7 +97,7 @@ def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
     path = saved.folder / ADAPTER_WEIGHTS
     try:
         config = LoraConfig(task_type=TaskType.CAUSAL_LM, **saved.settings)
-        with quiet_peft(), torch.random.fork_rng(devices=[]):
+        with quiet_libraries(), torch.random.fork_rng(devices=[]):
             adapted = get_peft_model(model, config)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(Fault(str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}")) from error

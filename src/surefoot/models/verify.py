@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 
 from surefoot.errors import EnvironmentFault, Fault
@@ -19,6 +18,7 @@ from surefoot.models.adapters import adapted_modules
 from surefoot.models.checkpointing import has_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import causal_model, narrowed_logits
+from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quantised import is_quantised
 from surefoot.models.vocabulary import is_tied

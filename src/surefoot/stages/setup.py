@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,6 +22,7 @@ from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model
 from surefoot.models.load import load_model, load_tokenizer
+from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 from surefoot.models.quantised import quantise
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full

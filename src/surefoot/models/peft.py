@@ -1,0 +1,34 @@
+"""What is used of PEFT, imported once and in the right order.
+
+PEFT imports bitsandbytes wherever it is installed, needed or not, and bitsandbytes writes to the screen and looks for
+kernels on the hub when it is imported. So bitsandbytes comes first, without either. Nothing else imports PEFT.
+"""
+
+from __future__ import annotations
+
+from surefoot.libraries import import_bitsandbytes, is_installed
+
+if is_installed("bitsandbytes"):
+    import_bitsandbytes()
+
+from peft import (
+    LoraConfig,
+    PeftModel,
+    TaskType,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
+from peft.tuners.lora import LoraLayer
+from peft.utils.integrations import dequantize_module_weight
+
+__all__ = [
+    "LoraConfig",
+    "LoraLayer",
+    "PeftModel",
+    "TaskType",
+    "dequantize_module_weight",
+    "get_peft_model",
+    "get_peft_model_state_dict",
+    "set_peft_model_state_dict",
+]
