@@ -1,13 +1,15 @@
 """The forecast against what autograd really keeps, in transformers' model with PEFT's adapters."""
 
+import sys
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoModelForCausalLM, LlamaConfig
 
+from architectures import TINY, build
 from layouts import LLAMA31_8B, model_facts, run_config
 from surefoot.hardware import GIB, preset
 from surefoot.planning import memory as module
@@ -63,17 +65,16 @@ def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config
     return Workload(model, types, kernels, planned, trainable, model.parameters, moments)
 
 
-def kept_per_layer(work, adapter, attention):
+def kept_per_layer(work, adapter, attention, config=CONFIG):
     """Bytes that one more decoder layer keeps for its backward pass: the difference of two depths."""
-    return _kept(work, adapter, attention, 2) - _kept(work, adapter, attention, 1)
+    return _kept(work, adapter, attention, config, 2) - _kept(work, adapter, attention, config, 1)
 
 
-def _kept(work, adapter, attention, layers):
-    keys = {key: value for key, value in CONFIG.items() if key not in ("model_type", "torch_dtype")}
+def _kept(work, adapter, attention, config, layers):
+    depth = {"n_layer" if "n_layer" in config else "num_hidden_layers": layers}
     implementation = "eager" if attention == "eager" else "sdpa"
-    config = LlamaConfig(**keys | {"num_hidden_layers": layers, "use_cache": False}, attn_implementation=implementation)
     base = {"fp32": torch.float32, "bf16": torch.bfloat16}[work.precision.base.value]
-    model = AutoModelForCausalLM.from_config(config).to(base)
+    model = build(config | depth | {"use_cache": False}, device="cpu", attn_implementation=implementation).to(base)
     if adapter:
         lora = LoraConfig(
             r=adapter["rank"],
@@ -98,7 +99,7 @@ def _kept(work, adapter, attention, layers):
     kernels = sdpa_kernel(SDPBackend.MATH) if attention == "math" else nullcontext()
     cast = torch.autocast("cpu", torch.bfloat16, enabled=work.autocast)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), kernels, cast:
-        hidden = model.train().model(input_ids=ids).last_hidden_state
+        hidden = model.train().get_decoder()(input_ids=ids).last_hidden_state
     del hidden
     return sum(storage.nbytes() for storage in kept.values())
 
@@ -138,6 +139,54 @@ def _cast_per_layer(work):
     adapter = work.adapter.trainable // work.model.layers if work.adapter else 0
     frozen = linear if work.adapter is None or work.precision.base.value == "fp32" else 0
     return frozen + adapter
+
+
+# A copy of a residual here, of a bias there is not counted, and PEFT's A x is counted once more for Conv1D.
+FAMILY_TOLERANCE = 0.11
+
+
+def wide(name):
+    """The family at the sizes of CONFIG, with a window that does not matter and the dropout that it has by default."""
+    sizes = {key: value for key, value in CONFIG.items() if key in TINY[name] and key != "model_type"}
+    sizes |= {"sliding_window": 4096} if "sliding_window" in TINY[name] else {}
+    sizes |= {"head_dim": 32} if "head_dim" in TINY[name] else {}
+    special = {
+        "opt": {"ffn_dim": 512, "word_embed_proj_dim": 128},
+        "gpt2": {"n_embd": 128, "n_layer": 4, "attn_pdrop": 0.0},
+        "gemma3": {"sliding_window_pattern": 6},
+    }
+    return TINY[name] | sizes | {"max_position_embeddings": 128} | special.get(name, {})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("name", TINY)
+def test_activations_of_every_family(tmp_path, name, adapter, precision):
+    attention, config = ("eager", "eager") if name == "gemma2" else ("flash", "sdpa"), wide(name)
+    work = workload(tmp_path, adapter=adapter, precision=precision, attention=attention[1], config=config)
+    kept = kept_per_layer(work, adapter, attention[0], config)
+    cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)
+    assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAMILY_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("opt", {"gated": True}),
+        ("gpt2", {"activation": "relu"}),
+        ("gemma3", {"norms": ("hidden", "hidden")}),
+        ("gemma2", {"without_sdpa": ""}),
+    ],
+)
+def test_a_fact_of_a_family_that_is_wrong_would_be_noticed(tmp_path, monkeypatch, name, change):
+    right = workload
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "workload",
+        lambda *args, **kinds: (lambda work: replace(work, model=replace(work.model, **change)))(right(*args, **kinds)),
+    )
+    with pytest.raises(AssertionError):
+        test_activations_of_every_family(tmp_path, name, LORA, "fp32")
 
 
 def test_a_forgotten_term_would_be_noticed(tmp_path, monkeypatch):

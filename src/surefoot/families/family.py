@@ -45,12 +45,14 @@ class Linear:
 
 @dataclass(frozen=True)
 class Norm:
-    """bias: LayerNorm has one, RMSNorm none. when: it holds parameters only if all of these keys say so."""
+    """size: of its weight. over: what it normalises, per token. bias: LayerNorm has one, RMSNorm none. when: it holds
+    parameters only if all of these keys say so."""
 
     path: str
     size: Dimension = "hidden"
     bias: bool = False
     when: tuple[Key, ...] = ()
+    over: Literal["hidden", "query", "key_value"] = "hidden"
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,8 @@ class Family:
     """One row. Paths are module names in transformers' model; `layers` is the list whose elements carry numbers.
 
     keys: names in config.json that differ from Llama's (hidden_size, intermediate_size, num_hidden_layers,
-    num_attention_heads, max_position_embeddings, attention_dropout). defaults: what transformers takes where
-    config.json leaves a key out, under config.json's name; a size that is not listed must be there.
+    num_attention_heads, max_position_embeddings, attention_dropout, hidden_act). defaults: what transformers takes
+    where config.json leaves a key out, under config.json's name; a size that is not listed must be there.
     """
 
     name: str

@@ -6,7 +6,7 @@ from surefoot.families.family import Key, Linear, Norm
 
 ATTENTION_BIAS = Key("attention_bias")
 NORMS = (Norm("input_layernorm"), Norm("post_attention_layernorm"))
-HEAD_NORMS = (Norm("self_attn.q_norm", "head"), Norm("self_attn.k_norm", "head"))
+HEAD_NORMS = (Norm("self_attn.q_norm", "head", over="query"), Norm("self_attn.k_norm", "head", over="key_value"))
 SANDWICH_NORMS = (*NORMS, Norm("pre_feedforward_layernorm"), Norm("post_feedforward_layernorm"))
 
 

@@ -17,7 +17,9 @@ GEMMA2 = Family(
     final_norm=Norm("model.norm"),
     head="lm_head",
     uses_bos=True,  # without <bos> the loss of a pretrained Gemma is several times as high
+    keys={"hidden_act": "hidden_activation"},
     defaults={
+        "hidden_activation": "gelu_pytorch_tanh",
         "num_key_value_heads": 4,
         "head_dim": 256,
         "attention_bias": False,

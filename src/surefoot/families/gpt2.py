@@ -27,8 +27,10 @@ GPT2 = Family(
         "num_attention_heads": "n_head",
         "max_position_embeddings": "n_positions",
         "attention_dropout": "attn_pdrop",
+        "hidden_act": "activation_function",
     },
     defaults={
+        "activation_function": "gelu_new",
         "n_inner": None,
         "attn_pdrop": 0.1,
         "resid_pdrop": 0.1,

@@ -16,7 +16,13 @@ LLAMA = Family(
     head="lm_head",
     # Llama was pretrained with BOS in front of every document, whether or not the tokenizer's post-processor adds it.
     uses_bos=True,
-    defaults={"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False},
+    defaults={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+    },
     reserved_pads=(
         # Llama 3.1 and later. Llama 3.0 has no pad at all, and its id 0 is "!": padding with 0 pads with text.
         ReservedPad("<|finetune_right_pad_id|>", "reserved for padding in Llama 3.1 and later"),

@@ -16,6 +16,7 @@ MISTRAL = Family(
     head="lm_head",
     uses_bos=True,
     defaults={
+        "hidden_act": "silu",
         "num_key_value_heads": 8,
         "sliding_window": 4096,
         "attention_dropout": 0.0,

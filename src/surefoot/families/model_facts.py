@@ -54,8 +54,10 @@ class ModelFacts:
     """family: None for a model_type that no row describes. vocab: rows of the embedding, each `embedding_width` wide.
 
     window: tokens that a layer with a sliding window sees, None where no layer has one. dropouts: shares above 0
-    besides attention's, by config key. gated: the MLP has a gate. rotary_switch: positions beyond which "longrope"
-    takes its other table, for a whole micro-batch. stored: dtype on disk.
+    besides attention's, by config key. gated: the MLP has a gate. activation: the MLP's, as config.json calls it.
+    norms: what the norms of one layer are applied to: hidden, query, key_value. layer_norm: they are no RMSNorms.
+    fused_rotary: q, k and v come from one matrix, and q and k are turned afterwards. rotary_switch: positions beyond
+    which "longrope" takes its other table, for a whole micro-batch. stored: dtype on disk.
     """
 
     model_type: str
@@ -76,6 +78,10 @@ class ModelFacts:
     head: str
     embedding_width: int
     gated: bool
+    activation: str = ""
+    norms: tuple[str, ...] = ("hidden", "hidden")
+    layer_norm: bool = False
+    fused_rotary: bool = False
     window: int | None = None
     dropouts: tuple[tuple[str, float], ...] = ()
     rotary_switch: int | None = None
@@ -138,6 +144,10 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         head=family.head if family else tree.head if tree else "",
         embedding_width=keys.positive("word_embed_proj_dim", default=hidden),
         gated=_gated(family, tree),
+        activation=str(keys.get("hidden_act") or ""),
+        norms=tuple(norm.over for norm in family.layer_norms) if family else ("hidden", "hidden"),
+        layer_norm=any(norm.bias for norm in family.layer_norms) if family else False,
+        fused_rotary=_fused_rotary(family),
         window=_window(keys, family),
         rotary_switch=_rotary_switch(keys),
         dropouts=tuple((keys.name(name), share) for name in names if (share := keys.share(name))),
@@ -155,6 +165,11 @@ def _gated(family: Family | None, tree: ModuleTree | None) -> bool:
     if family is not None:
         return any("gate" in linear.roles for linear in family.linears)
     return any("gate" in module.name for module in tree.modules if module.linear) if tree else True
+
+
+def _fused_rotary(family: Family | None) -> bool:
+    fused = family is not None and any(len(linear.roles) > 1 and "v" in linear.roles for linear in family.linears)
+    return fused and family is not None and family.positions is None
 
 
 def _window(keys: ConfigKeys, family: Family | None) -> int | None:

@@ -32,8 +32,9 @@ OPT = Family(
     ),
     head="lm_head",
     uses_bos=True,
-    keys={"intermediate_size": "ffn_dim"},
+    keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
     defaults={
+        "activation_function": "relu",
         "enable_bias": True,
         "layer_norm_elementwise_affine": True,
         "do_layer_norm_before": True,

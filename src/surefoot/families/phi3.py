@@ -22,6 +22,7 @@ PHI3 = Family(
     # The chat template begins with <|user|>; published tokenizers of the family disagree on <s>.
     uses_bos=None,
     defaults={
+        "hidden_act": "silu",
         "sliding_window": None,
         "attention_dropout": 0.0,
         "resid_pdrop": 0.0,

@@ -19,6 +19,7 @@ QWEN2 = Family(
     # bos_token_id in config.json is <|endoftext|>, which separated documents; the tokenizer has no BOS.
     uses_bos=False,
     defaults={
+        "hidden_act": "silu",
         "num_key_value_heads": 32,
         "use_sliding_window": False,
         "sliding_window": 4096,

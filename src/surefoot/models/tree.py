@@ -31,6 +31,7 @@ _KEYS = (
     "sliding_window",
     "layer_types",
     "tie_word_embeddings",
+    "hidden_act",
     "rope_parameters",
     "original_max_position_embeddings",
 )

@@ -6,17 +6,21 @@ headroom.
 
 Per token and layer, with h hidden, i intermediate, q = heads * head_dim, k = kv_heads * head_dim, b bytes of the
 compute dtype; norms are computed in fp32 whatever the dtype:
-    two norms            their input 4h each; where norms train also the normalised input, 4h each
-    attention            queries, keys, values, output b * (2q + 2k), one fp32 row statistic per head
-    SwiGLU               gate, silu(gate), up b * 3i, product b * i
+    norms                their input 4h each (q and k where heads are normalised); an RMSNorm that trains keeps the
+                         normalised input as well
+    attention            queries, keys, values, output b * (2q + 2k), one fp32 row statistic per head; a fused q, k, v
+                         stays whole behind the rotated q and k
+    MLP                  what the activation keeps, b * i each (see _ACTIVATION); with a gate its output and up besides
     linear inputs        shared between q, k, v and gate, up in fp32; under autocast every layer casts a copy of its own
+    dropout              a mask after each half of the layer, b * h each
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.families.model_facts import ModelFacts
+from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.hardware import GIB
 from surefoot.planning.plan import AdapterPlan, AttentionPlan, Choice, DType, MemoryPlan, PrecisionPlan
 
@@ -24,6 +28,9 @@ BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
 _HEADROOM = 0.9
 _LIBRARIES = GIB
+# How many tensors of the MLP's width an activation keeps besides its output: relu none, gelu_new is written out in
+# seven operations. Others keep their input.
+_ACTIVATION = {"relu": 0, "gelu_new": 4}
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 
@@ -109,20 +116,44 @@ def _frozen_bytes(work: Workload) -> int:
 def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
     """What one decoder layer keeps for its backward pass."""
     model, b = work.model, work.width
-    h, i = model.hidden, model.intermediate
-    q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    inputs = 5 * h + q + i  # of q, k, v, gate, up; of o; of down
-    norms = 8 * h if work.adapter else 16 * h
-    attention = b * (2 * q + 2 * k) + 4 * model.heads
-    if work.attention.expected.value in ("eager", "math"):
-        # Probabilities in fp32 and, under autocast, once more in 16 bits; keys and values repeated for every head.
-        attention = (4 + (b if work.autocast else 0)) * model.heads * length + b * 4 * q
     if work.autocast:
-        linear_inputs = b * inputs if work.adapter is None else b * _adapted_inputs(work)
+        adapted = work.adapter is not None
+        linear_inputs = b * (_adapted_inputs(work) if adapted else _inputs(model.layer_linears) // model.layers)
     else:  # with dropout on the adapter's input, its output is kept instead
-        linear_inputs = 0 if work.adapter and work.adapter.dropout else 4 * (2 * h + i)
-    per_token = norms + attention + 3 * b * i + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
+        linear_inputs = 0 if work.adapter and work.adapter.dropout else 4 * (2 * model.hidden + model.intermediate)
+    mlp = _ACTIVATION.get(model.activation, 1) + (2 if model.gated else 0)
+    dropped = 2 * b * model.hidden if model.dropouts else 0
+    per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp * model.intermediate
+    per_token += dropped + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
     return tokens * per_token + _dora_bytes(work)
+
+
+def _norm_bytes(work: Workload) -> int:
+    """Per token and layer."""
+    size = 0
+    for norm in work.model.norms:
+        wide = {"query": work.model.heads * work.model.head_dim, "key_value": work.model.kv_heads * work.model.head_dim}
+        size += 4 * wide.get(norm, work.model.hidden)
+    # LayerNorm's backward pass computes the normalised input again.
+    return size if work.adapter or work.model.layer_norm else 2 * size
+
+
+def _attention_bytes(work: Workload, length: int) -> int:
+    """Per token and layer."""
+    model, b = work.model, work.width
+    q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    fused = b * (q + k) if model.fused_rotary else 0
+    if work.attention.expected.value not in ("eager", "math"):
+        return fused + b * (2 * q + 2 * k) + 4 * model.heads
+    # Probabilities in fp32 and, under autocast, once more in 16 bits; keys and values repeated for every head.
+    scores = 4 + (b if work.autocast else 0)
+    scores += b if model.without_sdpa else 0  # capped: the cap keeps them too
+    scores += 2 * b if model.attention_dropout else 0  # mask and what is left
+    return fused + scores * model.heads * length + b * 4 * q
+
+
+def _inputs(modules: Sequence[ModuleFact]) -> int:
+    return sum(module.linear[0] for module in modules if module.linear)
 
 
 def _adapted(work: Workload) -> list[tuple[int, int]]:
