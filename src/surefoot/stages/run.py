@@ -33,6 +33,7 @@ from surefoot.stages.custom import NOTHING, Custom, check_metrics
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_job, make_schedule, open_observer
+from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.planned import make_plan
 from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.records import DATA, write_records
@@ -99,8 +100,9 @@ def train_run(
             steps = run.timetable.total_steps
             console.say(f"dry run: {steps} steps planned; nothing was written to {run.found.folder}")
             return 0
-        setup = _set_up(run, console)
-        verified = {**setup.verified, "kernels": _verify_kernels(run, setup)}
+        with memory_faults("set-up", config, run.plan):
+            setup = _set_up(run, console)
+            verified = {**setup.verified, "kernels": _verify_kernels(run, setup)}
         with occupy(run.found) as rejected:
             for folder in rejected:
                 console.say(f"set aside until the run is finished: {folder}", style="yellow")
@@ -108,7 +110,8 @@ def train_run(
             write_records(config, run.found.folder, run.plan, verified, records)
             console.log_to(run.found.folder / "run.log")
             try:
-                return _train_and_publish(run, setup, console, typed, figures, prompt, custom)
+                with memory_faults("training", config, run.plan):
+                    return _train_and_publish(run, setup, console, typed, figures, prompt, custom)
             except SurefootError as error:
                 console.note(f"error: {error}")  # the screen gets it from the command line
                 draw_report(run.found.folder)
