@@ -8,11 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from runfolders import log_more, log_rows, train_row, write_run
+from serving import serving
 from surefoot.board import server as module
 from surefoot.board.server import Board
 from surefoot.errors import EnvironmentFault
@@ -27,12 +27,8 @@ def root(tmp_path):
 
 @pytest.fixture
 def board(root):
-    with Board(root, look=0.02, beat=0.1) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with serving(root, beat=0.1) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def ask(board, target="/", *, method="GET", key=True, host="", headers=()):

@@ -83,10 +83,11 @@ def figures(rows: Sequence[Row], status: Status) -> list[Figure]:
 
 
 def value_table(rows: Sequence[Row]) -> Table:
-    """The curves as numbers: some train rows, evenly spread, and the evaluations."""
+    """The curves as numbers: some train rows, evenly spread, those that were not finite, evaluations."""
     train = [row for row in rows if "loss" in row]
     evaluations = {row["current_steps"]: row for row in rows if "eval_loss" in row}
-    steps = {row["current_steps"]: row for row in _spread(train, _TABLE_ROWS)}
+    bad = [row for row in train if curves.number(row["loss"]) is None]
+    steps = {row["current_steps"]: row for row in (*_spread(train, _TABLE_ROWS), *_spread(bad, _TABLE_ROWS // 4))}
     shown = sorted({*steps, *_spread(list(evaluations), _TABLE_ROWS)})
     columns = ("step", "loss", "evaluation loss", "learning rate", "gradient norm", "tok/s")
     lines = tuple(

@@ -1,0 +1,140 @@
+"""report.html in a real browser: drawn, offline, at any width, light, dark and printed; what it quotes does nothing."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from runfolders import NASTY, audit, log_rows, train_row, write_run
+from surefoot.report.html import write_report
+
+SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
+SCHEMES = ["light", "dark"]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Of a run with gaps, long names, events and samples that are markup."""
+    long = "/".join(["a-folder-with-a-long-name"] * 12)
+    data = {"train": audit(NASTY), "eval": audit(long)}
+    run = write_run(
+        tmp_path_factory.mktemp("runs") / "a-run-with-a-name-as-long-as-people-give-them-lr2e-4-dora-r32-seed42",
+        log_rows(120, bad=(60, 119)),
+        finished=True,
+        data=data,
+        config=f"output: {NASTY}\nmodel: {long}\n",
+    )
+    (run / "events.jsonl").open("a").write(f'{{"kind": "best", "step": 40, "time": "now", "text": "{NASTY}"}}\n')
+    return write_report(run)
+
+
+def colours(page, selector="canvas"):
+    """How many different colours a screenshot of the element has."""
+    picture = Image.open(io.BytesIO(page.locator(selector).first.screenshot())).convert("RGB")
+    return len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0))
+
+
+def background(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_it_is_drawn_at_any_width_and_fetches_nothing(report, open_page, size, scheme):
+    width, height = SIZES[size]
+    watched = open_page(report, viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
+    page = watched.page
+    assert page.locator("canvas").count() == 6
+    assert colours(page) > 20
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert watched.asked == [report.as_uri()]
+    assert watched.complaints == []
+    assert background(page) == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 22, 28)"}[scheme]
+
+
+def test_twin_a_canvas_that_nothing_draws_on_is_noticed(report, open_page, tmp_path):
+    text = report.read_text(encoding="utf-8")
+    blank = tmp_path / "blank.html"
+    blank.write_text(text.replace("<main>", '<main><canvas width="300" height="100"></canvas>', 1), encoding="utf-8")
+    assert colours(open_page(blank).page) < 20
+
+
+def test_twin_a_request_is_noticed(report, open_page, tmp_path):
+    """And the policy of the page forbids it before it leaves."""
+    page = tmp_path / "page.html"
+    text = report.read_text(encoding="utf-8")
+    page.write_text(text.replace("<main>", '<main><img src="http://example.org/x.png">', 1), encoding="utf-8")
+    assert any("Content Security Policy" in complaint for complaint in open_page(page).complaints)
+
+
+def test_what_is_quoted_does_nothing(report, open_page):
+    watched = open_page(report)
+    dialogs = []
+    watched.page.on("dialog", lambda dialog: dialogs.append(dialog.message) or dialog.dismiss())
+    watched.page.reload()
+    assert watched.page.locator("img").count() == 0
+    assert watched.page.get_by_text(NASTY).count() >= 2
+    assert dialogs == watched.complaints == []
+
+
+def test_a_script_that_got_in_would_not_run(report, open_page, tmp_path):
+    page = tmp_path / "page.html"
+    text = report.read_text(encoding="utf-8")
+    page.write_text(text.replace("<main>", "<main><script>document.title = 'taken'</script>", 1), encoding="utf-8")
+    watched = open_page(page)
+    assert watched.page.title() != "taken"
+
+
+def test_dark_and_light_can_change_while_it_is_open(report, open_page):
+    page = open_page(report, color_scheme="light").page
+    before = page.locator("canvas").first.screenshot()
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(100)
+    assert page.locator("canvas").first.screenshot() != before
+
+
+def test_in_print_it_is_dark_on_white(report, open_page):
+    page = open_page(report, color_scheme="dark").page
+    page.emulate_media(media="print")
+    assert background(page) == "rgb(255, 255, 255)"
+    assert not page.locator("nav").is_visible()
+
+
+def test_without_scripts_there_is_a_table(report, open_page):
+    page = open_page(report, java_script_enabled=False).page
+    assert page.locator("noscript table").first.is_visible()
+    assert "not finite" in page.locator("noscript table").first.inner_text()
+
+
+def test_the_keyboard_reaches_the_sections_and_curves_have_words(report, open_page):
+    page = open_page(report).page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.hash") == "#curves"
+    page.keyboard.press("Enter")
+    label = page.get_by_role("img").first.get_attribute("aria-label")
+    assert label.startswith("Loss (nats per token) by optimizer step. training: 4.2 at step 1")
+    assert "2 not finite" in label
+
+
+def test_a_width_that_changes_is_followed(report, open_page):
+    page = open_page(report).page
+    page.set_viewport_size({"width": 700, "height": 900})
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.documentElement.scrollWidth") == 700
+    assert page.locator("canvas").first.bounding_box()["width"] < 700
+
+
+def test_twenty_thousand_points(open_page, tmp_path):
+    run = write_run(tmp_path / "run", [train_row(step, 20_000, 1.0 + 1.0 / step) for step in range(1, 20_001)])
+    watched = open_page(write_report(run), offline=True)
+    assert colours(watched.page) > 20
+    assert watched.complaints == []
+
+
+def test_a_run_without_a_step(open_page, tmp_path):
+    watched = open_page(write_report(write_run(tmp_path / "run")))
+    assert watched.page.locator("canvas").count() == 0
+    assert watched.complaints == []
