@@ -70,7 +70,7 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
     if isinstance(row, Prompt):
         return Template(
             row.name,
-            identity=f"{_VERSION} {row} {eos}",
+            identity=f"{_VERSION} {replace(row, about='')} {eos}",
             stop_ids=stops,
             segments=lambda conversation: lay_out_prompt(row, conversation, eos),
             jinja=lambda bos: write_prompt(row, bos + blank if bos else "", eos),
@@ -79,7 +79,7 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
     filled = _filled(row, eos, own_bos)
     return Template(
         row.name,
-        identity=f"{_VERSION} {filled}",
+        identity=f"{_VERSION} {replace(filled, about='')}",
         stop_ids=stops,
         segments=lambda conversation: lay_out_dialogue(filled, conversation),
         jinja=lambda bos: write_dialogue(filled, bos + ("" if row.prefix else blank) if bos else ""),

@@ -134,7 +134,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Dialogue(
         name="phi3",
-        about="Phi-3's <|user|>, <|assistant|>, <|end|>",
+        about="Phi-3: a token for each role, one that ends a turn",
         system="<|system|>\n{content}<|end|>\n",
         user="<|user|>\n{content}<|end|>\n",
         opening="<|assistant|>\n",
@@ -176,7 +176,7 @@ ROWS: tuple[Row, ...] = (
         control=("<start_of_turn>", "<end_of_turn>"),
         stops=("<end_of_turn>",),
     ),
-    _chatml("chatml", "<|im_start|>role … <|im_end|>"),
+    _chatml("chatml", "ChatML: a token and the role, the text, a token that ends the turn"),
     Prompt(
         name="alpaca",
         about="the headings of Stanford Alpaca: one prompt, one answer, no special tokens",
@@ -201,7 +201,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Dialogue(
         name="zephyr",
-        about="Zephyr's <|user|> and <|assistant|> lines, written as plain text",
+        about="Zephyr: a line for each role, written as plain text",
         system="<|system|>\n{content}{eos}\n",
         user="<|user|>\n{content}{eos}\n",
         opening="<|assistant|>\n",

@@ -1,0 +1,106 @@
+"""A run folder asks as the run did: in surefoot by its plan, in transformers by the chat template that it holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from transformers import AutoTokenizer, GenerationConfig
+
+from forkserver import ForkServer
+from surefoot.data.formats import Turn
+from surefoot.stages import trained_template
+from surefoot.stages.open_model import conversation_ids, open_for_use
+from tiny import LLAMA3_TEMPLATE, tiny_llama
+
+SINGLE = [
+    {"messages": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": str(n)}]} for n in range(6)
+]
+DIALOGUES = [{"messages": row["messages"] * 2} for row in SINGLE]
+TEXTS = [{"text": f"Number {n} is a number."} for n in range(6)]
+FILE = LLAMA3_TEMPLATE.replace("message['role']", "message['role'] | upper").replace(">assistant<", ">ASSISTANT<")
+# name of the run: data, data.template, what the plan then says
+RUNS = {
+    "auto": (SINGLE, None, "alpaca"),
+    "dialogues": (DIALOGUES, None, "vicuna"),
+    "texts": (TEXTS, None, "plain"),
+    "file": (DIALOGUES, "own.jinja", "own.jinja"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    base = tiny_llama(folder / "base", chat_template=False)
+    with ForkServer() as server:
+        for name, (rows, template, _) in RUNS.items():
+            place = folder / name
+            place.mkdir()
+            (place / "data.json").write_text(json.dumps(rows))
+            (place / "own.jinja").write_text(FILE)
+            asked = {} if template is None else {"template": str(place / template) if "." in template else template}
+            config = {
+                "stage": "sft",
+                "model": str(base),
+                "adapter": {"kind": "lora", "rank": 2},
+                "data": {"train": str(place / "data.json")} | asked,
+                "duration": "1 step",
+                "output": str(place / "run"),
+            }
+            (place / "run.yaml").write_text(yaml.safe_dump(config))
+            assert server.run(["train", str(place / "run.yaml")], place / "log") == 0, (place / "log").read_text()
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_plan_names_the_template_that_trained(runs, name):
+    said = json.loads((runs / name / "run" / "plan.json").read_text())["plan"]["tokenizer"]["template"]
+    assert said["value"].endswith(RUNS[name][2])
+    assert said["reason"]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "texts"])
+@pytest.mark.parametrize("place", ["run", "run/checkpoint-1"])
+def test_surefoot_and_transformers_ask_alike(runs, name, place):
+    folder = runs / name / place
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    question = [{"role": "user", "content": "Say 7."}]
+    theirs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    opened = open_for_use(str(folder))
+    assert conversation_ids(opened, [Turn("user", "Say 7.")]) == theirs
+    assert theirs.count(tokenizer.bos_token_id) == 1
+    stops = GenerationConfig.from_pretrained(folder).eos_token_id
+    assert set(opened.template.stop_ids) == set(stops if isinstance(stops, list) else [stops])
+
+
+def test_a_file_is_kept_as_it_is_and_needed_no_longer(runs):
+    kept = (runs / "file" / "run" / "chat_template.jinja").read_text()
+    assert kept == FILE
+    (runs / "file" / "own.jinja").unlink()
+    asked = conversation_ids(open_for_use(str(runs / "file" / "run")), [Turn("user", "Say 7.")])
+    assert "USER" in AutoTokenizer.from_pretrained(runs / "file" / "run").decode(asked)
+
+
+def test_a_run_on_texts_has_no_chat_template(runs):
+    folder = runs / "texts" / "run"
+    assert not (folder / "chat_template.jinja").exists()
+    assert "apply_chat_template" not in (folder / "README.md").read_text()
+    assert "apply_chat_template" in (runs / "auto" / "run" / "README.md").read_text()
+
+
+def test_the_card_says_where_an_input_goes(runs):
+    assert "into the field `input`" in (runs / "auto" / "run" / "README.md").read_text()
+    assert "into the field `input`" not in (runs / "dialogues" / "run" / "README.md").read_text()
+
+
+def test_twin_without_the_saved_template_transformers_cannot_ask(runs, tmp_path):
+    for path in (runs / "dialogues" / "run").iterdir():
+        if path.is_file() and path.name != "chat_template.jinja":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match="chat_template"):
+        AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([{"role": "user", "content": "a"}])
+
+
+def test_every_choice_that_only_the_data_decides_has_a_reason():
+    assert set(trained_template._REASONS) == {"plain", "vicuna"}
