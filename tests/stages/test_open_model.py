@@ -13,15 +13,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from plans import adapter_plan, choice, linear_names, run_plan
+from adapter_runs import a_plan, a_run
 from surefoot import hardware
 from surefoot.data.formats import Turn
 from surefoot.errors import InputError
-from surefoot.models.adapters import add_adapter
 from surefoot.models.load import load_model
-from surefoot.models.save import save_adapter, save_full
-from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import plan_to_json
+from surefoot.models.save import save_full
 from surefoot.stages import open_model
 from surefoot.stages.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
 from tiny import tiny_llama
@@ -34,25 +31,6 @@ IDS = torch.arange(40).reshape(2, 20) * 7 % 300
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("open") / "base")
-
-
-def a_plan(template: str = "tokenizer", stop: tuple[int, ...] = (321,), bos: bool = True) -> RunPlan:
-    plan = run_plan(trainable=0, parameters=0)
-    tokens = replace(plan.tokenizer, template=choice(template), stop=choice(stop), bos=choice(bos))
-    return replace(plan, tokenizer=tokens)
-
-
-def a_run(folder: Path, base: Path, plan: RunPlan | None = None, rows: int | None = None, named: str = "") -> Path:
-    """An adapter that does something, with the plan of its run. named: how the run called its base."""
-    model = load_model(base, dtype=torch.float32, attention_implementation="sdpa", device=CPU, vocab_rows=rows)
-    adapted = add_adapter(model, adapter_plan(linear_names(model)), seed=1, base=named or str(base))
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            parameter.data += 0.1
-    save_adapter(adapted, folder, save_embedding=rows is not None)
-    if plan:
-        (folder / "plan.json").write_text(json.dumps({"plan": plan_to_json(plan)}))
-    return folder
 
 
 @torch.no_grad()

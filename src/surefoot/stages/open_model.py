@@ -133,13 +133,25 @@ def _find(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
         return folder, None
     saved = read_adapter(folder)
     try:
-        if not saved.base:
-            raise InputError("it is not recorded")
-        return resolve_folder(saved.base, saved.revision, weights=True), saved
+        return _find_base(saved), saved
     except SurefootError as error:
         what = f"its base model {saved.base} cannot be opened: {error.faults[0]}"
         fault = Fault(str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}")
         raise type(error)(fault) from error
+
+
+def _find_base(saved: SavedAdapter) -> Path:
+    """The folder of an adapter's base. A relative path was written in the folder that training ran in: this one, or one
+    that the run lies in. A run of surefoot on a hub model records the commit; without it, the base was a folder, and a
+    stranger's model on the hub may have the same name."""
+    if not saved.base:
+        raise InputError("it is not recorded")
+    for start in (Path(), *saved.folder.resolve().parents):
+        if (start / saved.base / "config.json").is_file():
+            return start / saved.base
+    if saved.revision is None and _saved_plan(saved.folder) is not None:
+        raise InputError(f"it was the folder {saved.base}, which is neither here nor in a folder above the run")
+    return resolve_folder(saved.base, saved.revision, weights=True)
 
 
 def _saved_plan(folder: Path) -> RunPlan | None:
