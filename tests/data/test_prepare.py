@@ -356,6 +356,17 @@ def test_texts_and_dialogues_may_be_mixed(run, file, tmp_path):
     assert data.audit.stops == ("<|end_of_text|>", "<|eot_id|>")
 
 
+def test_all_sources_take_the_template_that_dialogues_need(run, file, dialogues, tokenised):
+    """alpaca was planned because the tokenizer brings no template; it cannot hold a dialogue."""
+    assert run(file, template="alpaca").template.name == "alpaca"
+    for sources, evaluation in (([file, dialogues], None), ([dialogues, file], None), (file, dialogues)):
+        data = run(sources, evaluation, template="alpaca")
+        assert data.template.name == "vicuna"
+        assert {audit.source.template for audit in (*data.sources, *data.eval_sources)} == {"vicuna"}
+    with pytest.raises(InputError, match="one prompt and one answer"):
+        run([file, dialogues], template="alpaca", template_asked=True)
+
+
 def test_placeholders_are_told(run, tmp_path):
     file = write(tmp_path / "d.jsonl", [*records(2), {"instruction": "hi", "output": "I am {{name}} of {{ author }}."}])
     source = run(file).audit.source

@@ -93,12 +93,11 @@ def prepare_data(
         chunks,
         read_record,
     )
-    loaded = [_load(spec, method, spec.max_samples or max_samples, cache) for spec in train]
-    kept, held_out = loaded, []
+    specs = [replace(spec, max_samples=spec.max_samples or max_samples) for spec in train]
+    eval_specs = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
+    method, kept, held_out = _load_all(specs, eval_specs, method, cache)
     if isinstance(evaluation, int | float):
-        kept, held_out = _split(loaded, evaluation, seed)
-    elif evaluation is not None:
-        held_out = [_load(spec, method, spec.max_samples, cache) for spec in evaluation]
+        kept, held_out = _split(kept, evaluation, seed)
     audit = _Auditor(method, pad_id)
     sources = tuple(audit.source(one, ()) for one in kept)
     data = joined([one.examples for one in kept])
@@ -120,8 +119,21 @@ def prepare_data(
     )
 
 
-def _load(spec: SourceSpec, method: Method, limit: int | None, cache: Path) -> _Loaded:
-    files, left = [], limit
+def _load_all(
+    train: Sequence[SourceSpec], evaluation: Sequence[SourceSpec], method: Method, cache: Path
+) -> tuple[Method, list[_Loaded], list[_Loaded]]:
+    """The sources to train on and to evaluate on, all of whose dialogues are laid out in one way: where nobody asked
+    for a template and one file needs another than the planned one, all take that."""
+    kept, held_out = ([_load(spec, method, cache) for spec in specs] for specs in (train, evaluation))
+    names = {facts.template for one in (*kept, *held_out) for _, facts in one.files if facts.layout != "text"}
+    if len(names) > 1:
+        (other,) = names - {method.template}
+        return _load_all(train, evaluation, replace(method, template=other), cache)
+    return method, kept, held_out
+
+
+def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:
+    files, left = [], spec.max_samples
     for source in open_sources(spec):
         file, facts = tokenise(source, method, left, cache)
         files.append((file, facts))
