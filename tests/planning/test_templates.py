@@ -87,3 +87,10 @@ def test_twin_tokens_that_are_ordinary_are_not_enough(decide, monkeypatch):
     monkeypatch.setattr("surefoot.families.tokenizer_facts.TokenizerFacts.is_special", lambda self, token: True)
     with pytest.raises(AssertionError):
         test_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, ROWS[0])
+
+
+def test_the_key_explains_every_name():
+    from surefoot.config.keys import all_keys
+
+    words = all_keys()["data.template"].help.replace(",", " ").replace(".", " ").split()
+    assert set(NAMES) <= set(words)

@@ -72,13 +72,14 @@ class DataConfig(Section):
     """Layout of the records of every source that names none; auto recognises it and says what it saw. custom: a Python
     caller passes the function that reads a record."""
     template: Text = "auto"
-    """auto: the tokenizer's chat template, else alpaca. Or tokenizer, llama3, llama2, phi3, qwen, qwen3, mistral,
-    gemma, chatml, alpaca, vicuna, zephyr, plain, commonsense, commonsense-eval, or a .jinja file."""
+    """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
+    qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, zephyr, plain, commonsense, commonsense-eval,
+    commonsense-sentence, or a .jinja file."""
     max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
-    """Longest example in tokens; a longer one loses prompt tokens first, its answer last. auto: 2048, or all positions
-    of a model that has fewer."""
+    """Longest example in tokens; a longer one loses prompt tokens first, but for a quarter of the room, then the end of
+    its answer. auto: 2048, or all positions of a model that has fewer."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
-    """Use only the first N records."""
+    """Use only the first N records of every training source that sets no max_samples itself."""
     train_on: Literal["responses", "last", "everything"] = "responses"
     """Which tokens carry loss: every answer, the last answer, or all of them."""
     workers: Annotated[int, Field(ge=0), Number] = 0

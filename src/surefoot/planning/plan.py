@@ -54,7 +54,7 @@ class TokenizerPlan:
     bos: Choice[bool]  # prepend BOS exactly once
     bos_id: int | None
     stop: Choice[tuple[int, ...]]  # tokens that end an answer, EOS first
-    template: Choice[str]  # tokenizer | llama3 | alpaca | plain
+    template: Choice[str]  # a name of families.templates, or a .jinja file
     max_length: Choice[int]  # tokens of the longest example
 
 
