@@ -45,7 +45,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets 
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("zoo")
     # Attention dropout leaves a CPU only the slow kernel: seconds for the dialogues. The conformance table has it on.
-    keys = {family: {"max_position_embeddings": POSITIONS} for family in FAMILIES}
+    keys: dict[str, dict[str, Any]] = {family: {"max_position_embeddings": POSITIONS} for family in FAMILIES}
     keys["gpt2"] = {"n_positions": POSITIONS, "attn_pdrop": 0.0}
     return {family: ZOO[family](root / family, **keys[family]) for family in FAMILIES}
 

@@ -1,0 +1,37 @@
+"""docs/families.md: the table is that of the code, and the quoted error is what a user sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from layouts import run_config
+from pages import ROOT, names, table
+from surefoot.errors import InputError
+from surefoot.families import FAMILIES
+from surefoot.stages.planned import make_plan
+from zoo import phi3
+
+PAGE = ROOT / "docs" / "families.md"
+BOS = {True: "yes", False: "no", None: "as its tokenizer does"}
+
+
+def test_the_table_has_every_family():
+    rows = table(PAGE, "family", "`model_type`", "modules that `adapter.targets: all-linear` takes", "BOS in front")
+    said = {names(family)[0]: (tuple(names(types)), names(targets), bos) for family, types, targets, bos in rows}
+    assert said == {
+        family.name: (
+            family.model_types,
+            list(dict.fromkeys(linear.path.rpartition(".")[2] for linear in family.linears)),
+            BOS[family.uses_bos],
+        )
+        for family in FAMILIES
+    }
+
+
+def test_the_quoted_error_is_the_one_that_is_raised(tmp_path):
+    config = run_config(
+        model=str(phi3(tmp_path / "phi3")), adapter={"kind": "lora", "targets": ["q_proj"]}, data={"train": "a.jsonl"}
+    )
+    with pytest.raises(InputError) as caught:
+        make_plan(config, measure=False)
+    assert f"error: {caught.value}\n" in PAGE.read_text(encoding="utf-8")
