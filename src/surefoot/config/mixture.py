@@ -8,7 +8,7 @@ from pydantic import Field
 
 from surefoot.config.types import Count, Flag, OneOrMore, Positive, Section, ShortForm, Text
 
-DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "text", "commonsense", "custom"]
+DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "prompt-completion", "text", "commonsense", "custom"]
 
 
 class SourceConfig(Section):
