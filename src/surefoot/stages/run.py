@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
+from surefoot.data.loader import prefetched
 from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
 from surefoot.models.attention import verify_attention
 from surefoot.models.hub import resolve_folder
@@ -242,11 +243,13 @@ def _train_and_publish(
         trackers,
         open_observer(config, folder, setup, run.timetable, console, trackers.row) as observer,
         StopRequest() as stop,
+        prefetched(stage.step_batches, config.data.workers, last=run.timetable.total_steps) as batches,
     ):
         evaluate = None
         if stage.eval_batches is not None:
             metrics = custom.all_metrics
             evaluate = make_evaluate(config, run.plan, stage, setup, run.tokenizer, metrics, observer, stop)
+        stage = replace(stage, step_batches=batches)
         job = make_job(config, run.plan, folder, stage, setup, run.timetable, run.identity, evaluate, observer)
         outcome = train(job, replace(setup.state, trackers=trackers.ids), observer, stop)
         if outcome.reason != "interrupted":
