@@ -256,3 +256,70 @@ class TestOtherImplementations:
         assert not notes.faults
         assert summary(plan) == ("flash_attention_2", (), "flash_attention_2")
         assert "flash-attn" in notes.cautions[0]
+
+
+class TestWindow:
+    """A window that the longest example reaches gives SDPA a mask; torch's flash kernel on a GPU takes none."""
+
+    def plan(self, window, longest, hardware=H100, **request):
+        notes = Notes()
+        plan = plan_attention(
+            run_config(**request).attention,
+            hardware=hardware,
+            compute="bf16",
+            head_dim=64,
+            dropout=0.0,
+            trials=(),
+            notes=notes,
+            masked=kernels.mask_reason(window, longest),
+        )
+        return plan, notes
+
+    @pytest.mark.parametrize(
+        ("window", "longest", "expected"),
+        [(None, 4096, "flash"), (512, 511, "flash"), (512, 512, "mem_efficient"), (512, 2048, "mem_efficient")],
+    )
+    def test_flash_gives_way_where_the_window_binds(self, window, longest, expected):
+        assert self.plan(window, longest)[0].expected.value == expected
+
+    def test_on_a_cpu_flash_takes_the_mask(self):
+        plan, _ = self.plan(512, 2048, CPU)
+        assert plan.expected.value == "flash"
+        assert "with a mask: a window of 512 tokens over examples of up to 2048 needs one" in plan.kernels.reason
+
+    def test_flash_by_hand_is_refused_with_the_reason(self):
+        _, notes = self.plan(512, 2048, attention={"flash": "on"})
+        assert keys(notes) == ["attention.flash"]
+        assert "takes no mask on a GPU" in str(notes.faults[0])
+
+
+class TestWithoutSdpa:
+    def plan(self, request):
+        notes = Notes()
+        plan = plan_attention(
+            run_config(attention=request).attention,
+            hardware=H100,
+            compute="bf16",
+            head_dim=64,
+            dropout=0.0,
+            trials=(),
+            notes=notes,
+            without_sdpa="SDPA cannot cap",
+        )
+        return plan, notes
+
+    def test_the_default_is_eager_with_the_reason(self):
+        plan, notes = self.plan("auto")
+        assert summary(plan) == ("eager", (), "eager")
+        assert plan.implementation.reason == "SDPA cannot cap"
+        assert not notes.faults
+
+    @pytest.mark.parametrize("request_", ["sdpa", {"math": "on"}])
+    def test_sdpa_is_refused(self, request_):
+        assert keys(self.plan(request_)[1]) == ["attention"]
+
+    @pytest.mark.parametrize("request_", ["eager", "flash_attention_2"])
+    def test_what_can_cap_is_not(self, request_):
+        plan, notes = self.plan(request_)
+        assert plan.implementation.value == request_
+        assert not notes.faults
