@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 
+_LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fails instead of the whole suite
+
+
 class ForkServer:
     """Context manager around the server process. `run` returns the exit code; -9 for a child that was killed."""
 
@@ -69,6 +72,7 @@ def _child(request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(request["folder"])
+    signal.alarm(_LONGEST)
     counts = _arm(**request["kill"]) if request["kill"] else None
     from surefoot.cli.main import main
 

@@ -23,6 +23,8 @@ REQUIRED = {"stage": "sft", "model": "models/base", "data": {"train": "data/alpa
 NOT_RUN = {
     "quickstart": "tests/quickstart runs it",
     "chat": "reads what is typed; tests/cli/test_generate.py",
+    "board": "serves until it is stopped; tests/web",
+    "push": "sends to a hub; tests/stages/test_push.py",
     "recipes/": "tests/recipes",
 }
 
