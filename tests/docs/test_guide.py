@@ -22,7 +22,8 @@ from surefoot.stages.planned import make_plan
 from tiny import tiny_llama
 
 RARE_FIELDS = {"non_finite", "skipped", "scale"}  # of rows that a short sound fp32 run does not write
-NOT_OF_THIS_RUN = {"model.safetensors", "config.json", "samples.jsonl"}  # full fine-tuning; samples are not asked for
+# Of full fine-tuning, of samples and of trackers, which are not asked for.
+NOT_OF_THIS_RUN = {"model.safetensors", "config.json", "samples.jsonl", "tensorboard/", "wandb/"}
 
 
 @pytest.fixture(scope="module")
