@@ -10,6 +10,7 @@ from surefoot import durable
 from surefoot.board.streams import follow_run
 from surefoot.board.tail import Tail
 
+PATIENCE = 30_000  # milliseconds until a page that should change counts as broken: long, for a busy machine
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
 
 
@@ -54,25 +55,25 @@ def test_the_overview_follows(board, open_page, root):
     assert "Stopped" in row.inner_text()
     page.get_by_role("link", name="going").focus()
     with durable.locked(root / "going"):
-        row.get_by_text("Running").wait_for(timeout=5000)
+        row.get_by_text("Running").wait_for(timeout=PATIENCE)
         log_more(root / "going", [train_row(281, 900, 0.5)])
-        row.get_by_text("281 / 900").wait_for(timeout=5000)
+        row.get_by_text("281 / 900").wait_for(timeout=PATIENCE)
     assert page.evaluate("document.activeElement.textContent") == "going"  # the keyboard's place is not lost
     write_run(root / "new", log_rows(2))
-    page.get_by_role("link", name="new").wait_for(timeout=5000)
+    page.get_by_role("link", name="new").wait_for(timeout=PATIENCE)
 
 
 def wait_for_step(page, step):
     """In the figures, and in the words that describe the curve."""
-    page.locator(".figures dd b", has_text=str(step)).first.wait_for(timeout=5000)
-    page.locator(f"[role=img][aria-label*='at step {step}']").first.wait_for(timeout=5000)
+    page.locator(".figures dd b", has_text=str(step)).first.wait_for(timeout=PATIENCE)
+    page.locator(f"[role=img][aria-label*='at step {step}']").first.wait_for(timeout=PATIENCE)
 
 
 def test_a_run_lives(board, open_page, root):
     watched = open_page(board.address)
     page = watched.page
     page.get_by_role("link", name="going").click()
-    page.get_by_text("live", exact=True).wait_for(timeout=5000)
+    page.get_by_text("live", exact=True).wait_for(timeout=PATIENCE)
     before = page.locator("canvas").first.screenshot()
     log_more(root / "going", [train_row(step, 900, 6.0) for step in range(281, 300)])
     wait_for_step(page, 299)
@@ -89,9 +90,9 @@ def test_a_connection_that_was_lost_goes_on_where_it_was(root, open_page, monkey
     with serving(root) as first:
         page = open_page(first.address).page
         page.get_by_role("link", name="going").click()
-        page.get_by_text("live", exact=True).wait_for(timeout=5000)
+        page.get_by_text("live", exact=True).wait_for(timeout=PATIENCE)
         wait_for_step(page, 280)
-    page.get_by_text("no connection").wait_for(timeout=5000)
+    page.get_by_text("no connection").wait_for(timeout=PATIENCE)
     place = Tail(root / "going" / "trainer_log.jsonl")
     place.read()
     log_more(root / "going", [train_row(281, 900, 0.5)])
