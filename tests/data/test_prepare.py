@@ -409,7 +409,24 @@ def test_pretraining_texts_are_split_and_nothing_else_is_taken(run, tmp_path, fi
     ):
         run(file, chunks=True)
     renamed = SourceSpec(str(file), columns={"text": "output"})
-    assert run(renamed, chunks=True).audit.source.layout == "text"
+    source = run(renamed, chunks=True).audit.source
+    assert (source.layout, source.layout_reason) == ("text", "the first record has 'text'; 'output' read as 'text'")
+
+
+def test_what_a_folder_says_is_not_kept_with_the_file(run, tmp_path):
+    """The same content may lie elsewhere, where another thing is true of it."""
+    (tmp_path / "d").mkdir()
+    write(tmp_path / "d" / "a.jsonl", records(3))
+    assert "folder" not in run(tmp_path / "d" / "a.jsonl").audit.source.layout_reason
+    write(tmp_path / "d" / "b.jsonl", records(5, start=3))
+    source = run(tmp_path / "d").audit.source
+    assert source.layout_reason == "the first record has 'instruction', 'output'; one of 2 files of the folder"
+    assert (source.file, source.rows) == (f"{tmp_path / 'd'} (2 files)", 8)
+    assert [run(tmp_path / "d", max_samples=4).train[index].number for index in (2, 3)] == [
+        f"{tmp_path / 'd' / 'a.jsonl'}:3",
+        f"{tmp_path / 'd' / 'b.jsonl'}:1",
+    ]
+    assert run(tmp_path / "d", max_samples=3).train[2].number == 3  # the second file is not needed
 
 
 def test_twin_that_forgets_what_other_sources_hold(run, file, tmp_path, monkeypatch):

@@ -109,7 +109,8 @@ def _read(source: Source, method: Method, limit: int | None) -> _Records:
         layout = "text" if conversations[0].turns[0].role == "text" else CUSTOM
         return _checked(source, method, _Records(len(rows), layout, "read by your function", conversations, ()))
     layout, reason = _layout(source, used, method.chunks)
-    reason = "; ".join((reason, *source.notes))
+    if not source.only_columns:  # else its notes name them
+        reason = "; ".join((reason, *(f"{own!r} read as {field!r}" for field, own in source.columns.items())))
     conversations = convert(used, layout, source.name)
     return _checked(source, method, _Records(len(rows), layout, reason, conversations, unused_fields(used, layout)))
 
@@ -178,7 +179,7 @@ def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
         sha256=source.sha256,
         content=content,
         layout=record["layout"],
-        layout_reason=record["layout_reason"],
+        layout_reason="; ".join((record["layout_reason"], *source.notes)),
         template=record["template"],
         rows=record["rows"],
         used=record["used"],

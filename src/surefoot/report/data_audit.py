@@ -88,7 +88,8 @@ def _size(audit: Audit) -> dict[str, str]:
 
 
 def _ends(audit: Audit) -> dict[str, str]:
-    return {"stop": f"{audit.ended:,} of {audit.answers:,} answers end with a learned {' or '.join(audit.stops)}"}
+    whole, what = audit.answers - audit.continued, "texts" if audit.continued else "answers"
+    return {"stop": f"{audit.ended:,} of {whole:,} {what} end with a learned {' or '.join(audit.stops)}"}
 
 
 def _control(audit: Audit) -> dict[str, str]:
