@@ -20,6 +20,18 @@ from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
 REQUIRED = {"stage": "sft", "model": "models/base", "data": {"train": "data/alpaca.json"}, "output": "runs/new"}
+# Data that configs name and no command of the pages reads.
+ELSEWHERE = (
+    "train.csv",
+    "train.json",
+    "quiz.csv",
+    "quiz.parquet",
+    "texts.jsonl",
+    "tools.jsonl",
+    "identity.json",
+    "sharegpt.json",
+)
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".gz", ".jinja")
 NOT_RUN = {
     "quickstart": "tests/quickstart runs it",
     "chat": "reads what is typed; tests/cli/test_generate.py",
@@ -43,6 +55,8 @@ def furnish(folder: Path) -> None:
     (folder / "models" / "base" / "config.json").write_text("{}")
     (folder / "data" / "alpaca.json").write_text(json.dumps(ROWS))
     (folder / "data" / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    for name in ELSEWHERE:
+        (folder / "data" / name).touch()
     (folder / "prompts.txt").write_text("Name a bird.\n")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     adapter = {"kind": "lora", "rank": 4}
@@ -54,8 +68,22 @@ def load(block: str):
     """A whole config as it is, a fragment with the required keys that it leaves out."""
     given = yaml.safe_load(block)
     missing = {key: value for key, value in REQUIRED.items() if key not in given}
+    for name in named_files(given):  # what they hold is not looked at here
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    if (model := given.get("model")) and str(model).startswith("models/"):
+        Path(model).mkdir(parents=True, exist_ok=True)
+        (Path(model) / "config.json").write_text("{}")
     Path("quoted.yaml").write_text(block + (yaml.safe_dump(missing) if missing else ""), encoding="utf-8")
     return load_config("quoted.yaml")
+
+
+def named_files(given) -> list[str]:
+    """Paths of data files anywhere in a block."""
+    if isinstance(given, dict | list):
+        parts = given.values() if isinstance(given, dict) else given
+        return [name for part in parts for name in named_files(part)]
+    return [given] if isinstance(given, str) and Path(given).suffix in SUFFIXES and given.startswith("data/") else []
 
 
 def parse(words: list[str]) -> None:
