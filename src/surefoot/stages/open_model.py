@@ -27,9 +27,11 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
+from surefoot.libraries import bitsandbytes_obstacle
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.quantised import quantise
 from surefoot.models.saved_adapter import SavedAdapter, is_adapter, open_adapter, read_adapter
 from surefoot.models.tree import facts_of
 from surefoot.planning.notes import Notes
@@ -67,17 +69,23 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
     tokens = plan.tokenizer if plan else _plan_tokens(path, facts, with_tokenizer)
     machine = hardware.detect()
-    dtype = _dtype(plan.precision.base.value if plan else facts.stored, machine)
-    model: nn.Module = load_model(
+    dtype = _dtype(plan.precision.unpacked if plan else facts.stored, machine)
+    trained_packed = plan is not None and plan.precision.base.value == "nf4"
+    obstacle = bitsandbytes_obstacle(machine.kind) if trained_packed else ""
+    packed = trained_packed and not obstacle
+    device = torch.device(machine.kind)
+    base_model = load_model(
         base,
         dtype=TORCH_DTYPE[dtype],
         attention_implementation="eager" if facts.without_sdpa else "sdpa",
-        device=torch.device(machine.kind),
+        device=torch.device("cpu") if packed else device,
         vocab_rows=saved.rows if saved else None,
     )
-    if saved:
-        model = open_adapter(model, saved)
+    if packed:
+        quantise(base_model, compute=TORCH_DTYPE[dtype], device=device)
+    model = open_adapter(base_model, saved) if saved else base_model
     encoder = TextEncoder(load_tokenizer(with_tokenizer))
+    held = _held(dtype, packed, obstacle)
     over = f" with the adapter {adapter or path}" if saved else ""
     return OpenModel(
         model=model,
@@ -88,7 +96,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         pad_id=tokens.pad_id,
         positions=facts.max_positions,
         context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
-        described=f"{path if not saved or adapter else saved.base}{over}, {dtype} on {machine.kind}, "
+        described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}, "
         f"template {tokens.template.value} ({tokens.template.reason})",
     )
 
@@ -174,6 +182,13 @@ def _plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
     if notes.faults:
         raise InputError(notes.faults)
     return tokens
+
+
+def _held(dtype: DType, packed: bool, obstacle: str) -> str:
+    """How the base is held. An adapter that was trained over 4 bits also works over the base as it was."""
+    if packed:
+        return f"nf4 and {dtype}"
+    return f"{dtype} (it was trained over nf4, which {obstacle})" if obstacle else dtype
 
 
 def _dtype(stored: DType, machine: Hardware) -> DType:
