@@ -74,6 +74,8 @@ class TestARun:
             ("model", "org/base", None): hub.commit("models", "org/base"),
             ("dataset", "org/data", None): hub.commit("datasets", "org/data"),
         }
+        data = json.loads((config.parent / "out" / "data.json").read_text())
+        assert data["train"]["sources"][0]["commit"] == commits["dataset", "org/data", None]
         adapter = json.loads((config.parent / "out" / "adapter_config.json").read_text())
         assert (adapter["base_model_name_or_path"], adapter["revision"]) == (
             "org/base",

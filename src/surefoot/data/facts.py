@@ -18,7 +18,8 @@ class SourceFacts:
     """sha256: of the file. content: hash of all that decides which conversations its records are. layout, template: as
     used. rows: records of the file; used: the first so many of them. dropped: records that have no label left. unused:
     fields that nothing reads. notes: what a reader should know of the template. placeholders: records whose texts hold
-    an unfilled {{name}}; placeholder: the first of these. part: where examples of the file went elsewhere."""
+    an unfilled {{name}}; placeholder: the first of these. part: where examples of the file went elsewhere. commit: of
+    the hub data set that the file belongs to."""
 
     file: str
     sha256: str
@@ -34,6 +35,7 @@ class SourceFacts:
     placeholders: tuple[Place, ...] = ()
     placeholder: str = ""
     part: str = ""
+    commit: str | None = None
 
 
 def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFacts:

@@ -188,6 +188,7 @@ def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
         notes=tuple(record["notes"]),
         placeholders=places("placeholders"),
         placeholder=record["placeholder"],
+        commit=source.commit,
     )
 
 

@@ -160,6 +160,7 @@ def _file(audit: Audit) -> dict[str, Any]:
     return {
         "file": _plain_name(source.file),
         "sha256": source.sha256,
+        "commit": source.commit,
         "part": source.part,
         "format": source.layout,
         "format_reason": source.layout_reason,
