@@ -102,13 +102,14 @@ def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
 
 @contextlib.contextmanager
 def _torch_as_it_was() -> Iterator[None]:
-    threads, products, convolutions = torch.get_num_threads(), torch.backends.cuda.matmul, torch.backends.cudnn
-    tf32 = products.fp32_precision, convolutions.fp32_precision
+    threads = torch.get_num_threads()
+    products, convolutions = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        products.fp32_precision, convolutions.fp32_precision = tf32
+        torch.backends.cuda.matmul.fp32_precision = products
+        torch.backends.cudnn.fp32_precision = convolutions
         gc.collect()  # modules and hooks refer to each other in circles
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
