@@ -81,7 +81,7 @@ WRONG = {  # data: … -> the messages; column 7 is where the value starts
         "run.yaml:4:X: data.train[1].weight: expected a number greater than 0 or null, got 0 (a whole number); ",
     ],
     "{train: [{path: T/train.jsonl, format: alpcaa}]}": [
-        "run.yaml:4:X: data.train[0].format: expected auto, alpaca, sharegpt, messages, text, commonsense or custom"
+        "run.yaml:4:X: data.train[0].format: expected auto, alpaca, sharegpt, messages, prompt-completion, text"
     ],
     "{train: [{path: T/train.jsonl, columns: body}]}": [
         "run.yaml:4:X: data.train[0].columns: expected names for names, such as {instruction: question, output"
