@@ -1,4 +1,4 @@
-"""QLoRA: what is packed, that adapters get the gradients of the dequantised model, that every load gives the same bits."""
+"""QLoRA: what is packed, that adapters get the gradients of the dequantised model, that loads repeat bit for bit."""
 
 import copy
 

@@ -2,9 +2,9 @@
 
     e' = e + alpha / sqrt(L d) * u,   u uniform in [-1, 1], drawn for every number
 
-L is the number of real tokens of the example and d the width. transformers' Trainer and TRL put the padded length for
-L, so that the same example gets less noise beside a longer one; the authors' own training code counts real tokens, and
-so does this. Noise on padding reaches nothing.
+L is the paper's length of the sequence, here the number of real tokens of the example, and d the width. transformers'
+Trainer, and TRL through it, put the padded length for L, so that the same example gets less noise beside a longer one.
+Noise on padding reaches nothing.
 """
 
 from __future__ import annotations
