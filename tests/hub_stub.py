@@ -7,6 +7,7 @@ makes some requests fail in other ways. Nothing leaves the machine.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -27,6 +28,7 @@ OUTSIDER = "hf_" + "o" * 34  # known to the hub, on no list of a gated repositor
 BAD_TOKEN = "hf_" + "b" * 34
 
 _API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?")
+_PUSH = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main")
 _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -42,6 +44,7 @@ class HubStub:
     broken: dict[str, int | str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     sent: int = 0
+    private: dict[str, bool] = field(default_factory=dict)
     closing: threading.Event = field(default_factory=threading.Event)
 
     def add(self, kind: str, name: str, files: dict[str, bytes | str]) -> None:
@@ -73,6 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if isinstance(trouble, int):
             self._answer(trouble, b"")
+        elif self.command == "POST" and self._pushed(path):
+            pass
         elif match := _API.fullmatch(path):
             self._api(*match.groups())
         elif match := _FILE.fullmatch(path):
@@ -82,12 +87,54 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET
 
+    def _pushed(self, path: str) -> bool:
+        """Answers what a client asks while it pushes models; False for any other request. Files come in the commit."""
+        stub, match = self.server.stub, _PUSH.fullmatch(path)
+        if path not in ("/api/validate-yaml", "/api/repos/create") and match is None:
+            return False
+        sent = self._body()
+        if self._token() != GOOD_TOKEN:
+            self._refuse(403, "", "You don't have the rights to create a model under the namespace.")
+        elif path == "/api/validate-yaml":
+            self._json({"errors": [], "warnings": []})
+        elif path == "/api/repos/create":
+            asked = json.loads(sent)
+            name = f"{asked['organization']}/{asked['name']}"
+            stub.private.setdefault(name, asked.get("visibility") == "private")
+            (stub.root / "models" / name).mkdir(parents=True, exist_ok=True)
+            self._json({"url": f"{stub.endpoint}/{name}", "name": name})
+        elif match is not None and match[2] == "preupload":
+            wanted = json.loads(sent)["files"]
+            modes = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in wanted]
+            self._json({"files": modes})
+        elif match is not None:
+            lines = [json.loads(line) for line in sent.decode().splitlines()]
+            files = [line["value"] for line in lines if line["key"] == "file"]
+            stub.add("models", match[1], {one["path"]: base64.b64decode(one["content"]) for one in files})
+            oid = stub.commit("models", match[1])
+            url = f"{stub.endpoint}/{match[1]}/commit/{oid}"
+            self._json({"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""})
+        return True
+
+    def _body(self) -> bytes:
+        """What was sent, in one piece or in chunks of which each is preceded by its size."""
+        if length := self.headers["Content-Length"]:
+            return self.rfile.read(int(length))
+        whole = b""
+        while size := int(self.rfile.readline(), 16):
+            whole += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return whole
+
     def _api(self, kind: str, name: str, what: str | None, revision: str | None, below: str) -> None:
         stub = self.server.stub
         if not self._may_look(kind, name, revision):
             return
         if what in (None, "revision"):
-            self._json({"id": name, "sha": stub.commit(kind, name), "siblings": [], "private": False})
+            self._json(
+                {"id": name, "sha": stub.commit(kind, name), "siblings": [], "private": stub.private.get(name, False)}
+            )
             return
         rows = [self._row(kind, name, path) for path in stub.files(kind, name)]
         if what == "paths-info":

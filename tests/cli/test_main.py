@@ -39,9 +39,10 @@ SURFACE = {
     ],
     "init": ["model", "data", "--out"],
     "plan": ["config", "overrides", "--hardware", "--json"],
+    "push": ["run", "name", "--public", "--dry-run"],
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
     "schema": [],
-    "train": ["config", "overrides", "--resume", "--overwrite", "--quiet", "--dry-run"],
+    "train": ["config", "overrides", "--resume", "--overwrite", "--quiet", "--push", "--dry-run"],
     "verify": ["folder", "--same-as", "--json"],
 }
 

@@ -17,11 +17,13 @@ from surefoot.config.yaml_reader import parse_yaml
 GUIDE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
-def test_the_first_config_is_complete() -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
-    document, faults = parse_yaml(text, "run.yaml")
-    assert faults == []
-    assert shape_problems(expand_short_forms(document.data)) == []
+def test_the_configs_are_complete() -> None:
+    texts = re.findall(r"^```yaml\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
+    assert texts
+    for text in texts:
+        document, faults = parse_yaml(text, "run.yaml")
+        assert faults == []
+        assert shape_problems(expand_short_forms(document.data)) == []
 
 
 def test_the_error_looks_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ COMMANDS = {
     "verify": Entry("surefoot.cli.verify", "Check a run or checkpoint bit by bit, or compare two."),
     "compare": Entry("surefoot.cli.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.cli.board", "Watch the runs of a folder on a live local page."),
+    "push": Entry("surefoot.cli.push", "Upload the model of a finished run to the hub, privately."),
     "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
     "schema": Entry("surefoot.cli.schema", "Print the JSON Schema of the config, for editors."),
     "completion": Entry("surefoot.cli.completion", "Print the completion script of a shell."),
