@@ -17,7 +17,7 @@ from surefoot.models.hub import find_model, resolve_folder
 
 FILES = {
     "config.json": "{}",
-    "tokenizer.json": "{}",
+    "tokenizer.json": '{"model": {}}',  # unlike config.json: the cache keeps equal contents once
     "chat_template.jinja": "{{ x }}",
     "README.md": "text",
     "model-00001-of-00001.safetensors": "weights",
