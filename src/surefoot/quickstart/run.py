@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.durations import Duration
+from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import (
     AdapterConfig,
     BatchConfig,
@@ -79,8 +80,8 @@ def quickstart_config(output: Path, questions: Path, kind: Kind, seed: int) -> R
         model=ModelConfig(path=str(base_folder())),
         adapter=None if kind == "full" else AdapterConfig(kind=kind, rank=16, alpha=32),
         data=DataConfig(
-            train=str(questions / f"train-{seed}.json"),
-            eval=str(questions / f"held-out-{seed}.json"),
+            train=(SourceConfig(path=str(questions / f"train-{seed}.json")),),
+            eval=(SourceConfig(path=str(questions / f"held-out-{seed}.json")),),
             format="alpaca",
             max_length=64,
         ),

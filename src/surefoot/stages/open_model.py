@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
+from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import DataConfig, ModelConfig, RunConfig
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Template, prompt_ids
@@ -176,7 +177,8 @@ def _template_name(tokens: TokenizerPlan) -> str:
 
 
 def _plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
-    config = RunConfig(stage="sft", model=ModelConfig(path=path), data=DataConfig(train="none"), output="none")
+    data = DataConfig(train=(SourceConfig(path="none"),))
+    config = RunConfig(stage="sft", model=ModelConfig(path=path), data=data, output="none")
     notes = Notes()
     tokens = plan_tokenizer(config, facts, read_tokenizer_facts(folder), notes)
     if notes.faults:
