@@ -140,7 +140,7 @@ class OptimConfig(Section):
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
     weight_decay: NonNegative = 0.0
-    """Decoupled weight decay; biases and norms are left out."""
+    """Decoupled weight decay (sgd adds it to the gradient); biases and norms are left out."""
     max_grad_norm: Positive | None = 1.0
     """Clip the global gradient norm to this; null for no clipping."""
     neftune_alpha: Annotated[Positive | None, Field(examples=[5.0])] = None
