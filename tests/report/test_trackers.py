@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import struct
+import subprocess
 import sys
 import threading
 import time
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,42 +164,44 @@ def test_mlflow_reads_it_back_and_goes_on(facts: RunFacts, monkeypatch: pytest.M
     assert (data.info.status, data.info.run_name) == ("FINISHED", "heron")
 
 
-class FakeTrackio(types.ModuleType):
-    """Trackio's functions as version 0.43 has them; the library cannot be installed beside ours."""
+TRACKIO = """
+import json, sys
+from pathlib import Path
+from dataclasses import replace
+from surefoot import hardware
+from surefoot.report.trackers.adapters import make_trackers
+from surefoot.report.trackers.base import RunFacts
+from surefoot.report.trackers.fan_out import Trackers
 
-    def __init__(self) -> None:
-        super().__init__("trackio")
-        self.rows: list[tuple[int, Numbers]] = []
-        self.asked: list[dict[str, Any]] = []
-        self.ended = 0
-        self.storage = types.ModuleType("trackio.sqlite_storage")
-        self.storage.SQLiteStorage = types.SimpleNamespace(  # type: ignore[attr-defined]
-            get_last_step=lambda project, run=None, run_id=None: max((step for step, _ in self.rows), default=None)
-        )
+hardware.refuse_telemetry()
+rows, config, folder = json.loads(sys.argv[1])
+facts = RunFacts(Path(folder), project="birds", name="heron", offline=True, config=config, step=0, run_id=None)
+ids = {}
+for step, part in ((0, rows), (1, [*rows[1:], {"current_steps": 4, "loss": 1.0}])):
+    said = []
+    with Trackers(make_trackers(["trackio"]), replace(facts, step=step), ids, said.append) as trackers:
+        for row in part:
+            trackers.row(row)
+        trackers.finished()
+    ids = trackers.ids
+    assert not said, said
 
-    def init(
-        self, project, name=None, *, config=None, resume="never", embed=True, auto_log_gpu=None, auto_log_cpu=None
-    ):  # fmt: skip
-        self.asked.append({"project": project, "name": name, "config": config, "resume": resume})
-        return self
-
-    def log(self, metrics: Numbers, step: int | None = None) -> None:
-        assert step is not None
-        self.rows.append((step, metrics))
-
-    def finish(self) -> None:
-        self.ended += 1
+from trackio.sqlite_storage import SQLiteStorage
+print("READ", json.dumps([SQLiteStorage.get_logs("birds", "heron"), SQLiteStorage.get_run_config("birds", "heron")]))
+"""
 
 
-def test_trackio_gets_it_and_goes_on(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeTrackio()
-    monkeypatch.setitem(sys.modules, "trackio", fake)
-    monkeypatch.setitem(sys.modules, "trackio.sqlite_storage", fake.storage)
-    ids = run("trackio", facts, ROWS)
-    run("trackio", replace(facts, step=1), [*ROWS[1:], {"current_steps": 4, "loss": 1.0}], ids)
-    assert fake.rows == [*NUMBERS, (4, {"train/loss": 1.0})]
-    assert [(one["name"], one["resume"]) for one in fake.asked] == [("heron", "never"), ("heron", "allow")]
-    assert fake.ended == 2
+def test_trackio_gets_it_and_goes_on(tmp_path: Path) -> None:
+    """In a process of its own: Trackio settles where its database is when it is imported."""
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    arguments = [sys.executable, "-c", TRACKIO, json.dumps([ROWS, CONFIG, str(tmp_path)])]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("READ ")]
+    logs, config = json.loads(line.removeprefix("READ "))
+    found = [(one["step"], {key: value for key, value in one.items() if "/" in key}) for one in logs]
+    assert found == [*NUMBERS, (4, {"train/loss": 1.0})], "no step twice"
+    assert config["optim.lr"] == 1e-4
 
 
 class Flaky:
