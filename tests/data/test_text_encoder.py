@@ -84,7 +84,7 @@ def test_a_slow_tokenizer_is_refused():
 
 def test_twin_without_the_lead_adds_a_blank(legacy):
     encoder = TextEncoder(legacy)
-    encoder._puts_blank = False
+    encoder.puts_blank = False
     ids = encoder.encode([Piece("The", True, True), Piece("answer", True, False)])
     assert decoded(encoder, ids[0] + ids[1]) == "The answer"  # nobody wrote that blank
 
