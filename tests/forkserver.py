@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 _LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fails instead of the whole suite
 
 
