@@ -36,8 +36,6 @@ FILES = [
 DIALOGUES = "instruct/sharegpt_multiturn_200.json"
 SAMPLES = 4
 POSITIONS = 4096  # room for the longest of them: a cut answer would not be a whole one
-# Phi-3's own template leaves out tools; the named one is the same and writes them.
-TEMPLATES = {("phi3", DIALOGUES): "phi3"}
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not beside this checkout")
 
 
@@ -50,7 +48,7 @@ def models(tmp_path_factory):
     return {family: ZOO[family](root / family, **keys[family]) for family in FAMILIES}
 
 
-def run_config(model: Path, file: str, output: Path, template: str) -> RunConfig:
+def run_config(model: Path, file: str, output: Path) -> RunConfig:
     return RunConfig.model_validate(
         {
             "stage": "sft",
@@ -60,7 +58,6 @@ def run_config(model: Path, file: str, output: Path, template: str) -> RunConfig
                 "train": str(DATA / file),
                 "max_samples": SAMPLES,
                 "max_length": POSITIONS,
-                "template": template,
             },
             "precision": "fp32",
             "batch": {"size": 1},
@@ -109,7 +106,7 @@ def check_masks(
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
-    config = run_config(models[family], file, tmp_path / "run", TEMPLATES.get((family, file), "auto"))
+    config = run_config(models[family], file, tmp_path / "run")
     console = Console(io.StringIO())
     run = prepare(config, claim(config, "new"), console, NOTHING)
     data = run.stage.data
@@ -121,7 +118,7 @@ def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
 
 @needs_data
 def test_twin_a_mask_that_is_off_by_one_is_seen(models, tmp_path):
-    config = run_config(models["qwen2"], DIALOGUES, tmp_path / "run", "auto")
+    config = run_config(models["qwen2"], DIALOGUES, tmp_path / "run")
     run = prepare(config, claim(config, "new"), Console(io.StringIO()), NOTHING)
     data = run.stage.data
     records = json.loads((DATA / DIALOGUES).read_text(encoding="utf-8"))[:SAMPLES]

@@ -11,7 +11,7 @@ from surefoot.data import rendered
 from surefoot.data.chat_messages import call_ids, messages
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
 from surefoot.data.segments import prompt_ids
-from surefoot.data.templates import make_template, template_for
+from surefoot.data.templates import make_template, templates_to_try
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import InputError
 
@@ -170,16 +170,11 @@ class TestUnasked:
         Conversation(turns) for turns in ((USER, ANSWER, AGAIN, LAST), (USER, ANSWER), (Turn("text", "a"),))
     )
 
-    def test_dialogues_take_vicuna_where_there_is_no_chat_template(self):
-        assert template_for("alpaca", False, [self.SINGLE, self.SINGLE]) == "alpaca"
-        assert template_for("alpaca", False, [self.SINGLE, self.DIALOGUE]) == "vicuna"
-        assert template_for("alpaca", False, [Conversation((USER, ANSWER), tools=(TOOL,))]) == "vicuna"
-        assert template_for("tokenizer", False, [self.DIALOGUE]) == "tokenizer"
-
     def test_texts_take_plain_and_what_was_asked_for_stays(self):
-        assert template_for("tokenizer", False, [self.TEXT]) == "plain"
-        assert template_for("alpaca", True, [self.DIALOGUE]) == "alpaca"
-        assert template_for("chatml", True, [self.TEXT]) == "chatml"
+        assert templates_to_try("tokenizer", False, ("phi3",), [self.SINGLE]) == ("tokenizer", "phi3")
+        assert templates_to_try("tokenizer", False, ("phi3",), [self.TEXT]) == ("plain",)
+        assert templates_to_try("alpaca", True, ("vicuna",), [self.DIALOGUE]) == ("alpaca",)
+        assert templates_to_try("chatml", True, (), [self.TEXT]) == ("chatml",)
 
 
 # --- the checks above have teeth -------------------------------------------------------------------------------------

@@ -358,13 +358,16 @@ def test_texts_and_dialogues_may_be_mixed(run, file, tmp_path):
 
 def test_all_sources_take_the_template_that_dialogues_need(run, file, dialogues, tokenised):
     """alpaca was planned because the tokenizer brings no template; it cannot hold a dialogue."""
-    assert run(file, template="alpaca").template.name == "alpaca"
+    other = {"template": "alpaca", "template_fallbacks": ("vicuna",)}
+    assert run(file, **other).template.name == "alpaca"
     for sources, evaluation in (([file, dialogues], None), ([dialogues, file], None), (file, dialogues)):
-        data = run(sources, evaluation, template="alpaca")
+        data = run(sources, evaluation, **other)
         assert data.template.name == "vicuna"
+        assert data.template_reason.startswith("in place of alpaca, which cannot write talk.json")
+        assert data.template_reason.endswith("row 1: the alpaca template holds one prompt and one answer")
         assert {audit.source.template for audit in (*data.sources, *data.eval_sources)} == {"vicuna"}
     with pytest.raises(InputError, match="one prompt and one answer"):
-        run([file, dialogues], template="alpaca", template_asked=True)
+        run([file, dialogues], **other, template_asked=True)
 
 
 def test_placeholders_are_told(run, tmp_path):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from layouts import LLAMA3_CHAT, LLAMA31_8B, model_facts, small_tokenizer
+from surefoot.families import FAMILIES
 from surefoot.families.llama import LLAMA
 from surefoot.families.templates import ANYWHERE, NAMES, ROWS, Dialogue
 from surefoot.planning.notes import Notes
-from surefoot.planning.templates import plan_template, turn_ends
+from surefoot.planning.plan import Choice
+from surefoot.planning.templates import fallback_templates, plan_template, turn_ends
 
 CONTROL = list(dict.fromkeys(token for row in ROWS for token in row.control))
 
@@ -94,3 +96,29 @@ def test_the_key_explains_every_name():
 
     words = all_keys()["data.template"].help.replace(",", " ").replace(".", " ").split()
     assert set(NAMES) <= set(words)
+
+
+def test_every_row_that_a_family_names_is_a_template_for_dialogues_with_tools():
+    rows = {row.name: row for row in ROWS}
+    for family in FAMILIES:
+        for name in family.templates:
+            assert isinstance(rows[name], Dialogue)
+            assert rows[name].tools is not None
+
+
+@pytest.mark.parametrize(
+    ("specials", "source", "expected"),
+    [
+        (["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "<|start_header_id|>", ("llama3",)),
+        (["<|im_start|>", "<|im_end|>"], "<|im_start|>", ("chatml",)),
+        ([], "<|user|>\n{{ content }}", ("zephyr",)),
+        ([], "[INST] {{ content }} [/INST]", ("llama2",)),
+        ([], "### {{ content }}", ()),
+    ],
+)
+def test_auto_falls_back_on_rows_that_the_tokenizer_knows(decide, specials, source, expected):
+    choice, _, facts = decide("auto", specials=["<s>", "</s>", *specials], chat_template=source)
+    assert fallback_templates(choice, LLAMA, facts) == expected
+    assert fallback_templates(choice, None, facts) == ()
+    assert fallback_templates(Choice(choice.value, "asked for", "user"), LLAMA, facts) == ()
+    assert fallback_templates(Choice("alpaca", "", "default"), LLAMA, facts) == ("vicuna",)

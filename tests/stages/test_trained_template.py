@@ -10,7 +10,6 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from forkserver import ForkServer
 from surefoot.data.formats import Turn
-from surefoot.stages import trained_template
 from surefoot.stages.open_model import conversation_ids, open_for_use
 from tiny import LLAMA3_TEMPLATE, tiny_llama
 
@@ -100,7 +99,3 @@ def test_twin_without_the_saved_template_transformers_cannot_ask(runs, tmp_path)
             (tmp_path / path.name).write_bytes(path.read_bytes())
     with pytest.raises(ValueError, match="chat_template"):
         AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([{"role": "user", "content": "a"}])
-
-
-def test_every_choice_that_only_the_data_decides_has_a_reason():
-    assert set(trained_template._REASONS) == {"plain", "vicuna"}

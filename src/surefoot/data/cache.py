@@ -31,7 +31,7 @@ from surefoot.data.dataset import (
 from surefoot.data.encode import Encoded
 from surefoot.errors import EnvironmentFault
 
-VERSION = 2  # of the file layout and of how text becomes ids: raise it when either changes
+VERSION = 3  # of the file layout and of how text becomes ids: raise it when either changes
 _ARRAYS = ("ids", "mask", "offsets", "rows")
 _META = "meta.json"
 

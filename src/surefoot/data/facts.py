@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from surefoot.data.formats import Conversation
 
 _PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
+_SHORT = 80  # characters of an example prompt
+_FIRST_WORDS = 5
 Place = tuple[str, int, int]  # file, number of the record and line where it starts, both from 1
 
 
@@ -19,7 +21,8 @@ class SourceFacts:
     used. rows: records of the file; used: the first so many of them. dropped: records that have no label left. unused:
     fields that nothing reads. notes: what a reader should know of the template. placeholders: records whose texts hold
     an unfilled {{name}}; placeholder: the first of these. part: where examples of the file went elsewhere. commit: of
-    the hub data set that the file belongs to."""
+    the hub data set that the file belongs to. template_fault: why it is not the template that was planned.
+    example_prompt: something that a user could ask the trained model, from the records; empty where none is short."""
 
     file: str
     sha256: str
@@ -36,6 +39,8 @@ class SourceFacts:
     placeholder: str = ""
     part: str = ""
     commit: str | None = None
+    template_fault: str = ""
+    example_prompt: str = ""
 
 
 def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFacts:
@@ -57,6 +62,7 @@ def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFac
         placeholders=tuple(place for one in facts for place in one.placeholders),
         placeholder=next((one.placeholder for one in facts if one.placeholder), ""),
         part=_listed(one.part for one in facts if one.part),
+        example_prompt=next((one.example_prompt for one in facts if one.example_prompt), ""),
     )
 
 
@@ -68,6 +74,17 @@ def find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tuple
         if (match := _PLACEHOLDER.search("\n".join(turn.text for turn in one.turns)))
     ]
     return [(number, line) for number, line, _ in found], found[0][2] if found else ""
+
+
+def find_example_prompt(conversations: Iterable[Conversation]) -> str:
+    """The first question of one short line, or, of texts, the first words of one; empty where there is none."""
+    prompts = (
+        " ".join(turn.content.split()[:_FIRST_WORDS]) if turn.role == "text" else turn.text
+        for one in conversations
+        for turn in one.turns[:2]
+        if turn.role in ("user", "text")
+    )
+    return next((text for text in prompts if text.strip() and len(text) <= _SHORT and text.isprintable()), "")
 
 
 def _listed(words: Iterable[str]) -> str:

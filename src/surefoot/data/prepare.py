@@ -24,13 +24,15 @@ from surefoot.data.split import split
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.data.tokenise import Method, ReadRecord, tokenise
 from surefoot.errors import Fault, InputError
+from surefoot.families.templates import OWN
 
 
 @dataclass(frozen=True)
 class PreparedData:
     """train: all sources, one after the other, as `mixture` counts them. audit, sources: of the training data as a
     whole, and of each source. template: what the examples were written with; generation lays its prompts out with it
-    and stops at its stop_ids. tokenizer_sha256: of all that decides how text becomes ids."""
+    and stops at its stop_ids; template_reason: why it is not the planned one, where the records could not be written
+    with that. tokenizer_sha256: of all that decides how text becomes ids."""
 
     train: TokenisedDataset
     eval: TokenisedDataset | None
@@ -40,6 +42,7 @@ class PreparedData:
     sources: tuple[Audit, ...]
     eval_sources: tuple[Audit, ...]
     template: Template
+    template_reason: str
     tokenizer_sha256: str
 
 
@@ -70,6 +73,7 @@ def prepare_data(
     cache: Path,
     chunks: bool = False,
     read_record: ReadRecord | None = None,
+    template_fallbacks: Sequence[str] = (),
 ) -> PreparedData:
     """Tokenise (or find in the cache), split, mix and audit.
 
@@ -77,8 +81,9 @@ def prepare_data(
     template_asked: the user named it. bos_id: None for no BOS. stop_ids: EOS first. max_samples: only the first so
     many records of every training source that says nothing of its own. cache: a folder. chunks: every token of plain
     texts is learned, and one that is too long becomes several examples; other records are refused. read_record: for
-    sources whose format is custom; see `surefoot.data.formats.convert_with`. Raises InputError for anything wrong with
-    the data.
+    sources whose format is custom; see `surefoot.data.formats.convert_with`. template_fallbacks: names of the table, to
+    be tried in this order where the template cannot write the records and nobody asked for it. Raises InputError for
+    anything wrong with the data.
     """
     encoder = TextEncoder(tokenizer)
     method = Method(
@@ -92,10 +97,11 @@ def prepare_data(
         train_on,
         chunks,
         read_record,
+        tuple(template_fallbacks),
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples) for spec in train]
     eval_specs = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
-    method, kept, held_out = _load_all(specs, eval_specs, method, cache)
+    method, kept, held_out, reason = _load_all(specs, eval_specs, method, cache)
     if isinstance(evaluation, int | float):
         kept, held_out = _split(kept, evaluation, seed)
     audit = _Auditor(method, pad_id)
@@ -115,21 +121,31 @@ def prepare_data(
         sources=sources,
         eval_sources=eval_sources,
         template=_main_template(kept, method),
+        template_reason=reason,
         tokenizer_sha256=method.digest,
     )
 
 
 def _load_all(
     train: Sequence[SourceSpec], evaluation: Sequence[SourceSpec], method: Method, cache: Path
-) -> tuple[Method, list[_Loaded], list[_Loaded]]:
+) -> tuple[Method, list[_Loaded], list[_Loaded], str]:
     """The sources to train on and to evaluate on, all of whose dialogues are laid out in one way: where nobody asked
-    for a template and one file needs another than the planned one, all take that."""
+    for a template and one file needs another than the planned one, all take that. And why it is another."""
     kept, held_out = ([_load(spec, method, cache) for spec in specs] for specs in (train, evaluation))
-    names = {facts.template for one in (*kept, *held_out) for _, facts in one.files if facts.layout != "text"}
+    files = [facts for one in (*kept, *held_out) for _, facts in one.files if facts.layout != "text"]
+    refused = next((facts for facts in files if facts.template_fault), None)
+    reason = ""
+    if refused is not None:
+        own = "the tokenizer's own" if method.template == OWN else method.template
+        reason = f"in place of {own}, which cannot write {Path(refused.file).name} {refused.template_fault}"
+    names = {facts.template for facts in files}
     if len(names) > 1:
-        (other,) = names - {method.template}
-        return _load_all(train, evaluation, replace(method, template=other), cache)
-    return method, kept, held_out
+        order = (method.template, *method.fallbacks)
+        last = max(map(order.index, names))
+        anew = replace(method, template=order[last], fallbacks=order[last + 1 :])
+        method, kept, held_out, later = _load_all(train, evaluation, anew, cache)
+        reason = reason if not later else f"{reason}; {later}"
+    return method, kept, held_out, reason
 
 
 def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:

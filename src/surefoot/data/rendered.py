@@ -48,19 +48,24 @@ def _require_tools_written(conversation: Conversation, render: Render) -> None:
     text = render(turns, tools, False)
     if tools and render(turns, (), False) == text:
         raise RowFault("the chat template leaves out the definitions of tools", _WRITES_TOOLS)
-    for place, turn in enumerate(turns):
-        if turn.calls:
-            what, other = "calls", replace(turn, calls=())
-        elif turn.role == "tool":
-            what, other = "answer of a tool", replace(turn, content=f"{turn.content}.")
-        else:
-            continue
+    for place, what, other in _changes(turns):
         try:
             same = render([*turns[:place], other, *turns[place + 1 :]], tools, False) == text
         except RowFault:  # it minds, so it looks at them
             continue
         if same:
             raise RowFault(f"turn {place + 1}: the chat template leaves out the {what}", _WRITES_TOOLS)
+
+
+def _changes(turns: Sequence[Turn]) -> Iterator[tuple[int, str, Turn]]:
+    """Place, what is changed, and the turn so changed."""
+    for place, turn in enumerate(turns):
+        if turn.calls:
+            yield place, "calls", replace(turn, calls=())
+            if turn.text.strip():
+                yield place, "text beside the calls", replace(turn, content=f"{turn.content}.")
+        elif turn.role == "tool":
+            yield place, "answer of a tool", replace(turn, content=f"{turn.content}.")
 
 
 def _turn_by_turn(conversation: Conversation, render: Render, stop_ends: StopEnds) -> Iterator[tuple[str, int, bool]]:

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from surefoot.data.chat_template import make_chat_template, make_file_template
-from surefoot.data.formats import Conversation
+from surefoot.data.formats import Conversation, each_row
 from surefoot.data.jinja_writer import write_dialogue, write_prompt
 from surefoot.data.named import lay_out_dialogue, lay_out_prompt
 from surefoot.data.segments import Template
@@ -40,22 +40,31 @@ def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> T
     return _named(row, encoder, stop_ids)
 
 
-def template_for(planned: str, asked: bool, conversations: Sequence[Conversation]) -> str:
-    """The template of one source. asked: the user named it; then it stays.
+def templates_to_try(
+    planned: str, asked: bool, fallbacks: Sequence[str], conversations: Sequence[Conversation]
+) -> tuple[str, ...]:
+    """The templates for one source, most wanted first. asked: the user named it; then there is no other.
 
-    Texts without turns have no place in a chat template. Where the tokenizer brings none, alpaca was planned: it holds
-    one prompt and one answer, so dialogues and tools take vicuna, which needs no special tokens either.
+    Texts without turns have no place in a chat template.
     """
     if asked:
-        return planned
+        return (planned,)
     if all(turn.role == "text" for conversation in conversations for turn in conversation.turns):
-        return "plain"
-    return "vicuna" if planned == "alpaca" and any(map(_is_dialogue, conversations)) else planned
+        return ("plain",)
+    return (planned, *fallbacks)
 
 
-def _is_dialogue(conversation: Conversation) -> bool:
-    roles = [turn.role for turn in conversation.turns]
-    return bool(conversation.tools) or "tool" in roles or roles.count("user") > 1 or roles.count("assistant") > 1
+def template_for_all(
+    conversations: Sequence[Conversation], name: str, encoder: TextEncoder, stop_ids: Sequence[int]
+) -> str | None:
+    """A template for any model that can write all these records of the file `name`, to be named in an error."""
+    for generic in ("chatml", "vicuna"):
+        try:
+            each_row(conversations, make_template(generic, encoder, stop_ids).segments, name)
+        except InputError:  # a record that it cannot write, or a token that the tokenizer lacks
+            continue
+        return generic
+    return None
 
 
 def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from surefoot.data.cache import cache_key, open_cache, write_cache
 from surefoot.data.dataset import TokenisedFile
-from surefoot.data.encode import TrainOn, encode
-from surefoot.data.facts import SourceFacts, find_placeholders
+from surefoot.data.encode import Encoded, TrainOn, encode
+from surefoot.data.facts import SourceFacts, find_example_prompt, find_placeholders
 from surefoot.data.formats import (
     Conversation,
     convert,
@@ -28,7 +28,7 @@ from surefoot.data.formats import (
 )
 from surefoot.data.rows import Row, Source, parse_rows
 from surefoot.data.segments import Template
-from surefoot.data.templates import make_template, template_for
+from surefoot.data.templates import make_template, template_for_all, templates_to_try
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import find_row
@@ -40,7 +40,8 @@ ReadRecord = Callable[[dict[str, Any]], Any]
 @dataclass(frozen=True)
 class Method:
     """How records become examples: the same for all files of a run. digest: of the tokenizer. chunks: plain texts only,
-    and one that is too long becomes several examples. read_record: for files whose format is custom."""
+    and one that is too long becomes several examples. read_record: for files whose format is custom. fallbacks:
+    templates for records that the first cannot write, where nobody asked for it."""
 
     encoder: TextEncoder
     digest: str
@@ -52,6 +53,7 @@ class Method:
     train_on: TrainOn
     chunks: bool = False
     read_record: ReadRecord | None = None
+    fallbacks: tuple[str, ...] = ()
 
     def template_called(self, name: str) -> Template:
         """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
@@ -79,7 +81,7 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
     key = cache_key(
         {
             "content": content,
-            "template": make_template(method.template, method.encoder, method.stop_ids).identity,
+            "templates": [method.template_called(name).identity for name in (method.template, *method.fallbacks)],
             "template_asked": method.template_asked,
             "tokenizer": method.digest,
             "bos": method.bos_id,
@@ -137,25 +139,14 @@ def _checked(source: Source, method: Method, records: _Records) -> _Records:
 
 def _encode(source: Source, records: _Records, method: Method, folder: Path) -> tuple[TokenisedFile, dict[str, Any]]:
     conversations = records.conversations
-    template = method.template_called(template_for(method.template, method.template_asked, conversations))
-    examples = list(
-        encode(
-            conversations,
-            template,
-            method.encoder,
-            bos_id=method.bos_id,
-            max_length=method.max_length,
-            train_on=method.train_on,
-            name=source.name,
-            chunks=method.chunks,
-        )
-    )
+    template, examples, fault = _laid_out(conversations, method, source.name)
     several = any(sum(turn.role == "assistant" for turn in one.turns) > 1 for one in conversations)
     placeholders, placeholder = find_placeholders(conversations)
     record = {
         "layout": records.layout,
         "layout_reason": records.reason,
         "template": template.name,
+        "template_fault": fault,
         "rows": records.rows,
         "used": len(conversations),
         "dropped": [[example.number, example.line] for example in examples if not example.supervised.any()],
@@ -163,9 +154,36 @@ def _encode(source: Source, records: _Records, method: Method, folder: Path) -> 
         "notes": [*template.notes, *(template.dialogue_notes if several else ())],
         "placeholders": placeholders,
         "placeholder": placeholder,
+        "example_prompt": find_example_prompt(conversations),
     }
     kept = [example for example in examples if example.supervised.any()]
     return write_cache(folder, source.name, kept, record, method.encoder.size)
+
+
+def _laid_out(conversations: Sequence[Conversation], method: Method, name: str) -> tuple[Template, list[Encoded], str]:
+    """The examples, by the first template that can write all records, and what hinders the one before all others."""
+    refused: InputError | None = None
+    for wanted in templates_to_try(method.template, method.template_asked, method.fallbacks, conversations):
+        template = method.template_called(wanted)
+        examples = encode(
+            conversations,
+            template,
+            method.encoder,
+            bos_id=method.bos_id,
+            max_length=method.max_length,
+            train_on=method.train_on,
+            name=name,
+            chunks=method.chunks,
+        )
+        try:
+            return template, list(examples), refused.faults[0].what if refused else ""
+        except InputError as error:
+            refused = refused or error
+    assert refused is not None
+    if other := template_for_all(conversations, name, method.encoder, method.stop_ids):
+        fix = f"choose data.template {other}, which can write all records"
+        raise InputError([fault if fault.where == name else replace(fault, fix=fix) for fault in refused.faults])
+    raise refused
 
 
 def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
@@ -189,6 +207,8 @@ def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
         placeholders=places("placeholders"),
         placeholder=record["placeholder"],
         commit=source.commit,
+        template_fault=record["template_fault"],
+        example_prompt=record["example_prompt"],
     )
 
 

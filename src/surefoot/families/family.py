@@ -149,6 +149,7 @@ class Family:
     reserved_pads: tuple[ReservedPad, ...] = ()  # first that exists
     forbidden_pads: tuple[ForbiddenPad, ...] = ()
     turn_ends: tuple[str, ...] = ()  # tokens that end a turn in the family's chat templates
+    templates: tuple[str, ...] = ()  # rows of `families.templates` that lay dialogues out as its chat models know them
     untrained_turns: UntrainedTurns | None = None
     hazards: tuple[Hazard, ...] = ()
     refusals: tuple[Refusal, ...] = ()

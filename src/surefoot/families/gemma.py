@@ -36,6 +36,7 @@ GEMMA2 = Family(
         ForbiddenPad("<end_of_turn>", "ends every turn: whoever masks padding by id would never train it"),
     ),
     turn_ends=("<end_of_turn>",),
+    templates=("gemma",),
     hazards=(
         Hazard(
             "Gemma's hidden states go beyond 65 504, the largest fp16 number: expect overflows, and prefer bf16 or "

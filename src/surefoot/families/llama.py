@@ -35,6 +35,7 @@ LLAMA = Family(
     ),
     forbidden_pads=(ForbiddenPad("<|eot_id|>", "ends every turn: whoever masks padding by id would never train it"),),
     turn_ends=("<|eot_id|>", "<|eom_id|>"),
+    templates=("llama3", "chatml", "zephyr", "llama2"),
     untrained_turns=UntrainedTurns(
         tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         vocab=128_256,

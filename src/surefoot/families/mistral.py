@@ -29,4 +29,5 @@ MISTRAL = Family(
         # SentencePiece with byte fallback, as in Llama 2.
         ReservedPad("<unk>", "text never becomes <unk>: unknown characters are spelled in bytes"),
     ),
+    templates=("chatml", "zephyr", "mistral"),  # what Zephyr and others were trained with comes first
 )

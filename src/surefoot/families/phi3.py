@@ -38,4 +38,5 @@ PHI3 = Family(
     ),
     forbidden_pads=(ForbiddenPad("<|end|>", "ends every turn: whoever masks padding by id would never train it"),),
     turn_ends=("<|end|>", "<|im_end|>"),  # <|im_end|>: Phi-4
+    templates=("phi3",),
 )

@@ -34,11 +34,13 @@ QWEN2 = Family(
         ForbiddenPad("<|im_start|>", "begins every turn"),
     ),
     turn_ends=("<|im_end|>",),
+    templates=("qwen",),
 )
 QWEN3 = replace(
     QWEN2,
     name="qwen3",
     model_types=("qwen3",),
+    templates=("qwen3",),
     linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS),
     layer_norms=(*HEAD_NORMS, *NORMS),
     defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},

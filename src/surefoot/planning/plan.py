@@ -35,7 +35,7 @@ class PrecisionPlan:
 
     @property
     def unpacked(self) -> DType:
-        """Of the frozen weights that nf4 leaves as they are: embeddings, head, norms. Of all, where nothing is packed."""
+        """Of the frozen weights that nf4 leaves as they are: embeddings, head, norms; of all where nothing is packed."""
         return self.compute.value if self.base.value == "nf4" else self.base.value
 
 
@@ -56,6 +56,8 @@ class TokenizerPlan:
     stop: Choice[tuple[int, ...]]  # tokens that end an answer, EOS first
     template: Choice[str]  # a name of families.templates, or a .jinja file
     max_length: Choice[int]  # tokens of the longest example
+    # Templates that `auto` takes instead, in this order, where records hold what the one above cannot write.
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from surefoot.errors import InputError
 from surefoot.families.family import Family
 from surefoot.families.files import read_text
 from surefoot.families.model_facts import ModelFacts
-from surefoot.families.templates import ANYWHERE, NAMES, OWN, SUFFIX, find_row, is_file
+from surefoot.families.templates import ANYWHERE, NAMES, OWN, SUFFIX, Dialogue, find_row, is_file
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
@@ -24,6 +24,26 @@ def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, no
         choice = Choice(request, "asked for", "user")
     _warn_of_untrained_tokens(choice.value, model, tokenizer, notes)
     return choice
+
+
+def fallback_templates(choice: Choice[str], family: Family | None, tokenizer: TokenizerFacts) -> tuple[str, ...]:
+    """What `auto` takes, in this order, where the records hold what its choice cannot write: tools, a system text.
+
+    A template that was asked for has none. Beside the tokenizer's own they are the family's rows that this tokenizer's
+    model knows: by its special tokens or, for a row that needs none, by what its own template writes before a question.
+    """
+    if choice.source == "user":
+        return ()
+    if choice.value != OWN:
+        return ("vicuna",)
+    rows = [row for name in (family.templates if family else ()) if isinstance(row := find_row(name), Dialogue)]
+    return tuple(row.name for row in rows if _is_known(row, tokenizer))
+
+
+def _is_known(row: Dialogue, tokenizer: TokenizerFacts) -> bool:
+    if row.control:
+        return all(map(tokenizer.is_special, row.control))
+    return row.user.partition("{content}")[0].strip() in (tokenizer.chat_template or "")
 
 
 def turn_ends(template: str, family: Family | None, tokenizer: TokenizerFacts) -> list[str]:

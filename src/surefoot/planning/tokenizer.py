@@ -16,7 +16,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, TokenizerPlan
-from surefoot.planning.templates import plan_template, turn_ends
+from surefoot.planning.templates import fallback_templates, plan_template, turn_ends
 
 ADDED_PAD = "<|pad|>"
 # Instruction examples are seldom longer; without any limit one stray example would decide the memory of the run.
@@ -35,8 +35,10 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
     _check_rows(model, tokenizer, notes)
     if config.stage == "pretrain":
         template = Choice("plain", "stage pretrain learns texts, which have no turns", "default")
+        fallbacks: tuple[str, ...] = ()
     else:
         template = plan_template(config.data.template, model, tokenizer, notes)
+        fallbacks = fallback_templates(template, model.family, tokenizer)
     pad = _pad(config.tokenizer.pad, model, tokenizer, notes)
     return TokenizerPlan(
         pad_token=pad.token,
@@ -47,6 +49,7 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
         stop=_stop(template.value, model.family, tokenizer, notes),
         template=template,
         max_length=plan_max_length(config.data.max_length, model, notes),
+        fallbacks=fallbacks,
     )
 
 

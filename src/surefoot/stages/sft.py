@@ -79,6 +79,7 @@ def prepare_sft(
         None if evaluation == "none" else evaluation,
         template=tokens.template.value,
         template_asked=data.template != "auto",
+        template_fallbacks=tokens.fallbacks,
         tokenizer=tokenizer,
         bos_id=tokens.bos_id if tokens.bos.value else None,
         pad_id=tokens.pad_id,

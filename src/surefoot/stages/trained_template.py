@@ -13,10 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.data.prepare import PreparedData
 from surefoot.planning.plan import Choice, RunPlan, TokenizerPlan
 
-_REASONS = {
-    "plain": "the records are texts without turns",
-    "vicuna": "the tokenizer brings no chat template, and the data holds dialogues; vicuna needs no special tokens",
-}
+_TEXTS = "the records are texts without turns"
 
 
 def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
@@ -24,7 +21,7 @@ def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
     tokens = plan.tokenizer
     name, stops = data.template.name, data.template.stop_ids
     if name != tokens.template.value:
-        tokens = replace(tokens, template=Choice(name, _REASONS[name], "default"))
+        tokens = replace(tokens, template=Choice(name, data.template_reason or _TEXTS, "default"))
     if stops != tokens.stop.value:
         reason = f"{tokens.stop.reason}, and what the template writes behind an answer"
         tokens = replace(tokens, stop=Choice(stops, reason, tokens.stop.source))
