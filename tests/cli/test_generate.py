@@ -160,14 +160,15 @@ def test_a_model_cannot_send_codes_to_the_terminal(model, monkeypatch):
 
 
 def test_chat_remembers_the_conversation_until_reset(model):
-    lines = ["What is a heron?", "", "And a trout?", "/reset", "And a trout?", "/exit", "never read"]
+    lines = ["What is a heron?", "", "And a trout?", "/help", "/reset", "And a trout?", "/exit", "never read"]
     result = call("chat", model, "--max-new-tokens", 12, stdin="\n".join(lines))
     assert result.exit_code == 0
     first = reference(model, lines[0])
     second = reference(model, lines[0], first, lines[2])
-    anew = reference(model, lines[2])
+    anew = reference(model, lines[5])
     assert second != anew  # else the test could not tell
     assert result.stdout == clean(f"{first}\n{second}\n{anew}\n")
+    assert all(f"\n{command}" in result.stderr for command in ("/reset", "/exit", "/help", "Ctrl-C"))
     assert "\r" not in result.output
     assert "\x1b" not in result.output
 
@@ -229,7 +230,7 @@ def test_a_terminal_gets_a_prompt_and_a_hint(model, monkeypatch):
         main(["chat", str(model), "--max-new-tokens", "12"], standalone_mode=False)
         out, err = (stream.getvalue().decode() for stream in streams[:2])
     assert out == clean(reference(model, "What is a heron?")) + "\n\n"
-    assert "/reset" in err
+    assert "/help" in err
 
 
 def test_a_misspelt_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):

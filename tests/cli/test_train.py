@@ -14,11 +14,13 @@ import time
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forkserver import ForkServer
+from surefoot.cli.main import main
 from surefoot.report.verification import compare_folders
 from tiny import tiny_llama
 
@@ -366,6 +368,31 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_no_process(run, number):
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert trial("--resume", f"duration={step + 2} steps")[0] == 0
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_ctrl_c_before_the_first_step_writes_nothing_and_says_so(tmp_path, base, monkeypatch, resume):
+    trial = Run(None, tmp_path, base)
+    trial.config["output"] = str(tmp_path / "out")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(trial.config))
+    monkeypatch.setattr("surefoot.stages.run.set_up", interrupt)
+    result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), *(["--resume"] if resume else [])])
+    assert result.exit_code == 130
+    step = "the next step" if resume else "step 1"
+    assert result.stderr.strip() == f"interrupted before {step}; nothing was written"
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_twin_ctrl_c_after_something_was_written_does_not_say_so(tmp_path, base, monkeypatch):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(Run(None, tmp_path, base).config))
+    monkeypatch.setattr("surefoot.stages.run.open_trackers", interrupt)
+    result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml")])
+    assert result.exit_code == 130
+    assert result.stderr.strip() == f"interrupted while {tmp_path / 'out'} was written; continue with --resume"
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 # Every key works

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from surefoot.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from surefoot.stages.open_model import OpenModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,6 +59,7 @@ def check_models(model: str, adapter: str | None) -> None:
     from surefoot.locations import looks_local
     from surefoot.models.folder import check_folder
     from surefoot.models.hub import resolve_folder
+    from surefoot.stages.provenance import require_weights
 
     for path in (model, adapter):
         if path is None:
@@ -64,7 +68,16 @@ def check_models(model: str, adapter: str | None) -> None:
             raise InputError(Fault(path, "is a file, not a folder", f"give its folder: {Path(path).parent}"))
         if looks_local(path) and not Path(path).is_dir():
             raise InputError(Fault(path, "no such folder", nearest_path(Path(path), ())))
-        check_folder(resolve_folder(path, weights=True))
+        folder = resolve_folder(path, weights=True)
+        require_weights(folder, path)
+        check_folder(folder)
+
+
+def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:
+    """On stderr: what was opened and, with `template`, how it is asked; what to be careful about; then `more`."""
+    described = opened.described if template else opened.described.partition(", template")[0]
+    cautions = [f"caution: {caution}" for caution in opened.cautions]
+    click.echo("\n".join([described, *cautions, *more]), err=True)
 
 
 def printable(text: str) -> str:

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.answering import check_models, model_options, printable, sampling_options
+from surefoot.cli.answering import check_models, introduce, model_options, printable, sampling_options
 
 if TYPE_CHECKING:
     from surefoot.data.formats import Turn
     from surefoot.models.generate import Decoding
     from surefoot.stages.open_model import OpenModel
 
-_HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+_HINT = "/help lists what can be typed; /exit or Ctrl-D ends the chat"
+_HELP = """\
+/reset   forget the conversation and start anew, with the same system text
+/exit    end the chat, as /quit and Ctrl-D do
+/help    show this
+Ctrl-C   stop the answer that is being written
+Everything else is said to the model."""
 
 
 @click.command()
@@ -43,12 +49,15 @@ def chat(
     from surefoot.stages.open_model import open_for_use, room_for
 
     opened = open_for_use(model, adapter)
-    click.echo(f"{opened.described}\n{_HELP}" if sys.stdin.isatty() else opened.described, err=True)
+    introduce(opened, *([_HINT] if sys.stdin.isatty() else []))
     start = [Turn("system", system)] if system else []
     turns = list(start)
     for number, line in enumerate(_typed_lines()):
         if line.strip() in ("/exit", "/quit"):
             return
+        if line.strip() == "/help":
+            click.echo(_HELP, err=True)
+            continue
         if line.strip() == "/reset":
             turns = list(start)
             click.echo("the conversation starts anew", err=True)

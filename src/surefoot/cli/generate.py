@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.answering import check_models, model_options, printable, sampling_options
+from surefoot.cli.answering import check_models, introduce, model_options, printable, sampling_options
 from surefoot.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def generate(
     from surefoot.stages.open_model import conversation_ids, open_for_use, raw_ids, room_for
 
     opened = open_for_use(model, adapter)
-    click.echo(opened.described if not raw else opened.described.partition(", template")[0], err=True)
+    introduce(opened, template=not raw)
     before = [Turn("system", system)] if system else []
     ids = [raw_ids(opened, text) if raw else conversation_ids(opened, [*before, Turn("user", text)]) for text in texts]
     room_for(opened, ids, max_new_tokens)  # all prompts are checked before the first is answered

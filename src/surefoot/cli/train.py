@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from surefoot import durable
 from surefoot.cli.options import config_arguments, load_or_exit
+
+if TYPE_CHECKING:
+    from surefoot.config.schema import RunConfig
+    from surefoot.stages.run_folder import Mode
 
 
 @click.command()
@@ -35,7 +42,12 @@ def train(
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
     loaded = load_or_exit(config, overrides)
+    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
+    with _told_if_interrupted(Path(loaded.config.output), mode):
+        return _train(loaded.config, mode, quiet, name, dry_run)
 
+
+def _train(config: RunConfig, mode: Mode, quiet: bool, name: str | None, dry_run: bool) -> int:
     from surefoot import hardware
     from surefoot.report.console import open_console
     from surefoot.stages.push import check_name, push_run
@@ -43,11 +55,32 @@ def train(
 
     if name is not None:
         check_name(name)
-    mode = "resume" if resume else "overwrite" if overwrite else "new"
     typed = ["surefoot", *sys.argv[1:]]
     with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stdout) as stream:
         console = open_console(stream, hardware.terminal_wishes())
-        code = train_run(loaded.config, mode, console, typed=typed, dry_run=dry_run)
+        code = train_run(config, mode, console, typed=typed, dry_run=dry_run)
         if name is not None and code == 0 and not dry_run:
-            console.say(f"pushed: {push_run(Path(loaded.config.output), name, public=False)}")
+            console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code
+
+
+@contextmanager
+def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
+    """Ctrl-C while steps are taken is a request to stop, and ends no block. Before and after, it ends this one."""
+    before = _listing(folder)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _listing(folder) == before:
+            step = "the next step" if mode == "resume" else "step 1"
+            click.echo(f"\ninterrupted before {step}; nothing was written", err=True)
+        else:
+            click.echo(f"\ninterrupted while {folder} was written; continue with --resume", err=True)
+        raise
+
+
+def _listing(folder: Path) -> dict[str, int]:
+    """When each file of the run was written."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if not durable.is_temporary(path)}

@@ -39,12 +39,13 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.planning.tokenizer import plan_tokenizer
+from surefoot.stages.provenance import cautions_about, require_weights
 
 
 @dataclass(frozen=True)
 class OpenModel:
     """model: in eval mode. positions: the longest sequence it takes. context: to be entered around generation.
-    described: one line on what was opened and how it is asked."""
+    described: one line on what was opened and how it is asked. cautions: sentences on what is not as a run left it."""
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
@@ -55,6 +56,7 @@ class OpenModel:
     positions: int
     context: Callable[[], AbstractContextManager[object]]
     described: str
+    cautions: tuple[str, ...]
 
 
 def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
@@ -65,6 +67,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     """
     base, saved = _find(path, adapter)
     trained = saved.folder if saved else base
+    cautions = cautions_about(trained, base)
     plan = _saved_plan(trained)
     facts = facts_of(base)
     with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
@@ -99,6 +102,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
         described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}, "
         f"template {tokens.template.value} ({tokens.template.reason})",
+        cautions=cautions,
     )
 
 
@@ -133,8 +137,10 @@ def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | 
 def _find(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
     """The folder of the model, and the adapter over it."""
     folder = resolve_folder(path, None, weights=True)
+    require_weights(folder, path)
     if adapter is not None:
         over = resolve_folder(adapter, None, weights=True)
+        require_weights(over, adapter)
         if not is_adapter(over):
             raise InputError(Fault(adapter, "is no adapter: it has no adapter_config.json", "name it as the model"))
         return folder, read_adapter(over)

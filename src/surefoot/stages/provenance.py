@@ -1,0 +1,53 @@
+"""Whether what is opened is what a run left: finished, with its own files, over the base that it was trained on.
+
+A folder without weights cannot be opened, so that is an error. All else is a caution: an adapter over another base can
+be an experiment, and whoever edits a file may want to see what comes of it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from surefoot.errors import Fault, InputError, IntegrityError
+
+_CHECKED = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})  # what opening may read
+_HASHED_UP_TO = 500_000_000  # bytes: half a second or so; of larger files only the size is looked at
+
+
+def require_weights(folder: Path, path: str) -> None:
+    """InputError for a run that has published no model yet. path: as the user gave it. Needs no torch."""
+    published = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if published or not (folder / "plan.json").is_file():
+        return
+    newest = _newest_checkpoint(folder)
+    fix = f"use {path.rstrip('/')}/{newest.name}" if newest else "it has no checkpoint yet; continue it with --resume"
+    raise InputError(Fault(path, "is not finished", fix))
+
+
+def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
+    """What differs from what the run wrote. trained: a run folder, checkpoint or adapter; base: the model under it, or
+    the same folder. Nothing is known of folders that surefoot did not write."""
+    from surefoot.stages.identity import base_fingerprint
+    from surefoot.training.checkpoint import MANIFEST, check_files, read_manifest
+
+    if not (trained / MANIFEST).is_file():
+        if not (trained / "plan.json").is_file():
+            return ()
+        return (f"{trained} is not finished, so there is nothing to check its files against",)
+    try:
+        then = read_manifest(trained)["identity"].get("base")
+        checks = check_files(trained, hashed_up_to=_HASHED_UP_TO)
+    except IntegrityError as error:
+        return tuple(map(str, error.faults))
+    cautions = [str(check.fault) for check in checks if check.fault and Path(check.name).suffix in _CHECKED]
+    if base != trained and then is not None and then != base_fingerprint(base):
+        cautions.insert(0, f"{trained} was trained over other weights than {base} has: answers may make no sense")
+    return tuple(cautions)
+
+
+def _newest_checkpoint(folder: Path) -> Path | None:
+    """The newest one that was written to its end."""
+    found = [path.parent for path in folder.glob("checkpoint-*/MANIFEST.json")]
+    steps = {int(match[1]): path for path in found if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))}
+    return steps[max(steps)] if steps else None
