@@ -35,7 +35,7 @@ class PrecisionPlan:
 
     @property
     def unpacked(self) -> DType:
-        """Of the frozen weights that nf4 leaves as they are: embeddings, head, norms; of all where nothing is packed."""
+        """Of frozen weights that nf4 leaves as they are: embeddings, head, norms; of all where nothing is packed."""
         return self.compute.value if self.base.value == "nf4" else self.base.value
 
 
