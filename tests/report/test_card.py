@@ -205,6 +205,14 @@ def test_the_code_loads_a_full_model_and_answers(tmp_path, base, monkeypatch):
     assert names["model"].config.model_type == "llama"
 
 
+@pytest.mark.parametrize("question", ["Who is it?", 'Say "yes" \\ or no – ⟦¿?', "{name}"])
+def test_the_question_comes_out_as_it_went_in(tmp_path, base, monkeypatch, question):
+    for path in base.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    names, _ = run_usage(make_facts(plan=full_plan(), question=question), base, monkeypatch, tmp_path)
+    assert names["messages"][0]["content"] == question
+
+
 def test_a_run_without_a_chat_template_shows_its_prompt(tmp_path, base, monkeypatch):
     for path in base.iterdir():
         if path.name != "chat_template.jinja":

@@ -18,11 +18,14 @@ def closing(run, results=RESULTS, early=False, best_step=200, skipped=0):
 
 def test_the_end_of_a_run(tmp_path):
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 1_500_000)
-    (tmp_path / "run.log").write_text("")
+    for name in ("run.log", "report.html", "training_eval_loss.png"):
+        (tmp_path / name).write_text("")
     lines = closing(tmp_path)
     assert lines[0] == "done: 300 steps in 12 min 05 s"
     assert lines[1] == "training loss 1.234 · evaluation loss 1.301 · accuracy 61.2% · best checkpoint-200"
     assert "  adapter_model.safetensors     1.5 MB  the trained adapter" in lines
+    assert any(line.startswith("  report.html") for line in lines)
+    assert any(line.startswith("  training_eval_loss.png") for line in lines)
     assert not any("plan.json" in line for line in lines)  # is not there, is not promised
     assert lines[-3:] == [f"  {command}" for command in footer.next_commands(tmp_path)]
 
@@ -43,6 +46,11 @@ def test_commands_survive_a_shell(run):
     commands = [shlex.split(command) for command in footer.next_commands(run)]
     assert [words[:2] for words in commands] == [["surefoot", "chat"], ["surefoot", "generate"], ["surefoot", "verify"]]
     assert all(words[2] == str(run) for words in commands)
+
+
+def test_a_run_on_texts_is_not_chatted_with():
+    commands = footer.next_commands(Path("runs/a"), "Once upon a time", texts=True)
+    assert commands == ["surefoot generate runs/a --raw --prompt 'Once upon a time'", "surefoot verify runs/a"]
 
 
 def test_the_resume_command():

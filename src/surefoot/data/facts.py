@@ -77,14 +77,21 @@ def find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tuple
 
 
 def find_example_prompt(conversations: Iterable[Conversation]) -> str:
-    """The first question of one short line, or, of texts, the first words of one; empty where there is none."""
+    """The first question of one short line, or, of texts, the first words of one; empty where there is none.
+
+    It will stand in the model card, so whatever may be a path or an address is passed over.
+    """
     prompts = (
         " ".join(turn.content.split()[:_FIRST_WORDS]) if turn.role == "text" else turn.text
         for one in conversations
         for turn in one.turns[:2]
         if turn.role in ("user", "text")
     )
-    return next((text for text in prompts if text.strip() and len(text) <= _SHORT and text.isprintable()), "")
+    return next((text for text in prompts if _is_plain(text)), "")
+
+
+def _is_plain(text: str) -> bool:
+    return bool(text.strip()) and len(text) <= _SHORT and text.isprintable() and not set(text) & set("/\\@")
 
 
 def _listed(words: Iterable[str]) -> str:

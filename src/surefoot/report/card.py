@@ -6,6 +6,7 @@ runs as it stands, which a test does.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import yaml
 
 from surefoot.families.templates import Prompt, find_row
 from surefoot.planning.plan import Choice, RunPlan
+from surefoot.report.footer import EXAMPLE_PROMPT
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
 _METRICS = {
@@ -47,8 +49,8 @@ class CardFacts:
 
     name: of the run. base: hub id or folder as the user gave it. settings: what -> value, from the config
     ("learning rate" -> "0.0002"). results: all_results.json. versions: library -> version. prompt: a complete example
-    prompt, BOS included, where the saved chat template does not make the prompts of this run, else None.
-    plots: file names in the run folder.
+    prompt, BOS included, where the saved chat template does not make the prompts of this run, else None. question: one
+    for the chat template. plots: file names in the run folder.
     """
 
     name: str
@@ -64,6 +66,7 @@ class CardFacts:
     hardware: str
     prompt: str | None = None
     plots: tuple[str, ...] = ()
+    question: str = EXAMPLE_PROMPT
 
 
 def model_card(facts: CardFacts) -> str:
@@ -87,7 +90,7 @@ def model_card(facts: CardFacts) -> str:
 
 def usage_code(facts: CardFacts) -> str:
     """Python that loads the model from the folder of the card and answers one prompt."""
-    return "".join(f"{line}\n" for line in [*_loading_lines(facts), "", *_prompt_lines(facts.prompt)])
+    return "".join(f"{line}\n" for line in [*_loading_lines(facts), "", *_prompt_lines(facts)])
 
 
 def without_paths(text: str) -> str:
@@ -162,16 +165,19 @@ def _loading_lines(facts: CardFacts) -> list[str]:
     ]
 
 
-def _prompt_lines(prompt: str | None) -> list[str]:
-    if prompt is None:
+def _prompt_lines(facts: CardFacts) -> list[str]:
+    if facts.prompt is None:
         encode = [
-            'messages = [{"role": "user", "content": "Give three tips for staying healthy."}]',
+            f'messages = [{{"role": "user", "content": {json.dumps(facts.question, ensure_ascii=False)}}}]',
             "inputs = tokenizer.apply_chat_template(",
             '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
             ")",
         ]
     else:
-        encode = [f"prompt = {prompt!r}", 'inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")']
+        encode = [
+            f"prompt = {facts.prompt!r}",
+            'inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")',
+        ]
     return [
         *encode,
         "output = model.generate(**inputs, max_new_tokens=64)",

@@ -16,13 +16,12 @@ _FILES = (
     ("report.html", "the whole run on one page"),
     ("all_results.json", "all figures"),
     ("training_loss.png", "loss curve"),
+    ("training_eval_loss.png", "evaluation loss curve"),
     ("trainer_log.jsonl", "every logged step"),
     ("plan.json", "every choice with its reason"),
     ("run.log", "everything said here"),
 )
-
-
-EXAMPLE_PROMPT = "Give three tips for staying healthy."
+EXAMPLE_PROMPT = "Give three tips for staying healthy."  # where the training data have no short question
 
 
 def finished(
@@ -36,8 +35,10 @@ def finished(
     best_step: int | None,
     skipped: int,
     prompt: str = EXAMPLE_PROMPT,
+    texts: bool = False,
 ) -> list[str]:
-    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. prompt: one to try."""
+    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. prompt: one to try. texts: the
+    run learned texts without turns."""
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
@@ -47,7 +48,7 @@ def finished(
         *files_left(run),
         "",
         "next:",
-        *(f"  {command}" for command in next_commands(run, prompt)),
+        *(f"  {command}" for command in next_commands(run, prompt, texts)),
     ]
 
 
@@ -59,11 +60,14 @@ def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -
     ]
 
 
-def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT) -> list[str]:
-    folder = shlex.quote(str(run))
+def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT, texts: bool = False) -> list[str]:
+    """texts: the model continues the prompt as it is, and there is nothing to chat about."""
+    folder, words = shlex.quote(str(run)), shlex.quote(prompt)
+    if texts:
+        return [f"surefoot generate {folder} --raw --prompt {words}", f"surefoot verify {folder}"]
     return [
         f"surefoot chat {folder}",
-        f"surefoot generate {folder} --prompt {shlex.quote(prompt)}",
+        f"surefoot generate {folder} --prompt {words}",
         f"surefoot verify {folder}",
     ]
 

@@ -8,18 +8,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
-from surefoot.config.schema import RunConfig
+from surefoot.config.schema import OptimConfig, RunConfig
 from surefoot.data.audit import Audit
-from surefoot.data.formats import Conversation, Turn
 from surefoot.data.prepare import PreparedData
-from surefoot.data.segments import prompt_ids
-from surefoot.data.text_encoder import TextEncoder
 from surefoot.locations import looks_local
 from surefoot.planning.plan import RunPlan
 from surefoot.report.card import CardFacts, DataFile
+from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.stages.trained_template import is_on_texts
-
-_QUESTION = "Give three tips for staying healthy."
+from surefoot.training.optimizer import MUON_MOMENTUM
 
 
 def card_facts(
@@ -41,7 +38,7 @@ def card_facts(
         base_revision=config.model.revision,
         plan=plan,
         settings={
-            "optimizer": f"{optim.name}, betas {optim.betas}, eps {optim.eps:g}, weight decay {optim.weight_decay:g}",
+            "optimizer": _optimizer(optim),
             "learning rate": f"{optim.lr:g}",
             "schedule": f"{optim.schedule}, warm-up {optim.warmup}",
             "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
@@ -59,6 +56,7 @@ def card_facts(
         hardware=plan.device.reason,
         prompt=_example_prompt(plan, data, tokenizer),
         plots=tuple(plots),
+        question=example_question(data),
     )
 
 
@@ -75,11 +73,29 @@ def _data_file(role: str, audit: Audit) -> DataFile:
     )
 
 
+def _optimizer(optim: OptimConfig) -> str:
+    """Its name, and the settings that it goes by."""
+    momentum = optim.momentum if optim.momentum is not None else {"muon": MUON_MOMENTUM}.get(optim.name, 0)
+    moving, adam = f", momentum {momentum:g}", f", betas {optim.betas}, eps {optim.eps:g}"
+    settings = {
+        "adamw": adam,
+        "adamw_8bit": adam,
+        "adafactor": "",
+        "sgd": moving,
+        "muon": f"{moving}; for the other weights adamw{adam}",
+    }
+    return f"{optim.name}{settings[optim.name]}, weight decay {optim.weight_decay:g}"
+
+
+def example_question(data: PreparedData) -> str:
+    """Something to ask the trained model: from its data, where that has something short."""
+    return data.audit.source.example_prompt or EXAMPLE_PROMPT
+
+
 def _example_prompt(plan: RunPlan, data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """None where the saved chat template lays out the prompts, as it does but for runs on texts without turns."""
+    """A beginning to be continued, for a run on texts. None where the saved chat template lays out the prompts."""
     if not is_on_texts(data):
         return None
     tokens = plan.tokenizer
-    conversation = Conversation((Turn("user", _QUESTION),))
-    ids = prompt_ids(conversation, data.template, TextEncoder(tokenizer), tokens.bos_id if tokens.bos.value else None)
-    return str(tokenizer.decode(ids))
+    bos = str(tokenizer.convert_ids_to_tokens(tokens.bos_id)) if tokens.bos.value and tokens.bos_id is not None else ""
+    return bos + example_question(data)

@@ -30,6 +30,7 @@ from surefoot.report.data_audit import audit_report, audit_to_json
 from surefoot.report.html import draw_report
 from surefoot.report.plan_table import plan_table
 from surefoot.report.trackers.adapters import require_trackers
+from surefoot.stages.card_facts import example_question
 from surefoot.stages.custom import NOTHING, Custom, check_metrics
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.identity import check_identity, run_identity
@@ -44,7 +45,7 @@ from surefoot.stages.setup import Setup, planned_tokenizer, set_up
 from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.stages.tracking import open_trackers
-from surefoot.stages.trained_template import carry_template, with_template
+from surefoot.stages.trained_template import carry_template, is_on_texts, with_template
 from surefoot.training.checkpoint import read_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, has_ended, train
@@ -78,14 +79,15 @@ def train_run(
     typed: Sequence[str],
     dry_run: bool = False,
     figures: Figures | None = None,
-    prompt: str = footer.EXAMPLE_PROMPT,
+    prompt: str | None = None,
     custom: Custom = NOTHING,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
 
     typed: the words of the command, for the resume hint; none where there was no command.
     dry_run: everything up to the run folder, then stop.
-    figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try.
+    figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try,
+    else one of the data's.
     custom: what a Python caller brings of its own.
     """
     with captured_libraries(console):
@@ -234,7 +236,7 @@ def _train_and_publish(
     console: Console,
     typed: Sequence[str],
     figures: Figures | None,
-    prompt: str,
+    prompt: str | None,
     custom: Custom,
 ) -> int:
     config, folder, stage = run.config, run.found.folder, run.stage
@@ -280,7 +282,7 @@ def _train_and_publish(
     return 0
 
 
-def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: str, console: Console) -> None:
+def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: str | None, console: Console) -> None:
     for caution in published.cautions:
         console.say(caution, style="yellow")
     state = outcome.state
@@ -293,7 +295,8 @@ def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: 
         seconds=state.seconds,
         best_step=published.step if state.best and state.best.step == published.step else None,
         skipped=state.guard.skipped,
-        prompt=prompt,
+        prompt=prompt or example_question(run.stage.data),
+        texts=is_on_texts(run.stage.data),
     )
     for line in lines:
         console.say(line)
