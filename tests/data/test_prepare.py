@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from surefoot.data import encode, prepare, tokenise
+from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.segments import prompt_ids
@@ -189,7 +190,7 @@ def test_an_evaluation_file_is_not_shortened_and_overlap_is_counted(run, file, t
 
 
 def test_too_large_a_split_names_the_key(run, file):
-    with pytest.raises(InputError, match=r"^data\.eval: 20 holds out 20 of 20 examples"):
+    with pytest.raises(InputError, match=r"^data\.eval: 20 holds out 20 of 20 records"):
         run(file, 20)
 
 
@@ -335,6 +336,45 @@ def test_examples_are_held_out_of_every_source(run, file, dialogues):
     assert not {name for name in numbers[0] & numbers[1] if name.startswith(str(file))}
     assert data.eval_audit.overlap == 3  # the dialogues are copies of each other
     assert data.eval_audit.source.notes == ()
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    """Six texts of one to six examples each."""
+    line = "Once upon a time there was a heron. "
+    return write(tmp_path / "texts.jsonl", [{"text": f"{n}: {line * 3 * n}"} for n in range(1, 7)])
+
+
+def halves_of_texts(run, texts, seed) -> tuple[set, set]:
+    data = run(texts, 2, chunks=True, max_length=48, seed=seed)
+    assert len(data.train) + len(data.eval) == len(run(texts, chunks=True, max_length=48).train) > 12
+    assert data.audit.source.part == "without 2 held out for evaluation"
+    train, held_out = ({one[index].number for index in range(len(one))} for one in (data.train, data.eval))
+    return train, held_out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_in_several_examples_is_held_out_whole(run, texts, seed):
+    train, held_out = halves_of_texts(run, texts, seed)
+    assert (len(train), len(held_out), train & held_out) == (4, 2, set())
+    assert halves_of_texts(run, texts, seed) == (train, held_out)
+
+
+def test_twin_a_split_of_examples_tears_texts_apart(run, texts, monkeypatch):
+    monkeypatch.setattr(TokenisedDataset, "records", lambda dataset: np.arange(len(dataset)))
+    train, held_out = halves_of_texts(run, texts, 0)
+    assert train & held_out
+
+
+def test_records_are_counted_over_files(run, texts, tmp_path):
+    copy = tmp_path / "more.jsonl"
+    copy.write_bytes(texts.read_bytes())
+    data = run([texts, copy], chunks=True, max_length=48).train
+    records = data.records()
+    assert sorted(set(records.tolist())) == list(range(12))
+    assert [data.row(index)[1] for index in range(len(data))] == [1 + number % 6 for number in records.tolist()]
+    middle = data.subset(np.flatnonzero(records == 5))
+    assert set(middle.records().tolist()) == {0}
 
 
 def test_copies_across_sources_are_counted(run, file, tmp_path):

@@ -66,7 +66,7 @@ class DataConfig(Section):
     eval: Annotated[
         Literal["none"] | Sources | Count | Annotated[float, Field(gt=0, lt=1), Number], Field(examples=[0.05])
     ] = "none"
-    """none; a source as in train; a share between 0 and 1 or a count of the training examples, split off by the
+    """none; a source as in train; a share between 0 and 1 or a count of the training records, split off by the
     seed."""
     format: DataFormat = "auto"
     """Layout of the records of every source that names none; auto recognises it and says what it saw. custom: a Python

@@ -80,6 +80,13 @@ class TokenisedDataset:
         of a text in several examples, all but the first and all but the last."""
         return np.concatenate([file.rows[:, 2] for file in self.files])[self.chosen]
 
+    def records(self) -> np.ndarray:
+        """Which record each example comes from, counted from 0: [N] int64. Parts of one text share theirs."""
+        places = [np.full(len(file), place) for place, file in enumerate(self.files)]
+        numbers = [file.rows[:, 0] for file in self.files]
+        names = np.stack([np.concatenate(places), np.concatenate(numbers)], axis=1)[self.chosen]
+        return np.cumsum([False, *np.any(names[1:] != names[:-1], axis=1)])
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> TokenisedDataset:
         """These examples, in this order, over the same arrays."""
         return replace(self, chosen=self.chosen[np.asarray(indices, dtype=np.int64)])

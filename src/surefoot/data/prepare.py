@@ -77,7 +77,7 @@ def prepare_data(
 ) -> PreparedData:
     """Tokenise (or find in the cache), split, mix and audit.
 
-    evaluation: None, sources, a number of examples or a share to hold out of each training source in proportion.
+    evaluation: None, sources, a number of records or a share to hold out of each training source in proportion.
     template_asked: the user named it. bos_id: None for no BOS. stop_ids: EOS first. max_samples: only the first so
     many records of every training source that says nothing of its own. cache: a folder. chunks: every token of plain
     texts is learned, and one that is too long becomes several examples; other records are refused. read_record: for
@@ -165,17 +165,19 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:
 
 
 def _split(loaded: Sequence[_Loaded], held_out: int | float, seed: int) -> tuple[list[_Loaded], list[_Loaded]]:
-    """The sources without the examples held out, and those examples."""
+    """The sources without what is held out, and that. Whole records are: of a text in several examples all or none,
+    else a model would be asked for the end of what it has learned the beginning of."""
     kept, taken = [], []
-    for one, (train, evaluation) in zip(
-        loaded, split([len(one.examples) for one in loaded], held_out, seed), strict=True
-    ):
+    records = [one.examples.records() for one in loaded]
+    halves = split([int(places[-1]) + 1 for places in records], held_out, seed)
+    for one, places, (train, evaluation) in zip(loaded, records, halves, strict=True):
         if not len(evaluation):
             kept.append(one)
             continue
         count = f"{len(evaluation)} held out"
-        kept.append(_with_part(one, train, f"without {count} for evaluation"))
-        taken.append(_with_part(one, evaluation, f"{count} by the seed", forget=True))
+        kept.append(_with_part(one, np.flatnonzero(np.isin(places, train)), f"without {count} for evaluation"))
+        part = np.flatnonzero(np.isin(places, evaluation))
+        taken.append(_with_part(one, part, f"{count} by the seed", forget=True))
     return kept, taken
 
 

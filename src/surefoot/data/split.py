@@ -1,4 +1,4 @@
-"""Hold examples out for evaluation: only when asked, and the same ones for the same seed."""
+"""Hold records out for evaluation: only when asked, and the same ones for the same seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.errors import Fault, InputError
 def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each source the places to train on and the places to evaluate on, each ascending.
 
-    counts: examples of each source, which are held out in proportion; one of each stays. held_out: a number of examples
+    counts: records of each source, which are held out in proportion; one of each stays. held_out: a number of records
     in all (int), or a share between 0 and 1 (float), rounded, at least one. InputError (data.eval) when nothing would
     be left to train on.
     """
@@ -22,7 +22,7 @@ def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple
     wanted = held_out if isinstance(held_out, int) else max(1, round(held_out * total))
     most = [count - 1 for count in counts]
     if wanted > sum(most):
-        what = f"{held_out} holds out {wanted} of {total} examples, which leaves none to train on"
+        what = f"{held_out} holds out {wanted} of {total} records, which leaves none to train on"
         if len(counts) > 1:
             what += " from some source"
         raise InputError(Fault("data.eval", what, f"hold out fewer than {sum(most) + 1}, or name a file"))
