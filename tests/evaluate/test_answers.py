@@ -129,3 +129,22 @@ def test_a_prompt_that_fills_all_positions_is_not_answered(opened):
 def test_it_gives_up_between_batches(opened):
     asked = iter([False, True])
     assert ask(opened, prompts(), give_up=lambda: next(asked)) is None
+
+
+def sized(length):
+    """A prompt of that many tokens, and two more to be expected."""
+    draw = np.random.default_rng(length)
+    return Example(draw.integers(5, 300, length + 2), np.array([False] * length + [True] * 2), 1)
+
+
+NEAR, FAR = sized(POSITIONS - 2), sized(9)  # the first leaves room for two tokens, the second for all six
+
+
+def test_a_prompt_near_the_limit_shortens_nobody_elses_answer(opened):
+    assert ask(opened, [NEAR, FAR]) == [*ask(opened, [NEAR]), *ask(opened, [FAR])]
+
+
+def test_twin_in_one_batch_it_would(opened, monkeypatch):
+    (alone,) = ask(opened, [FAR])
+    monkeypatch.setattr(answers_module, "_batches", lambda lengths, rows, roomy: iter([[0, 1]]))
+    assert ask(opened, [NEAR, FAR])[1] != alone

@@ -6,7 +6,7 @@ greedy: equal weights give equal answers. A metric is a function of all answers;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,11 +60,9 @@ def answer_examples(
     """
     asked = [last_answer(dataset[index]) for index in range(min(count or len(dataset), len(dataset)))]
     answers: list[Answered] = [Answered("", "", "", False)] * len(asked)
-    longest_first = sorted(range(len(asked)), key=lambda place: len(asked[place][0]), reverse=True)
-    for start in range(0, len(asked), rows):
+    for places in _batches([len(prompt) for prompt, _ in asked], rows, positions - max_new_tokens):
         if give_up():
             return None
-        places = longest_first[start : start + rows]
         prompts = [asked[place][0] for place in places]
         generated = generate_answers(
             model,
@@ -78,6 +76,16 @@ def answer_examples(
             expected = str(tokenizer.decode(asked[place][1], skip_special_tokens=True))
             answers[place] = Answered(str(tokenizer.decode(prompt)), expected, answer.text, answer.stopped)
     return answers
+
+
+def _batches(lengths: Sequence[int], rows: int, roomy: int) -> Iterator[list[int]]:
+    """Places of prompts that are asked together, longest first. One longer than `roomy` leaves fewer positions than an
+    answer may take; it is asked alone, so that it shortens nobody else's answer."""
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
+    alone = [place for place in order if lengths[place] > roomy]
+    yield from ([place] for place in alone)
+    for start in range(len(alone), len(order), rows):
+        yield order[start : start + rows]
 
 
 def last_answer(example: Example) -> tuple[list[int], list[int]]:

@@ -18,7 +18,18 @@ from surefoot.report.journal import Record
 EVENTS, SAMPLES = "events.jsonl", "samples.jsonl"
 
 Kind = Literal[
-    "start", "resume", "best", "saved", "skipped", "non_finite", "stopped", "diverged", "failed", "published", "tracker"
+    "start",
+    "resume",
+    "best",
+    "saved",
+    "skipped",
+    "non_finite",
+    "caution",
+    "stopped",
+    "diverged",
+    "failed",
+    "published",
+    "tracker",
 ]
 OF_THE_PROCESS = frozenset({"start", "resume", "stopped", "diverged", "failed"})
 Clock = Callable[[], datetime]

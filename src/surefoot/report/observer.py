@@ -92,6 +92,11 @@ class RunObserver:
         self._note("saved", f"saved {folder.name}")
         self.progress.event(f"saved {folder.name}")
 
+    def caution(self, sentence: str) -> None:
+        """Something went less well, and the run goes on."""
+        self._note("caution", sentence)
+        self.progress.event(sentence, style="yellow")
+
     def samples(self, step: int, answers: Sequence[tuple[str, str]]) -> None:
         """(prompt, answer) pairs generated at an evaluation, for reading."""
         append_samples(self._run, step, answers)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot import durable
-from surefoot.report.rows import Row
+from surefoot.report.rows import Row, metric_fields
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,8 +73,7 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
 
 def metric_quantities(rows: Sequence[Row]) -> list[Quantity]:
     """A quantity for every metric among the evaluations, in order of appearance."""
-    usual = {"eval_loss", "eval_perplexity", "eval_accuracy", "eval_tokens", "eval_runtime"}
-    keys = dict.fromkeys(key for row in rows for key in row if key.startswith("eval_") and key not in usual)
+    keys = dict.fromkeys(key for row in rows for key in metric_fields(row))
     return [Quantity(key, key.removeprefix("eval_").replace("_", " ")) for key in keys]
 
 

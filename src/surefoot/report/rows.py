@@ -24,6 +24,10 @@ TIMING_FIELDS = frozenset(
 """What depends on the clock and the machine. Every other field of two equal runs is equal, also across a resume."""
 
 
+EVAL_FIELDS = ("eval_loss", "eval_perplexity", "eval_accuracy", "eval_tokens", "eval_runtime")
+"""What every evaluation row has of its own; the other eval_ fields are metrics."""
+
+
 @dataclass(frozen=True)
 class Position:
     """Where in the run a row stands. epoch: passes over the data so far. total_tokens, total_supervised_tokens: real
@@ -77,7 +81,6 @@ def eval_report(row: Row) -> EvalReport:
     def value(key: str) -> float:
         return math.nan if row[key] is None else row[key]
 
-    known = {"eval_loss", "eval_perplexity", "eval_accuracy", "eval_tokens", "eval_runtime"}
     return EvalReport(
         row["current_steps"],
         value("eval_loss"),
@@ -85,8 +88,12 @@ def eval_report(row: Row) -> EvalReport:
         row.get("eval_accuracy"),
         row["eval_tokens"],
         row["eval_runtime"],
-        {key.removeprefix("eval_"): value(key) for key in row if key.startswith("eval_") and key not in known},
+        {key.removeprefix("eval_"): value(key) for key in metric_fields(row)},
     )
+
+
+def metric_fields(row: Row) -> list[str]:
+    return [key for key in row if key.startswith("eval_") and key not in EVAL_FIELDS]
 
 
 def without_timing(row: Row) -> Row:

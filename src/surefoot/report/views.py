@@ -196,7 +196,11 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     if status == "running":
         return [("watch it", f"surefoot board {shlex.quote(str(run.parent))}")]
     verify = f"surefoot verify {shlex.quote(str(run))}"
-    return [("continue", f"surefoot train {config} --resume"), ("check its checkpoints", verify)]
+    if "objective" in record.verified:  # from the command line it would go on with another loss, and is refused
+        again = f"surefoot.train({str(record.run / 'config.yaml')!r}, resume=True, objective=…)  # in Python"
+    else:
+        again = f"surefoot train {config} --resume"
+    return [("continue", again), ("check its checkpoints", verify)]
 
 
 def _newest(rows: Sequence[Row], key: str) -> Row | None:

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import METRICS, Metric
-from surefoot.objectives.base import Objective
+from surefoot.objectives.base import LossSum, Objective
+from surefoot.report.rows import EVAL_FIELDS
+from surefoot.stages.setup import Setup
+from surefoot.stages.sft import Stage
 
 
 @dataclass(frozen=True)
@@ -27,13 +32,26 @@ class Custom:
     read_record: ReadRecord | None = None
 
     @property
+    def objective_name(self) -> str | None:
+        """By which a resumed run knows it again; what is behind the name cannot be compared."""
+        if self.objective is None:
+            return None
+        kind = type(self.objective)  # of a callable object, which has no name of its own
+        name = getattr(self.objective, "__qualname__", kind.__qualname__)
+        return f"{getattr(self.objective, '__module__', kind.__module__)}.{name}"
+
+    @property
     def all_metrics(self) -> Mapping[str, Metric]:
         """Its own and those that surefoot has."""
         return {**METRICS, **self.metrics}
 
 
 NOTHING = Custom()
-_TAKEN = ("loss", "perplexity", "accuracy", "tokens", "runtime", "step", "none")  # columns of an evaluation's own
+_TAKEN = (
+    "step",
+    "none",
+    *(field.removeprefix("eval_") for field in EVAL_FIELDS),
+)  # columns and words of surefoot's own
 
 
 def check_metrics(config: RunConfig, known: Mapping[str, Metric]) -> None:
@@ -46,5 +64,24 @@ def check_metrics(config: RunConfig, known: Mapping[str, Metric]) -> None:
             near = nearest_word(name, list(known))
             fix = f"did you mean {near}?" if near else f"there are {', '.join(known)}; Python callers may bring more"
             faults.append(Fault("metrics.names", f"no metric is called {name!r}", fix))
+    if faults:
+        raise InputError(faults)
+
+
+def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage: Stage) -> None:
+    """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
+    that an evaluation already uses."""
+    batch = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0].to(setup.engine.device)
+    with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
+        found = objective(setup.model, batch)
+    if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
+        what = f"returned {type(found).__name__}, not LossSum(loss) with the sum as a tensor of no dimensions"
+        raise InputError(Fault("objective", what, "see docs/python.md"))
+    taken = {*_TAKEN, *config.metrics.names}
+    faults = [
+        Fault("objective", f"sums[{name!r}] has a name that every evaluation uses", "choose another")
+        for name in found.sums
+        if name in taken
+    ]
     if faults:
         raise InputError(faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -68,7 +69,7 @@ def make_evaluate(
             )
             if report is not None and chosen:
                 answered = answers(config.metrics.examples, config.metrics.max_new_tokens)
-                report = None if answered is None else _with_metrics(report, chosen, answered, started)
+                report = None if answered is None else _with_metrics(report, chosen, answered, started, observer)
             if report is not None and config.samples.count:
                 samples = answers(config.samples.count, config.samples.max_new_tokens) or ()
                 observer.samples(step, [(one.prompt, one.answer) for one in samples])
@@ -78,7 +79,18 @@ def make_evaluate(
 
 
 def _with_metrics(
-    report: EvalReport, metrics: Mapping[str, Metric], answered: Sequence[Answered], started: float
+    report: EvalReport,
+    metrics: Mapping[str, Metric],
+    answered: Sequence[Answered],
+    started: float,
+    observer: RunObserver,
 ) -> EvalReport:
-    found = {name: float(metric(answered)) for name, metric in metrics.items()}
+    """A metric that fails is not a number, and said: hours of training are worth more than it."""
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        try:
+            found[name] = float(metric(answered))
+        except Exception as error:  # a user's code may raise anything
+            found[name] = math.nan
+            observer.caution(f"metric {name} after step {report.step}: {type(error).__name__}: {error}")
     return replace(report, metrics={**report.metrics, **found}, seconds=time.perf_counter() - started)

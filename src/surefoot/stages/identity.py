@@ -29,9 +29,12 @@ _MUST_MATCH = {
 }
 
 
-def run_identity(config: RunConfig, plan: RunPlan, base: Path, data: PreparedData) -> dict[str, Any]:
-    """JSON-able; goes into every manifest."""
+def run_identity(
+    config: RunConfig, plan: RunPlan, base: Path, data: PreparedData, objective: str | None
+) -> dict[str, Any]:
+    """JSON-able; goes into every manifest. objective: name of a Python caller's loss, None for the stage's own."""
     return {
+        "objective": objective,
         "config": hashlib.sha256(dump_config(config).encode()).hexdigest(),
         "data": data.audit.source.content,
         "eval_data": data.eval_audit.source.content if data.eval_audit else None,
@@ -72,6 +75,10 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any]) -> list[str]:
         for key, what in _MUST_MATCH.items()
         if then.get(key) != now[key]
     ]
+    if then.get("objective") != now["objective"]:
+        losses = [name or "the stage's own" for name in (then.get("objective"), now["objective"])]
+        what = f"it was trained with another loss: {losses[0]}, not {losses[1]}"
+        faults.append(Fault(str(checkpoint.folder), what, "resume it from Python with the same objective"))
     if faults:
         raise IntegrityError(faults)
     changed = [

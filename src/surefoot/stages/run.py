@@ -31,7 +31,7 @@ from surefoot.report.html import draw_report
 from surefoot.report.plan_table import plan_table
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.card_facts import example_question
-from surefoot.stages.custom import NOTHING, Custom, check_metrics
+from surefoot.stages.custom import NOTHING, Custom, check_metrics, check_objective
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_job, make_schedule, open_observer
@@ -105,7 +105,10 @@ def train_run(
             return 0
         with memory_faults("set-up", config, run.plan):
             setup = _set_up(run, console)
-            verified = {**setup.verified, "kernels": _verify_kernels(run, setup)}
+            if custom.objective is not None:
+                check_objective(config, custom.objective, setup, run.stage)
+            own = {"objective": custom.objective_name} if custom.objective else {}
+            verified = {**setup.verified, **own, "kernels": _verify_kernels(run, setup)}
         with occupy(run.found) as rejected:
             for folder in rejected:
                 console.say(f"set aside until the run is finished: {folder}", style="yellow")
@@ -151,7 +154,7 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     )
     for caution in _cautions(config, stage, timetable):
         console.say(f"caution: {caution}", style="yellow")
-    identity = run_identity(asked, plan, base, stage.data)
+    identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
     if found.checkpoint is not None:
         for caution in check_identity(found.checkpoint, identity):
             console.say(caution, style="yellow")
