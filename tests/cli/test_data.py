@@ -104,7 +104,7 @@ def test_faults_of_the_data_are_one_line_and_exit_2(folder, line, text, message)
 def test_faults_of_the_config_are_shown_at_their_key(folder):
     result = call("data.eval=6")
     assert result.exit_code == 2
-    assert "data.eval: 6 holds out 6 of 6 examples" in result.stderr.replace("error: ", "")
+    assert "data.eval: 6 holds out 6 of 6 records" in result.stderr.replace("error: ", "")
 
 
 def test_a_pad_that_the_text_contains_never_gets_through(folder):
