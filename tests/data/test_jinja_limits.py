@@ -34,6 +34,77 @@ ENDLESS = {
     "a power": (1, "{{ 9 ** 9 ** 9 ** 9 }}", "not offered"),
     "padding": (1, "{{ 'x'.center(99999999999) }}", "unsafe"),
     "formatting": (1, "{{ '%99999999999d' % 3 }}", "not offered"),
+    "a budget of its own": (
+        1,
+        "{% set _surefoot_steps = [1000000000] %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+        "{% endfor %}",
+        "steps",
+    ),
+    "a loop that calls itself": (
+        1,
+        "{% for a in range(999) recursive %}{% if loop.depth < 3 %}{{ loop(range(999)) }}{% endif %}{% endfor %}",
+        "steps",
+    ),
+    "a filtered loop that calls itself": (
+        1,
+        "{% for a in range(9) if a recursive %}{% for b in [1] %}{{ loop(range(99999)) }}{% endfor %}{% endfor %}",
+        "recursi",
+    ),
+    "a loop under another name": (
+        1,
+        "{% for a in [0] if not a recursive %}{% set l = loop %}{% for b in range(99) %}{{ l(range(1, 99999)) }}"
+        "{% endfor %}{% endfor %}",
+        "steps",
+    ),
+    "a filter in a filter": (
+        1,
+        "{% set x = range(99999) | list %}{{ x | map('replace', 1, 2) | list | length }}",
+        "steps",
+    ),
+    "a test in a filter": (1, "{{ range(99999) | select('in', [1, 2]) | list | length }}", "steps"),
+    "replace as a filter": (1, "{{ ('x' * 6000) | replace('x', 'y' * 6000) }}", "characters"),
+    "replace as a method": (1, "{{ ('x' * 6000).replace('x', 'y' * 6000) }}", "characters"),
+    "join as a filter": (1, "{{ range(9999) | join('y' * 6000) }}", "characters"),
+    "join as a method": (1, "{{ ('y' * 6000).join('x' * 9999) }}", "characters"),
+    "join of long items": (1, "{{ ([('y' * 6000)] * 9999) | join }}", "characters"),
+    "a long sum of texts": (1, "{% set x = 'y' * 9999999 %}{{ x ~ x ~ x }}", "characters"),
+    "a list that holds one list twice": (
+        1,
+        DOUBLING.format("{% set ns.x = [ns.x, ns.x] %}").replace("\n", "") + "{{ ns.x }}",
+        "list of more than",
+    ),
+    "the same as JSON": (
+        1,
+        DOUBLING.format("{% set ns.x = {1: ns.x, 2: ns.x} %}").replace("\n", "") + "{{ ns.x | tojson }}",
+        "list of more than",
+    ),
+    "the same compared": (
+        1,
+        DOUBLING.format("{% set ns.x = [ns.x, ns.x] %}").replace("\n", "") * 2 + "{{ ns.x == [ns.x] }}",
+        "list of more than",
+    ),
+    "a list that doubles": (2, DOUBLING.format("{% set ns.x = [1] + (ns.x | list) + (ns.x | list) %}"), "list of more"),
+    "a list times a number": (1, "{{ [1] * 99999999999 }}", "list of more than"),
+    "a number that squares": (
+        2,
+        "{% set ns = namespace(x=9) %}\n{% for n in range(90) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "number without end",
+    ),
+    "rounding": (1, "{{ 1.5 | round(99999999999, 'floor') }}", "digits"),
+    "wide JSON": (1, "{{ [1] | tojson(indent=9999999999) }}", "indent"),
+    "much output of a macro": (
+        1,
+        "{% macro f(x) %}{% for a in range(99999) %}{{ x }}{% endfor %}{% endmacro %}{% set y = f('a' * 99999) %}",
+        "characters",
+    ),
+    "plain text in loops": (
+        1,
+        "{% set y %}{% for a in range(9999) %}" + "a" * 9999 + "{% endfor %}{% endset %}",
+        "characters",
+    ),
+    "batches": (1, "{{ [1] | batch(99999999999, 1) | list }}", "batch"),
+    "translation": (1, "{{ 'x'.translate({120: 'y'}) }}", "unsafe"),
+    "a date": (1, "{{ strftime_now('%Y' * 9999) }}", "date"),
     "a range": (2, "\n{% for a in range(1000000000) %}{% endfor %}", "range"),
 }  # fmt: skip
 
@@ -47,6 +118,30 @@ def test_ends_in_one_line_that_names_the_place(name, monkeypatch):
     assert reason in caught.value.problem
     assert "\n" not in caught.value.what
     assert caught.value.line == line
+
+
+def test_computing_time_is_the_last_net(monkeypatch):
+    monkeypatch.setattr(jinja_limits, "SECONDS", 0.0)
+    with pytest.raises(TemplateFault, match="computed for 0 seconds"):
+        chat_jinja.render("{% for a in [1] %}{% endfor %}", [], {}, generation_prompt=False)
+
+
+def test_one_rendering_leaves_the_next_its_budget(monkeypatch):
+    monkeypatch.setattr(jinja_limits, "STEPS", 100)
+    for _ in range(3):
+        chat_jinja.render("{% for a in range(99) %}{% endfor %}", [], {}, generation_prompt=False)
+
+
+def test_twin_the_guard_of_replace_is_what_stops_it(monkeypatch):
+    monkeypatch.setattr(jinja_limits, "_GUARDS", {})
+    monkeypatch.setattr(jinja_limits, "CHARACTERS", 1000)
+    made = []
+    monkeypatch.setattr(jinja_limits, "_bounded", lambda value: made.append(len(str(value))) or value)
+    chat_jinja._compile.cache_clear()
+    source = "{% set x = ('x' * 60) | replace('x', 'y' * 60) %}"
+    chat_jinja.render(source, [], {}, generation_prompt=False)
+    assert max(made) > 1000
+    monkeypatch.undo()
 
 
 def test_a_long_conversation_is_far_from_the_limits(monkeypatch):
@@ -80,7 +175,7 @@ def test_within_the_limits_nothing_changes(source):
 
 
 def test_twin_without_the_budget_a_loop_goes_on(monkeypatch):
-    monkeypatch.setattr(jinja_limits, "_step", lambda context: None)
+    monkeypatch.setattr(jinja_limits, "_step", lambda: None)
     source = "{% for a in range(1000) %}{% for b in range(100) %}{% endfor %}{% endfor %}done"
     monkeypatch.setattr(jinja_limits, "STEPS", 50_000)
     assert chat_jinja.render(source, [], {}, generation_prompt=False) == "done"

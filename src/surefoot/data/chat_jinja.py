@@ -22,10 +22,12 @@ import jinja2.parser
 
 from surefoot.data.chat_messages import messages
 from surefoot.data.formats import RowFault, Turn
-from surefoot.data.jinja_limits import LimitedEnvironment, render_limited
+from surefoot.data.jinja_limits import CHARACTERS, LimitedEnvironment, limited_filter, render_limited
 
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3's own template falls back to
 PRINTS_DATE = "strftime_now"  # a template that holds this name may print the date
+_LONGEST_DATE = 1000  # characters of its form
+_WIDEST_INDENT = 100
 
 
 class TemplateFault(RowFault):
@@ -76,11 +78,11 @@ def _compile(source: str) -> jinja2.Template:
     del environment.globals["lipsum"]
     environment.globals |= {
         "raise_exception": _raise,
-        "strftime_now": TODAY.strftime,
+        "strftime_now": _today,
         "namespace": _Namespace,
         "dict": lambda *pairs, **fields: dict(*pairs, **fields),
     }
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = limited_filter("tojson", _to_json)
     return environment.from_string(source)
 
 
@@ -89,8 +91,23 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
-    """jinja's own filter escapes for HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
+    """jinja's own filter escapes for HTML, which no model was trained on. Stops where indents or separators grow."""
+    if isinstance(indent, int) and indent > _WIDEST_INDENT:
+        raise jinja2.TemplateError(f"an indent of {indent} blanks")
+    parts: list[str] = []
+    written = 0
+    for part in json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **how).iterencode(value):
+        written += len(part)
+        if written > CHARACTERS:
+            raise jinja2.TemplateError(f"its JSON has more than {CHARACTERS:,} characters")
+        parts.append(part)
+    return "".join(parts)
+
+
+def _today(form: str) -> str:
+    if len(form) > _LONGEST_DATE:
+        raise jinja2.TemplateError(f"a date of more than {_LONGEST_DATE} characters")
+    return TODAY.strftime(form)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -100,6 +117,10 @@ class _Namespace(jinja2.utils.Namespace):
         if name.startswith("_"):
             raise jinja2.TemplateError(f"a namespace has no name {name!r}")
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        """Short, as namespaces can hold each other."""
+        return "<Namespace>"
 
 
 class _Generation(jinja2.ext.Extension):
