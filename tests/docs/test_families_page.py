@@ -12,7 +12,7 @@ from surefoot.stages.planned import make_plan
 from zoo import phi3
 
 PAGE = ROOT / "docs" / "families.md"
-BOS = {True: "yes", False: "no", None: "as its tokenizer does"}
+BOS = {True: "yes", False: "no", None: "as its chat template or tokenizer does"}
 
 
 def test_the_table_has_every_family():

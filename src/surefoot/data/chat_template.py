@@ -20,7 +20,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.data import chat_jinja
@@ -124,11 +124,36 @@ class _Chat:
             return False
 
     def with_bos(self, bos: str) -> str:
-        """The source; with BOS in front where the run puts one there and the template writes none."""
-        first = self.frame(_PROBE[:2]).segments[0].text
-        return (
-            self.source if first.startswith(bos) else f"{{{{- {json.dumps(bos, ensure_ascii=False)} -}}}}{self.source}"
-        )
+        """The source; changed where it writes no BOS at the start and the run puts one there (`bos`), or the run puts
+        none there ("") and it writes one."""
+        own = bos or self.tokens.get("bos_token", "")
+        beginnings = [segments[0].text for segments in self._short_layouts()]
+        without = [text for text in beginnings if not (own and text.startswith(own))]
+        if without == ([] if bos else beginnings):
+            return self.source
+        begin = _quote(self._before(bos, without[0])) if without else ""
+        if without == beginnings:
+            return f"{{{{ {begin} }}}}{{# BOS, as in training #}}\n{self.source}"
+        with_own, without_own = ("whole", f"{begin} ~ whole") if bos else (f"whole[{len(own)}:]", "whole")
+        body = self.source.removesuffix("\n")  # which jinja drops as well
+        begun = f"{with_own} if whole.startswith({_quote(own)}) else {without_own}"
+        return f"{{%- set whole %}}\n{body}{{%+ endset -%}}\n{{{{- {begun} -}}}}"
+
+    def _short_layouts(self) -> list[tuple[Segment, ...]]:
+        layouts: list[tuple[Segment, ...]] = []
+        for roles in (_PROBE[:2], ("system", *_PROBE[:2]), _PROBE[:1], ("system", *_PROBE[:1])):
+            try:
+                layouts.append(self.frame(roles).segments)
+            except RowFault:  # it takes no such conversation
+                continue
+        return layouts
+
+    def _before(self, bos: str, beginning: str) -> str:
+        """BOS; with a blank behind it where the tokenizer puts one before a text, but not behind BOS in it."""
+        bare = Piece(beginning, literal=False, opening=True)
+        pieces = [bare, *(replace(bare, text=bos + gap + beginning) for gap in ("", " "))]
+        alone, joined, apart = self.encoder.encode(pieces)
+        return f"{bos} " if apart[1:] == alone != joined[1:] else bos
 
     def render(self, turns: Sequence[Turn], generation_prompt: bool) -> str:
         return chat_jinja.render(self.source, turns, self.tokens, generation_prompt)
@@ -247,6 +272,10 @@ class _Chat:
 
 
 _OTHER_TEMPLATE = "choose another data.template, such as chatml or vicuna"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Segment]:

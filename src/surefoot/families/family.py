@@ -137,7 +137,7 @@ class Family:
     layer_norms: tuple[Norm, ...]
     final_norm: Norm
     head: str
-    uses_bos: bool | None  # pretrained with BOS in front of every text; None: as the tokenizer does it
+    uses_bos: bool | None  # pretrained with BOS in front of every text; None: as its template or tokenizer does it
     keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     intermediate_per_hidden: int | None = None  # width of the MLP where config.json gives none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from surefoot.config.nearest import nearest_word
@@ -51,8 +52,25 @@ def turn_ends(template: str, family: Family | None, tokenizer: TokenizerFacts) -
     row = find_row(template)
     if row is not None:
         return [token for token in row.stops if tokenizer.is_special(token)]
-    text = _source(template, tokenizer)
+    text = template_source(template, tokenizer)
     return [token for token in (family.turn_ends if family else ()) if token in text and tokenizer.is_special(token)]
+
+
+def template_source(template: str, tokenizer: TokenizerFacts) -> str:
+    """The Jinja source of the tokenizer's own template or of a file; empty where there is none."""
+    if template == OWN:
+        return tokenizer.chat_template or ""
+    if is_file(template) and Path(template).is_file():
+        return read_text(Path(template))
+    return ""
+
+
+def writes_bos(source: str, tokenizer: TokenizerFacts) -> bool:
+    """Whether this Jinja source names BOS, which templates do to put it first: as `bos_token`, or as text (which says
+    nothing where BOS and EOS are one token)."""
+    code = re.sub(r"\{#.*?#\}", "", source, flags=re.DOTALL)
+    as_text = tokenizer.bos is not None and tokenizer.bos != tokenizer.eos and tokenizer.bos.text in code
+    return as_text or re.search(r"\bbos_token\b", code) is not None
 
 
 def _auto(tokenizer: TokenizerFacts) -> Choice[str]:
@@ -88,15 +106,6 @@ def _warn_of_untrained_tokens(template: str, model: ModelFacts, tokenizer: Token
     if turns is None or turns.vocab != model.vocab or (tokenizer.eos and tokenizer.eos.text in turns.told_by):
         return
     row = find_row(template)
-    text = "".join(row.control) if row is not None else _source(template, tokenizer)
+    text = "".join(row.control) if row is not None else template_source(template, tokenizer)
     if any(token in text for token in turns.tokens):
         notes.caution(turns.warning)
-
-
-def _source(template: str, tokenizer: TokenizerFacts) -> str:
-    """The Jinja source of the tokenizer's own template or of a file; empty where there is none."""
-    if template == OWN:
-        return tokenizer.chat_template or ""
-    if is_file(template) and Path(template).is_file():
-        return read_text(Path(template))
-    return ""

@@ -16,7 +16,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, TokenizerPlan
-from surefoot.planning.templates import fallback_templates, plan_template, turn_ends
+from surefoot.planning.templates import fallback_templates, plan_template, template_source, turn_ends, writes_bos
 
 ADDED_PAD = "<|pad|>"
 # Instruction examples are seldom longer; without any limit one stray example would decide the memory of the run.
@@ -44,7 +44,7 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
         pad_token=pad.token,
         pad_id=pad.id,
         added_rows=pad.added_rows,
-        bos=_bos(config, model.family, tokenizer, notes),
+        bos=_bos(config, template.value, model.family, tokenizer, notes),
         bos_id=tokenizer.bos.id if tokenizer.bos else None,
         stop=_stop(template.value, model.family, tokenizer, notes),
         template=template,
@@ -165,7 +165,10 @@ def _end_as_pad(tokenizer: TokenizerFacts) -> _Pad:
     )
 
 
-def _bos(config: RunConfig, family: Family | None, tokenizer: TokenizerFacts, notes: Notes) -> Choice[bool]:
+def _bos(
+    config: RunConfig, template: str, family: Family | None, tokenizer: TokenizerFacts, notes: Notes
+) -> Choice[bool]:
+    """Asked for, else as the family was pretrained, else as the chat template does it, else as the tokenizer does."""
     if config.bos.prepend != "auto":
         if config.bos.prepend == "on" and tokenizer.bos is None:
             notes.refuse("bos.prepend", "is on, but the tokenizer has no BOS token", "leave it out")
@@ -174,8 +177,11 @@ def _bos(config: RunConfig, family: Family | None, tokenizer: TokenizerFacts, no
         return Choice(False, "the tokenizer has none", "default")
     adds = "the tokenizer adds it too" if tokenizer.adds_bos else "though the tokenizer adds none"
     if family is None or family.uses_bos is None:
-        does = "begins" if tokenizer.adds_bos else "does not begin"
         who = "unknown family" if family is None else f"{family.name} models differ"
+        if source := template_source(template, tokenizer):
+            writes = writes_bos(source, tokenizer)
+            return Choice(writes, f"{who}; the chat template writes {'it' if writes else 'none'}", "default")
+        does = "begins" if tokenizer.adds_bos else "does not begin"
         return Choice(tokenizer.adds_bos, f"{who}; its tokenizer {does} a text with it", "default")
     if family.uses_bos:
         return Choice(True, f"{family.name} was trained with {tokenizer.bos.text} in front; {adds}", "family")
