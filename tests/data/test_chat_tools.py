@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dialogues import AGAIN, ANSWER, CALL, LAST, RESULT, SYSTEM, TOOL, USER, ids_and_mask, learned, tokenizer
-from surefoot.data import rendered
+from surefoot.data import chat_messages, rendered
 from surefoot.data.chat_messages import call_ids, messages
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
 from surefoot.data.segments import prompt_ids
@@ -98,6 +98,32 @@ def test_ids_count_the_calls_and_results_take_them_in_order():
     made = messages(turns)
     assert [one.get("name") for one in made if one["role"] == "tool"] == ["a", "b", "weather", None]
     assert "tool_calls" not in made[0]
+
+
+def test_results_take_the_call_that_they_name():
+    two = replace(CALL, calls=(ToolCall("a", {}, "x"), ToolCall("b", {}, "y")))
+    turns = (USER, two, replace(RESULT, call="y"), replace(RESULT, call="x"))
+    made = messages(turns)
+    assert [(one["tool_call_id"], one["name"]) for one in made[2:]] == [("000000001", "b"), ("000000000", "a")]
+
+
+def test_twin_by_order_they_would_get_the_wrong_names(monkeypatch):
+    in_order = lambda turns: [None, None, 0, 1]  # noqa: E731
+    monkeypatch.setattr(chat_messages, "pair_results", in_order)
+    with pytest.raises(AssertionError):
+        test_results_take_the_call_that_they_name()
+
+
+@pytest.mark.parametrize("name", ["mistral", "tokenizer"])
+def test_mistral_prints_the_id_of_the_call_that_a_result_names(name):
+    template, encoder, bos = opened("mistral", name)
+    two = replace(CALL, calls=(ToolCall("a", {}, "x"), ToolCall("b</s>", {}, "y")))
+    results = (Turn("tool", "of b", call="y"), Turn("tool", "of a", call="x"))
+    text = encoder.tokenizer.decode(
+        ids_and_mask(template, encoder, Conversation((USER, two, *results, ANSWER), tools=(TOOL,)), bos)[0]
+    )
+    assert text.index("of b") < text.index("000000001", text.index("of b")) < text.index("of a")
+    assert text.rindex("000000000") > text.index("of a")
 
 
 def test_a_template_that_refuses_several_calls_says_so():

@@ -1,7 +1,8 @@
 """A conversation as the messages that chat templates expect: transformers' (and OpenAI's) shape.
 
 Calls get ids, because some templates (Mistral's) print them: nine digits that count the calls of the conversation, so
-the same data always gives the same text. A tool's answer carries the id of the call that it answers, in order.
+the same data always gives the same text, whatever ids it has. A tool's answer carries the id of the call that it
+answers.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefoot.data.formats import Turn
+from surefoot.data.formats.pairing import pair_results
 
 
 def call_ids(turns: Sequence[Turn]) -> list[tuple[str, ...]]:
     """For each turn the ids of its calls, or the one id that a tool's answer belongs to ("" where there is no call)."""
     found: list[tuple[str, ...]] = []
-    count, waiting = 0, []
-    for turn in turns:
+    count, latest = 0, ()
+    for turn, call in zip(turns, pair_results(turns), strict=True):
         if turn.role == "tool":
-            found.append((waiting.pop(0) if waiting else "",))
+            found.append(("" if call is None else latest[call],))
             continue
-        own = tuple(f"{count + number:09d}" for number in range(len(turn.calls)))
-        count += len(own)
-        waiting = list(own)
-        found.append(own)
+        latest = tuple(f"{count + number:09d}" for number in range(len(turn.calls)))
+        count += len(latest)
+        found.append(latest)
     return found
 
 

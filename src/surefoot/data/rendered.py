@@ -150,7 +150,7 @@ def _mask(conversation: Conversation, encoder: TextEncoder) -> tuple[Conversatio
             turn,
             content=masked(turn.content),
             context=masked(turn.context),
-            calls=tuple(ToolCall(masked(call.name), masked(call.arguments)) for call in turn.calls),
+            calls=tuple(replace(call, name=masked(call.name), arguments=masked(call.arguments)) for call in turn.calls),
         )
         for turn in conversation.turns
     )

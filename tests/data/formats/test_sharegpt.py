@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ MESSAGES = {
             "content": None,
             "tool_calls": [
                 {"id": "1", "type": "function", "function": {**CALL, "arguments": json.dumps(CALL["arguments"])}},
-                CALL,
+                {"id": "2", **CALL},
             ],
         },
         {"role": "tool", "tool_call_id": "1", "content": "3"},
@@ -74,7 +75,16 @@ def test_both_formats_become_the_same_conversation():
         Turn("assistant", "It is 3."),
     )
     assert one(DIALOGUE).tools == (WRAPPED,)
-    assert one(DIALOGUE) == one(MESSAGES, "messages")
+    called, named = ToolCall("add", call.arguments, "1"), ToolCall("add", call.arguments, "2")
+    user, _, first, second, answer = one(DIALOGUE).turns
+    turns = (
+        user,
+        Turn("assistant", "", calls=(called, named)),
+        replace(first, call="1"),
+        replace(second, call="2"),
+        answer,
+    )
+    assert replace(one(DIALOGUE), turns=turns) == one(MESSAGES, "messages")
 
 
 @pytest.mark.parametrize("role", ["gpt", "assistant", "chatgpt", "bing", "bard", "model"])

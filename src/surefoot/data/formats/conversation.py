@@ -9,23 +9,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What an assistant asks a tool to do. arguments: a JSON object."""
+    """What an assistant asks a tool to do. arguments: a JSON object. id: by which a result names it, "" without one."""
 
     name: str
     arguments: Mapping[str, Any]
+    id: str = ""
 
 
 @dataclass(frozen=True)
 class Turn:
     """role: system | user | assistant | tool, or "text" for a text without turns. context: alpaca's `input`, else
     empty. calls: of an assistant turn, whose content may then be empty. learned: False for an answer that the data
-    marks as not to be learned."""
+    marks as not to be learned. call, tool: of a result, the id of its call and the tool's name, where the data gives
+    them."""
 
     role: str
     content: str
     context: str = ""
     calls: tuple[ToolCall, ...] = ()
     learned: bool = True
+    call: str = ""
+    tool: str = ""
 
     @property
     def text(self) -> str:

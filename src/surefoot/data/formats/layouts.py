@@ -70,7 +70,11 @@ LAYOUTS: Mapping[str, Layout] = {
         ("role", "content", "tool_calls", "tool_call_id", "name", *_MARKS),
     ),
     "sharegpt": Layout(
-        read_sharegpt, ("conversations",), ("messages", "tools", "system"), "from", ("from", "value", *_MARKS)
+        read_sharegpt,
+        ("conversations",),
+        ("messages", "tools", "system"),
+        "from",
+        ("from", "value", "tool_call_id", "name", *_MARKS),
     ),
     "commonsense": Layout(read_commonsense, ("instruction", "output", "answer"), _ALPACA),
     "alpaca": Layout(read_alpaca, ("instruction", "output"), _ALPACA),

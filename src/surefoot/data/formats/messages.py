@@ -11,6 +11,7 @@ from typing import Any
 
 from surefoot.data.formats.conversation import Conversation, Turn
 from surefoot.data.formats.fields import RowFault, field, filled, listed, near, text
+from surefoot.data.formats.pairing import read_result
 from surefoot.data.formats.tools import read_calls, read_tools
 from surefoot.data.formats.turns import check_order, is_learned, read_dialogue, read_turns
 from surefoot.data.rows import kind_of
@@ -51,7 +52,8 @@ def _message(message: Mapping[str, Any]) -> Turn:
     content = "" if calls and message.get("content") is None else _content(message)
     if not content.strip() and not may_be_empty:
         raise RowFault("has an empty 'content'", "remove the row or fill it in")
-    return Turn(role, content, calls=calls, learned=is_learned(message, role))
+    call, tool = read_result(message) if role == "tool" else ("", "")
+    return Turn(role, content, calls=calls, learned=is_learned(message, role), call=call, tool=tool)
 
 
 def _content(message: Mapping[str, Any]) -> str:

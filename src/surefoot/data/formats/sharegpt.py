@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.data.formats.conversation import Conversation, Turn
 from surefoot.data.formats.fields import RowFault, field, filled, listed, near, text
+from surefoot.data.formats.pairing import read_result
 from surefoot.data.formats.tools import read_calls
 from surefoot.data.formats.turns import is_learned, read_dialogue
 
@@ -47,4 +48,5 @@ def _turn(item: Mapping[str, Any]) -> Turn:
         calls = read_calls(field(item, "value"), "value")
         return Turn("assistant", "", calls=calls, learned=is_learned(item, "assistant"))
     content = text(item, "value") if role in ("system", "tool") else filled(item, "value")
-    return Turn(role, content, learned=is_learned(item, role))
+    call, tool = read_result(item) if role == "tool" else ("", "")
+    return Turn(role, content, learned=is_learned(item, role), call=call, tool=tool)

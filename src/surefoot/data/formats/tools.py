@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.data.formats.conversation import ToolCall
-from surefoot.data.formats.fields import RowFault, field, filled, from_json
+from surefoot.data.formats.fields import RowFault, field, filled, from_json, optional
 from surefoot.data.rows import kind_of
 
 
@@ -48,8 +48,9 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> ToolCall:
+    own = optional(call, "id")
     call = call["function"] if isinstance(call.get("function"), dict) else call
     arguments = from_json(field(call, "arguments"), "arguments")
     if not isinstance(arguments, dict):
         raise RowFault(f"has {kind_of(arguments)} in 'arguments', where an object belongs")
-    return ToolCall(filled(call, "name"), arguments)
+    return ToolCall(filled(call, "name"), arguments, own)

@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot.data.formats.conversation import Conversation, Turn
 from surefoot.data.formats.fields import RowFault, field, optional
+from surefoot.data.formats.pairing import check_results
 from surefoot.data.formats.tools import read_tools
 from surefoot.data.rows import kind_of
 
@@ -57,7 +58,7 @@ def read_turns(record: Mapping[str, Any], name: str, read_turn: Callable[[Mappin
 
 
 def check_order(turns: Sequence[Turn]) -> None:
-    """RowFault, with the number of the first turn that stands where it cannot."""
+    """RowFault, with the number of the first turn that stands where it cannot, or of a result without its call."""
     expected = _FIRST
     for number, turn in enumerate(turns, start=1):
         if turn.role not in expected and not (turn.role == "system" and number == 1):
@@ -71,6 +72,7 @@ def check_order(turns: Sequence[Turn]) -> None:
             f"the last turn is {turns[-1].role}: there is no answer to learn",
             "end with an assistant turn, or leave out what follows the last one",
         )
+    check_results(turns)
 
 
 def is_learned(item: Mapping[str, Any], role: str) -> bool:
