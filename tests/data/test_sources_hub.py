@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 
 import huggingface_hub
 import pytest
@@ -58,6 +59,16 @@ def client(hub, tmp_path):
 
 def read(path="org/lines", **wishes):
     return [row.value for source in open_sources(SourceSpec(path, **wishes)) for row in parse_rows(source)]
+
+
+def noted(function, asked):
+    """The function, noting its name and how long the client would wait for an answer now."""
+
+    def call(*arguments, **keywords):
+        asked.append((function.__name__, huggingface_hub.get_session().timeout.read))
+        return function(*arguments, **keywords)
+
+    return call
 
 
 def refused(path="org/lines", **wishes):
@@ -248,9 +259,53 @@ class TestRefusals:
         assert "download" in line
 
     def test_the_client_is_left_as_it_was(self, client):
-        before = huggingface_hub.logging.get_verbosity()
+        def state():
+            return huggingface_hub.logging.get_verbosity(), huggingface_hub.get_session().timeout
+
+        before = state()
         read()
-        assert huggingface_hub.logging.get_verbosity() == before
+        read(streaming=True, max_samples=5)
+        assert state() == before
+
+    def test_questions_end_and_downloads_take_their_time(self, client):
+        asked = []
+        client.setattr(huggingface_hub.HfApi, "list_repo_tree", noted(huggingface_hub.HfApi.list_repo_tree, asked))
+        client.setattr(huggingface_hub, "snapshot_download", noted(huggingface_hub.snapshot_download, asked))
+        read()
+        assert asked == [
+            ("snapshot_download", fetch._PATIENCE),
+            ("list_repo_tree", fetch._PATIENCE),
+            ("snapshot_download", None),
+        ]
+
+
+class TestACacheWithoutAListing:
+    """As older clients and single downloads leave it: nothing says what else the commit holds."""
+
+    @pytest.fixture
+    def shards(self, hub, client, tmp_path):
+        files = {f"train-0000{part}-of-00003.jsonl": json.dumps(RECORDS[part]) for part in range(3)}
+        hub.add("datasets", "org/shards", files)
+        huggingface_hub.hf_hub_download("org/shards", "train-00000-of-00003.jsonl", repo_type="dataset")
+        assert not list((tmp_path / "cache").rglob("trees/*"))
+
+    def check_a_part_is_no_whole(self):
+        code, line = refused("org/shards")
+        assert code == 3
+        assert "no list of all its files, so some may be missing" in line
+
+    def test_a_part_is_no_whole(self, shards, client):
+        go_offline(client)
+        self.check_a_part_is_no_whole()
+
+    def test_twin_that_takes_what_there_is(self, shards, client):
+        go_offline(client)
+        client.setattr(fetch, "_unlisted", lambda name, kind, folder: {path.name: 1 for path in folder.iterdir()})
+        with pytest.raises(pytest.fail.Exception):
+            self.check_a_part_is_no_whole()
+
+    def test_the_hub_makes_up_for_it(self, shards):
+        assert read("org/shards") == RECORDS[:3]
 
 
 class TestChoice:
@@ -284,6 +339,31 @@ class TestChoice:
         with pytest.raises(InputError, match="set subset to one of main, other"):
             choose_files("org/x", files, "", None, "train")
         assert choose_files("org/x", files, "", "other", "train").files == ("other/train.jsonl",)
+
+    @pytest.mark.parametrize(
+        ("files", "listed", "subset", "chosen"),
+        [
+            (["train.jsonl", "other/train.jsonl"], "., other", ".", ["train.jsonl"]),
+            (["data/train.jsonl", "other/train.jsonl"], "., other", ".", ["data/train.jsonl"]),
+            (["data/en/train.jsonl", "data/de/train.jsonl"], "data/de, data/en", "data/en", ["data/en/train.jsonl"]),
+            (["x/a/1.jsonl", "x/b/2.jsonl"], "x/a, x/b", "x", ["x/a/1.jsonl", "x/b/2.jsonl"]),
+            (["train/de/a.jsonl", "train/en/a.jsonl"], "train/de, train/en", "train/de", ["train/de/a.jsonl"]),
+        ],
+    )
+    def test_no_two_folders_are_read_as_one_unasked(self, files, listed, subset, chosen):
+        with pytest.raises(InputError, match=f"set subset to one of {re.escape(listed)}"):
+            choose_files("org/x", files, "", None, "train")
+        assert choose_files("org/x", files, "", subset, "train").files == tuple(chosen)
+
+    def test_twin_without_the_root_as_a_subset_both_would_be_read(self, monkeypatch):
+        monkeypatch.setattr(hub_files, "_subset_of", lambda path: "other")
+        assert len(choose_files("org/x", ["train.jsonl", "other/train.jsonl"], "", None, "train").files) == 2
+
+    def test_prose_is_no_data(self):
+        assert choose_files("org/x", ["a.txt", "LICENSE.txt", "README.txt"], "", None, "train").files == ("a.txt",)
+        assert not hub_files.is_data("docs/COPYING.txt")
+        assert hub_files.is_data("license_plates.txt")
+        assert hub_files.is_data("readme.jsonl")
 
     def test_several_subsets_without_a_default_are_a_question(self):
         readme = CONFIGS.replace("  default: true\n", "")

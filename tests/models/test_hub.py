@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import huggingface_hub
 import pytest
 
 from hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, environment, go_offline, point_at, serve
@@ -214,6 +215,46 @@ class TestWithoutHub:
         code, line = refused()
         assert code == 3
         assert "cannot be reached" in line
+
+    @pytest.mark.parametrize("status", [401, 403, 404])
+    def test_a_refusal_is_not_made_up_for_by_the_cache(self, hub, client, status):
+        resolve_folder("org/model", weights=False)
+        hub.broken = {"/api/": status}
+        refused()
+
+    @pytest.mark.parametrize("trouble", [429, 500, "silence", "gone"])
+    def test_a_commit_from_the_cache_is_said(self, hub, client, caplog, trouble):
+        client.setattr(fetch, "_TIMEOUT", 0.1)
+        commit = find_model("org/model", weights=False).commit
+        assert not caplog.messages
+        hub.add("models", "org/model", {"config.json": '{"changed": 1}'})
+        hub.broken = {"/api/": trouble}
+        if trouble == "gone":
+            point_at(client, "http://127.0.0.1:9")
+        assert find_model("org/model", weights=False).commit == commit
+        why = {"silence": "does not answer in time", "gone": "cannot be reached"}.get(trouble, f"answered {trouble}")
+        (caution,) = caplog.messages
+        assert (
+            caution
+            == f"org/model: the hub {why}, so it is read at commit {commit}, the last that the cache knows as main"
+        )
+
+    def test_a_hub_that_breaks_between_two_questions(self, hub, client):
+        """The client would take the commit that the cache knows, and say nothing."""
+        old = find_model("org/model", weights=False).commit
+        hub.add("models", "org/model", {"config.json": '{"changed": 1}'})
+        hub.broken = {"/revision/main": 500}
+        assert find_model("org/model", weights=False).commit == hub.commit("models", "org/model") != old
+
+    def test_a_cache_without_a_listing_shows_its_gaps(self, hub, client, tmp_path):
+        hub.add("models", "org/parts", {f"model-0000{part}-of-00003.safetensors": "x" * part for part in (1, 2, 3)})
+        hub.add("models", "org/parts", {"config.json": "{}"})
+        for name in ("config.json", "model-00002-of-00003.safetensors"):
+            huggingface_hub.hf_hub_download("org/parts", name)
+        go_offline(client)
+        assert resolve_folder("org/parts", weights=False).is_dir()
+        code, line = refused("org/parts", weights=True)
+        assert (code, "only 1 of the 3 files of model are there" in line) == (3, True)
 
     def test_a_cache_with_facts_is_not_a_cache_with_weights(self, client):
         resolve_folder("org/model", weights=False)

@@ -14,7 +14,7 @@ from surefoot.config.load import load_config
 from surefoot.hub import fetch
 from surefoot.stages import revisions, run
 from surefoot.stages.open_model import open_for_use
-from surefoot.stages.revisions import Name, commits_from_json, commits_to_json, pin
+from surefoot.stages.revisions import Commit, Name, commits_from_json, commits_to_json, pin
 from tiny import tiny_llama
 
 RECORDS = [{"instruction": f"Say {word}.", "output": word} for word in ("one", "two", "heron", "sky")]
@@ -111,6 +111,21 @@ class TestARun:
         assert "org/base with the adapter" in opened.described
         assert not [line for line in hub.asked if "NOTES.md" in line]
 
+    def test_says_and_records_that_the_hub_was_away(self, hub, config):
+        assert train(config).exit_code == 0
+        hub.broken = {"/api/": 503}
+        done = train(config, "--overwrite")
+        assert done.exit_code == 0, done.output
+        for one in recorded(config):
+            assert one["caution"].startswith(
+                f"{one['name']}: the hub answered 503, so it is read at commit {one['commit']}"
+            )
+            assert done.output.count(one["caution"]) == 1
+        hub.broken = {}
+        before = recorded(config)
+        assert train(config, "--resume", "duration=2 steps").exit_code == 0
+        assert recorded(config) == before
+
     def test_offline_from_the_cache(self, hub, config, monkeypatch):
         assert train(config).exit_code == 0
         before, hub.asked[:] = recorded(config), []
@@ -133,14 +148,14 @@ class TestPin:
         return calls
 
     def test_only_what_is_not_known_is_asked_for(self, config, asked):
-        known = {Name("model", "org/base", None): "a" * 40}
+        known = {Name("model", "org/base", None): Commit("a" * 40, "why")}
         pinned, commits = pin(load_config(config).config, known)
         assert (pinned.model.revision, pinned.data.train[0].revision) == ("a" * 40, "c" * 40)
         assert asked == [Name("dataset", "org/data", None)]
         assert commits_from_json(commits_to_json(commits)) == commits
 
     def test_a_revision_of_ones_own_is_another_name(self, config, asked):
-        known = {Name("model", "org/base", None): "a" * 40}
+        known = {Name("model", "org/base", None): Commit("a" * 40, "why")}
         pinned, _ = pin(load_config(config, ["model.revision=v2"]).config, known)
         assert pinned.model.revision == "c" * 40
         assert Name("model", "org/base", "v2") in asked

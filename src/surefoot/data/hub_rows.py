@@ -21,7 +21,7 @@ from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
 from surefoot.errors import Fault, InputError
 from surefoot.hub.faults import hub_faults
-from surefoot.hub.fetch import Repository, fetch, look_up
+from surefoot.hub.fetch import Repository, bounded_client, fetch, look_up
 from surefoot.locations import data_kind
 
 _README = "README.md"
@@ -91,7 +91,8 @@ def _streamed(repository: Repository, file: str) -> Iterator[tuple[int, Any]]:
     name = f"{repository.name}/{file}"
     # An instance of its own: fsspec keeps instances, and with them answers of a token that has changed.
     files = HfFileSystem(skip_instance_cache=True)
-    opened: Any = files.open(f"datasets/{repository.name}@{repository.commit}/{file}", "rb", block_size=_BLOCK)
+    with bounded_client():
+        opened: Any = files.open(f"datasets/{repository.name}@{repository.commit}/{file}", "rb", block_size=_BLOCK)
     with opened as content:
         if data_kind(file) == ".parquet":
             yield from read_parquet(name, content)

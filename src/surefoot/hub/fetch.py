@@ -1,12 +1,14 @@
 """Read a repository of the hub through huggingface_hub and its cache: which commit, which files, and some of them here.
 
 A revision is resolved to its commit once; everything after that is of this commit, however the branch moves. What the
-cache holds is not asked for again, so a known commit works without a network. Tokens stay with huggingface_hub.
+cache holds is not asked for again, so a known commit works without a network. A branch means what the hub says; where
+the hub is away, what it meant when the cache last heard of it, and that is said. Tokens stay with huggingface_hub.
 """
 
 from __future__ import annotations
 
 import glob
+import logging
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -16,17 +18,20 @@ from pathlib import Path
 
 from surefoot import hardware
 from surefoot.errors import EnvironmentFault, Fault
-from surefoot.hub.faults import hub_faults
+from surefoot.hub.faults import NOUN, hub_faults
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PATIENCE = 10.0  # seconds for an answer without which nothing goes on; the client itself would wait for ever
 _TIMEOUT = 4.0  # seconds until a silent hub counts as away while the cache may do instead
+_BUSY = 429  # besides 5xx the only status that says nothing of the name, the revision or the token
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Repository:
     """One commit of a repository. kind: model | dataset. revision: as it was asked for. folder: of the commit in the
-    cache; not there before something is fetched. files: their sizes in bytes, sorted by name."""
+    cache; not there before something is fetched. files: their sizes in bytes, sorted by name. caution: where the hub
+    was away, which commit the cache had for the revision, and why."""
 
     name: str
     kind: str
@@ -34,54 +39,81 @@ class Repository:
     commit: str
     folder: Path
     files: Mapping[str, int]
+    caution: str = ""
 
 
 def look_up(name: str, kind: str, revision: str | None) -> Repository:
     """The commit that `revision` (a branch, tag or commit; None: main) means now, and its files.
 
-    Raises InputError for a name or revision that the hub does not have, EnvironmentFault where it cannot be reached or
-    denies access and the cache does not help.
+    Raises InputError for a name or revision that the hub does not have, EnvironmentFault where it denies access, and
+    where it is away and the cache does not help. Where the cache does, a warning is logged.
     """
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-    with hub_faults(name, kind, revision), _client():
-        folder = _listed(name, kind, revision)
+    with hub_faults(name, kind, revision), bounded_client():
+        folder, away = _listed(name, kind, revision)
         try:
-            tree = get_cached_repo_tree(name, repo_type=kind, revision=folder.name)
-            files = {file.path: file.size for file in tree}
+            files = {file.path: file.size for file in get_cached_repo_tree(name, repo_type=kind, revision=folder.name)}
         except CachedRepoTreeNotFoundError:  # put there by a tool that keeps no listing, and the hub is away
-            paths = [path for path in folder.rglob("*") if path.is_file()]
-            files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
-    return Repository(name, kind, revision, folder.name, folder, dict(sorted(files.items())))
+            files = _unlisted(name, kind, folder)
+    caution = ""
+    if away:
+        caution = f"{name}: {away}, so it is read at commit {folder.name}, the last that the cache knows as "
+        caution += f"{revision or 'main'}"
+        _logger.warning(caution)
+    return Repository(name, kind, revision, folder.name, folder, dict(sorted(files.items())), caution)
 
 
-def _listed(name: str, kind: str, revision: str | None) -> Path:
-    """The commit's folder in the cache, which is named after it; the listing of its files lies in the cache, too."""
+def _listed(name: str, kind: str, revision: str | None) -> tuple[Path, str]:
+    """The commit's folder in the cache, which is named after it; the listing of its files lies in the cache, too.
+
+    And why the cache had to say which commit it is: empty where the hub did, and where it was not to be asked.
+    """
     import httpx2
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    away = None
-    if not _COMMIT.fullmatch(revision or ""):
-        try:  # snapshot_download asks the same, and without a limit of time
-            HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=_TIMEOUT)
-        except RevisionNotFoundError:
-            raise
-        except (HfHubHTTPError, httpx2.TransportError, OfflineModeIsEnabled) as error:
+    commit, away = revision if _COMMIT.fullmatch(revision or "") else None, None
+    if commit is None:
+        try:  # snapshot_download asks the same, without a limit of time, and takes what is cached for any answer
+            commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=_TIMEOUT).sha
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500 and error.response.status_code != _BUSY:
+                raise
             away = error
+        except (httpx2.TransportError, OfflineModeIsEnabled) as error:
+            away = error
+    known = {"repo_type": kind, "allow_patterns": [], "local_files_only": away is not None}
     try:
-        found = snapshot_download(
-            name, repo_type=kind, revision=revision, allow_patterns=[], local_files_only=away is not None
-        )
+        found = Path(snapshot_download(name, revision=revision, **known))  # notes in the cache what a branch means
+        if commit not in (None, found.name):  # the hub went away, or the branch moved, between the two questions
+            found = Path(snapshot_download(name, revision=commit, **known))
     except LocalEntryNotFoundError as error:
         raise away or error from error.__cause__
-    return Path(found)
+    return found, _why(away)
+
+
+def _why(away: Exception | None) -> str:
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if away is None or isinstance(away, OfflineModeIsEnabled):
+        return ""
+    if isinstance(away, HfHubHTTPError):
+        return f"the hub answered {away.response.status_code}"
+    slow = isinstance(away, httpx2.TimeoutException)
+    return "the hub does not answer in time" if slow else "the hub cannot be reached"
+
+
+def _unlisted(name: str, kind: str, folder: Path) -> dict[str, int]:
+    """The files of a commit of which the cache has no listing. Those of a model say themselves what belongs to them;
+    of data, a part looks like the whole."""
+    if kind == "dataset":
+        what = f"the cache has files of this {NOUN[kind]} and no list of all its files, so some may be missing"
+        raise EnvironmentFault(Fault(name, what, "start again while the hub can be reached"))
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 
 def fetch(repository: Repository, paths: Collection[str]) -> Path:
@@ -90,8 +122,10 @@ def fetch(repository: Repository, paths: Collection[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     missing = [path for path in paths if not (repository.folder / path).is_file()]
+    if not missing:
+        return repository.folder
     _check_room(repository, sum(repository.files[path] for path in missing))
-    with hub_faults(repository.name, repository.kind, repository.revision), _client():
+    with hub_faults(repository.name, repository.kind, repository.revision), _quiet_client():
         return Path(
             snapshot_download(
                 repository.name,
@@ -113,14 +147,25 @@ def _check_room(repository: Repository, needed: int) -> None:
 
 
 @contextmanager
-def _client() -> Iterator[None]:
-    """Time limits where the client has none, and silence: its warnings repeat what the faults say, its bars redraw
-    their line, which in a log is a mess."""
+def bounded_client() -> Iterator[None]:
+    """Questions to the hub inside end within `_PATIENCE` seconds: the client has no limit for most of them."""
     import httpx2
     from huggingface_hub import get_session
+
+    session = get_session()
+    before, session.timeout = session.timeout, httpx2.Timeout(_PATIENCE)
+    try:
+        with _quiet_client():
+            yield
+    finally:
+        session.timeout = before
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Its warnings repeat what the faults say, and its bars redraw their line, which in a log is a mess."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
-    get_session().timeout = httpx2.Timeout(_PATIENCE)
     verbosity, silenced = logging.get_verbosity(), are_progress_bars_disabled()
     logging.set_verbosity_error()
     if not sys.stderr.isatty():

@@ -6,11 +6,14 @@ refusals are worded stands in `surefoot.hub.faults`.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from surefoot.errors import Fault, InputError
+from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.hub.fetch import fetch, look_up
 from surefoot.locations import looks_local
 
@@ -31,6 +34,7 @@ _WEIGHTS = (
     "model.safetensors.index.json",
     "adapter_model.safetensors",
 )
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,22 @@ def find_model(path: str, revision: str | None = None, *, weights: bool) -> Foun
     repository = look_up(path, "model", revision)
     patterns = (*_FACTS, *(_WEIGHTS if weights else ()))
     wanted = [name for name in repository.files if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    _require_all_shards(path, wanted)
     return FoundModel(fetch(repository, wanted), repository.commit)
 
 
 def resolve_folder(path: str, revision: str | None = None, *, weights: bool) -> Path:
     """The folder of `find_model`."""
     return find_model(path, revision, weights=weights).folder
+
+
+def _require_all_shards(path: str, names: Collection[str]) -> None:
+    """A cache without a listing may hold some of them only."""
+    there: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for name in names:
+        if shard := _SHARD.fullmatch(name):
+            there[shard[1], int(shard[3])].add(int(shard[2]))
+    for (stem, count), numbers in there.items():
+        if len(numbers) < count:
+            what = f"only {len(numbers)} of the {count} files of {stem} are there"
+            raise EnvironmentFault(Fault(path, what, "start again while the hub can be reached"))

@@ -27,20 +27,31 @@ class Name:
     revision: str | None
 
 
-Commits = Mapping[Name, str]
+@dataclass(frozen=True)
+class Commit:
+    """caution: why it is what the cache had, where the hub was away."""
+
+    id: str
+    caution: str = ""
+
+
+Commits = Mapping[Name, Commit]
 HUB = "hub"  # key of data.json
 
 
 def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
     """The config with commits for revisions, and these commits. known: taken as they are; the others the hub is asked
     for. Raises InputError for a name or revision that it does not have, EnvironmentFault where it cannot say."""
-    commits: dict[Name, str] = {}
+    commits: dict[Name, Commit] = {}
 
     def commit(kind: str, name: str, revision: str | None) -> str:
         asked = Name(kind, name, revision)
-        if asked not in commits:
-            commits[asked] = known[asked] if asked in known else look_up(name, kind, revision).commit
-        return commits[asked]
+        if asked in known:
+            commits[asked] = known[asked]
+        elif asked not in commits:
+            found = look_up(name, kind, revision)
+            commits[asked] = Commit(found.commit, found.caution)
+        return commits[asked].id
 
     def pinned(sources: Any) -> Any:
         return tuple(map(pin_source, sources)) if isinstance(sources, tuple) else sources
@@ -59,11 +70,16 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
 
 def commits_to_json(commits: Commits) -> list[dict[str, Any]]:
     """For data.json."""
-    return [{**asdict(name), "commit": commit} for name, commit in commits.items()]
+    return [
+        {**asdict(name), "commit": commit.id} | ({"caution": commit.caution} if commit.caution else {})
+        for name, commit in commits.items()
+    ]
 
 
 def commits_from_json(saved: Sequence[Mapping[str, Any]]) -> Commits:
-    return {Name(one["kind"], one["name"], one["revision"]): one["commit"] for one in saved}
+    return {
+        Name(one["kind"], one["name"], one["revision"]): Commit(one["commit"], one.get("caution", "")) for one in saved
+    }
 
 
 def saved_commits(data_json: Path) -> Commits:
