@@ -25,6 +25,19 @@ SMOKE = "sft-smoke-cpu.yaml"
 PLANNED = [name for name in NAMES if name != SMOKE]
 ALPACA = [{"instruction": f"Say sky {count} times.", "input": "", "output": "sky " * count} for count in range(1, 13)]
 CHATS = [{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": f"{n}"}]} for n in (1, 2)]
+TEXTS = [{"text": "A heron stands still until a fish comes near. " * count} for count in range(1, 30)]
+TOOLS = [
+    {
+        "conversations": [
+            {"from": "human", "value": f"What is {count} + 1?"},
+            {"from": "function_call", "value": json.dumps({"name": "add", "arguments": {"a": count, "b": 1}})},
+            {"from": "observation", "value": str(count + 1)},
+            {"from": "gpt", "value": f"It is {count + 1}."},
+        ],
+        "tools": json.dumps([{"name": "add", "description": "Adds.", "parameters": {"type": "object"}}]),
+    }
+    for count in range(40)
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +59,9 @@ def workplace(tmp_path, monkeypatch):
     """A working folder with the data files that recipes name."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "alpaca.json").write_text(json.dumps(ALPACA))
-    for name in ("chats.jsonl", "chats-heldout.jsonl"):
-        (tmp_path / "data" / name).write_text("".join(f"{json.dumps(row)}\n" for row in CHATS))
+    files = {"chats": CHATS, "chats-heldout": CHATS, "tools": TOOLS, "texts": TEXTS}
+    for name, rows in files.items():
+        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     shutil.copytree(RECIPES, tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -70,7 +84,7 @@ def plan(name: str, models: dict[str, Path], *overrides: str):
 def test_names_say_stage_model_and_adapter():
     assert NAMES
     for name in NAMES:
-        assert re.fullmatch(r"sft-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
+        assert re.fullmatch(r"(sft|pretrain)-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,3 +148,22 @@ def test_the_smoke_recipe_runs_on_a_small_model(workplace):
     rows = [json.loads(line) for line in (workplace / "runs/sft-smoke-cpu/trainer_log.jsonl").read_text().splitlines()]
     assert [row["current_steps"] for row in rows] == list(range(1, 21))
     assert all(row["loss"] is not None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("sft-llama3-8b-tools-lora.yaml", ["precision=fp32"]), ("pretrain-llama3-8b-lora.yaml", [])],
+)
+def test_recipes_of_mixtures_and_texts_run_on_a_small_model(name, kept, workplace):
+    """Two steps; the base in fp32 where the recipe holds it in 4 bits, which narrow layers do not take."""
+    tiny_llama(workplace / "models" / "small-llama")
+    small = ["model=models/small-llama", "duration=2 steps", "data.max_length=512", "batch.size=4", "adapter.rank=4"]
+    evaluation = [] if name.startswith("pretrain") else ["metrics.max_new_tokens=4"]
+    with ForkServer() as server:
+        log = workplace / "log.txt"
+        assert server.run(["train", f"recipes/{name}", *small, *kept, *evaluation, "data.eval=4"], log) == 0, (
+            log.read_text()
+        )
+    said = log.read_text()
+    assert "done: 2 steps" in said
+    assert ("exact match" in said) == bool(evaluation)
