@@ -7,7 +7,6 @@ do not, because a plan must come out the same twice.
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.errors import Fault, InputError
+from surefoot.nearest import nearest_words
 
 GIB = 2**30
 
@@ -106,16 +106,11 @@ _PRESETS: dict[str, Hardware] = {
 }
 
 
-def presets() -> tuple[str, ...]:
-    """Names that `preset` knows."""
-    return tuple(_PRESETS)
-
-
 def preset(name: str) -> Hardware:
     """A described machine. Raises InputError that suggests the nearest name."""
     if name in _PRESETS:
         return _PRESETS[name]
-    near = difflib.get_close_matches(name.lower(), _PRESETS, n=1, cutoff=0.4)
+    near = nearest_words(name, _PRESETS, 1, least=0.4)
     fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(_PRESETS)}"
     raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix))
 

@@ -11,6 +11,7 @@ import re
 
 DATA_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
 DATA_SUFFIXES = (*DATA_KINDS, *(f"{kind}.gz" for kind in DATA_KINDS if kind != ".parquet"))  # that one packs itself
+TEMPLATE_SUFFIX = ".jinja"  # data.template names a file of the user's own
 DESCRIPTION = "dataset_info.json"  # of a folder whose data sets have names
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -193,6 +193,8 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
     (("optim", "{momentum: 0.9}"),): ("optim.momentum", "optim.name"),
     (("optim", "{name: adafactor, momentum: 0.9}"),): ("optim.momentum", "optim.name"),
     (("optim", "{name: sgd, betas: [0.8, 0.9]}"),): ("optim.betas", "optim.momentum"),
+    (("optim", "{name: sgd, eps: 1e-6}"),): ("optim.eps", "optim.name"),
+    (("optim", "{name: adafactor, eps: 1e-6}"),): ("optim.eps", "optim.name"),
     (("report_to", "[wandb, wandb]"),): ("report_to", "2 times"),
     (("tracking", "{offline: true}"),): ("tracking.offline", "report_to"),
 }
@@ -210,7 +212,9 @@ CONSISTENT: list[dict[str, str]] = [
     {"precision": "{base: bf16}"},
     {"precision": "{base: nf4}"},
     {"optim": "{name: sgd, momentum: 0.9}"},
-    {"optim": "{name: muon, momentum: 0.9, betas: [0.8, 0.9]}"},
+    {"optim": "{name: muon, momentum: 0.9, betas: [0.8, 0.9], eps: 1e-6}"},
+    {"optim": "{name: adamw_8bit, eps: 1e-6}"},
+    {"optim": "{name: sgd, eps: 1e-8}"},
     {"report_to": "[wandb, tensorboard]", "tracking": "{project: x}"},
     {"stage": "pretrain", "data": "{train: {path: a/b, format: text}}"},
     {"data": "{train: a/b, eval: 2}", "metrics": "{names: [exact_match]}", "checkpoint": "{best: exact_match}"},
@@ -377,8 +381,10 @@ def test_the_config_file_itself(tmp_path: Path) -> None:
 
 def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    config = load_config(write_config(tmp_path, model="~/models/llama", output="~/runs/x")).config
+    data = "{train: a/b, template: ~/own.jinja}"
+    config = load_config(write_config(tmp_path, model="~/models/llama", output="~/runs/x", data=data)).config
     assert (config.model.path, config.output) == (f"{tmp_path}/models/llama", f"{tmp_path}/runs/x")
+    assert config.data.template == f"{tmp_path}/own.jinja"
 
 
 @given(mutated_configs())

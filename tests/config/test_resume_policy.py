@@ -103,6 +103,20 @@ def test_an_evaluation_split_changes_the_training_examples(old: Any, new: Any, p
     assert changed(before, plain(data={"train": "x.json", "eval": new})) == [("data.eval", policy)]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "policy"),
+    [
+        ("a.jinja", "b/a.jinja", "free"),
+        ("a.jinja", "chatml", "refused"),
+        ("auto", "a.jinja", "refused"),
+        ("vicuna", "chatml", "refused"),
+    ],
+)
+def test_a_template_file_may_move(old: str, new: str, policy: str) -> None:
+    before = plain(data={"train": "x.json", "template": old})
+    assert changed(before, plain(data={"train": "x.json", "template": new})) == [("data.template", policy)]
+
+
 @given(valid_configs())
 def test_equal_configs_do_not_differ(data: dict[str, Any]) -> None:
     config = plain_config(RunConfig.model_validate(data))

@@ -216,7 +216,7 @@ def test_qwen3_leaves_thoughts_as_the_data_has_them():
 def test_twin_one_character_more_is_not_the_familys_template(name, monkeypatch):
     row = find_row(name)
     changed = replace(row, user=row.user.replace("{content}", "{content}."))
-    monkeypatch.setattr(templates, "find_row", lambda _: changed)
+    monkeypatch.setattr(templates, "named_row", lambda *_: changed)
     with pytest.raises(AssertionError):
         test_a_row_is_its_familys_template(name, "single")
 

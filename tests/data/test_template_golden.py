@@ -70,12 +70,12 @@ def test_twin_one_character_less_is_noticed(encoder, name, monkeypatch):
     text = getattr(row, field)
     place = next(at for at, character in enumerate(text) if character not in "{} \n")
     shorter = replace(row, **{field: text[:place] + text[place + 1 :]} if "{" not in text[:1] else {field: text + "."})
-    monkeypatch.setattr(templates, "find_row", lambda _: shorter)
+    monkeypatch.setattr(templates, "named_row", lambda *_: shorter)
     assert golden(name, encoder) != (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def test_twin_an_unlearned_stop_token_is_noticed(encoder, monkeypatch):
     row = find_row("chatml")
-    monkeypatch.setattr(templates, "find_row", lambda _: replace(row, close="", after="<|im_end|>\n"))
+    monkeypatch.setattr(templates, "named_row", lambda *_: replace(row, close="", after="<|im_end|>\n"))
     text = golden_templates.golden("chatml", encoder)
     assert text != (FOLDER / "chatml.txt").read_text(encoding="utf-8")

@@ -109,7 +109,7 @@ def test_missing_tokens_and_names(legacy, encoder):
     old = TextEncoder(legacy)
     with pytest.raises(InputError, match=r"data.template: llama3 needs .*<\|start_header_id\|>, .*<\|eot_id\|>"):
         make_template("llama3", old, (2,))
-    with pytest.raises(InputError, match="no template is called 'vicunna'; did you mean vicuna"):
+    with pytest.raises(InputError, match="unknown template 'vicunna'; did you mean vicuna"):
         make("vicunna", encoder)
     with pytest.raises(InputError, match="no template is called 'x'; choose from tokenizer, llama3, llama2"):
         make("x", encoder)

@@ -10,7 +10,7 @@ from layouts import LLAMA31_8B, model_facts, run_config
 from plans import adapter_plan, attention_plan, precision_plan
 from surefoot.config.contradictions import contradictions
 from surefoot.families import find
-from surefoot.models.quantised import quantise, quantised_modules
+from surefoot.models.quantised import is_quantised, quantise
 from surefoot.planning import memory
 from surefoot.planning.memory import Workload
 from surefoot.planning.notes import Notes
@@ -38,7 +38,7 @@ def test_a_packed_base_takes_what_bitsandbytes_holds(tmp_path):
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.bfloat16)
     quantise(model, compute=torch.bfloat16, device=torch.device("cpu"))
     held = sum(parameter.nbytes for parameter in model.parameters())
-    for name in quantised_modules(model):
+    for name in [name for name, module in model.named_modules() if is_quantised(module)]:
         state = model.get_submodule(name).weight.quant_state
         held += state.absmax.nbytes + state.state2.absmax.nbytes
     dequantised = 128 * 352 * 2  # the largest matrix, for its product

@@ -9,7 +9,7 @@ import pytest
 from layouts import run_config
 from surefoot.errors import EnvironmentFault, InputError
 from surefoot.models.neftune import embedding_noise
-from surefoot.models.quantised import quantised_modules
+from surefoot.models.quantised import is_quantised
 from surefoot.report.console import Console
 from surefoot.stages import required
 from surefoot.stages.open_model import open_for_use
@@ -160,10 +160,10 @@ def test_a_module_that_trains_in_full_is_not_packed(workplace, tmp_path):
 def test_what_trained_over_four_bits_is_opened_over_four_bits_or_says_why_not(workplace, tmp_path, monkeypatch):
     train(config(workplace, tmp_path / "run", **WAYS["nf4, lora"]), "new")
     opened = open_for_use(str(tmp_path / "run"))
-    assert quantised_modules(opened.model)
+    assert any(map(is_quantised, opened.model.modules()))
     assert "nf4 and fp32 on cpu" in opened.described
     obstacle = "needs bitsandbytes, which is not installed"
     monkeypatch.setattr("surefoot.stages.open_model.bitsandbytes_obstacle", lambda kind: obstacle)
     plain = open_for_use(str(tmp_path / "run"))
-    assert not quantised_modules(plain.model)
+    assert not any(map(is_quantised, plain.model.modules()))
     assert f"fp32 (it was trained over nf4, which {obstacle})" in plain.described

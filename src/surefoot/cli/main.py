@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from difflib import get_close_matches
 from importlib import import_module, metadata
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from surefoot.cli.errors import (
     report_usage,
 )
 from surefoot.errors import SurefootError
+from surefoot.nearest import nearest_word
 
 
 class Entry(NamedTuple):
@@ -103,9 +103,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        near = (
-            f"train {name}" if name.endswith((".yaml", ".yml")) else next(iter(get_close_matches(name, COMMANDS)), "")
-        )
+        near = f"train {name}" if name.endswith((".yaml", ".yml")) else nearest_word(name, COMMANDS)
         advice = f" Did you mean `{ctx.command_path} {near}`?" if near else ""
         raise click.UsageError(f"no such command: {name}.{advice}", ctx)
 

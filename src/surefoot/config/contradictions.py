@@ -110,9 +110,11 @@ def _optimizer(config: RunConfig) -> Iterator[Problem]:
     if optim.momentum is not None and optim.name not in ("sgd", "muon"):
         what = f"only sgd and muon take it, and optim.name is {optim.name}"
         yield _problem("optim.momentum", what, "leave it out; optim.betas[0] is the first moment's rate", "optim.name")
-    if optim.betas != OptimConfig.model_fields["betas"].default and optim.name in ("sgd", "adafactor"):
-        fix = "use optim.momentum, or leave it out" if optim.name == "sgd" else "leave it out"
-        yield _problem("optim.betas", f"belongs to AdamW, and optim.name is {optim.name}", fix, "optim.name")
+    if optim.name in ("sgd", "adafactor"):
+        for key in ("betas", "eps"):
+            if getattr(optim, key) != OptimConfig.model_fields[key].default:
+                fix = "use optim.momentum, or leave it out" if (optim.name, key) == ("sgd", "betas") else "leave it out"
+                yield _problem(f"optim.{key}", f"belongs to AdamW, and optim.name is {optim.name}", fix, "optim.name")
 
 
 def _trackers(config: RunConfig) -> Iterator[Problem]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.mixture import SourceConfig
-from surefoot.config.nearest import nearest_word
 from surefoot.config.problems import Problem
 from surefoot.config.schema import RunConfig
 from surefoot.locations import DATA_SUFFIXES, DESCRIPTION, is_hub_data, looks_local
+from surefoot.nearest import nearest_word
 
 _ONLY_ON_THE_HUB = ("subset", "split", "revision", "streaming")
 MOST_LISTED = 5  # neighbours that a message lists
@@ -29,7 +29,8 @@ def expand_home(data: dict[str, Any]) -> dict[str, Any]:
     section = data.get("data")
     asked = [section[name] for name in ("train", "eval") if name in section] if isinstance(section, dict) else []
     sources = [item for value in asked for item in (value if isinstance(value, list) else [value])]
-    for group, name in [(data.get("model"), "path"), (data, "output"), *((source, "path") for source in sources)]:
+    paths = [(data.get("model"), "path"), (data, "output"), (section, "template")]
+    for group, name in [*paths, *((source, "path") for source in sources)]:
         if isinstance(group, dict) and isinstance(value := group.get(name), str) and value.startswith("~"):
             group[name] = os.path.expanduser(value)
     return data
@@ -110,7 +111,10 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
             what = f"names an entry of a folder's {DESCRIPTION}, and {text} is a hub data set"
             yield _problem(f"{key}.name", what, "name a configuration with subset", f"{key}.path")
         return
+    split_of_folder = os.path.isdir(path) and source.name is None
     for name in _ONLY_ON_THE_HUB:
+        if name == "split" and split_of_folder:
+            continue
         if getattr(source, name) != SourceConfig.model_fields[name].default:
             what = f"is for data sets on the hub, and {text} is a path on this machine"
             yield _problem(f"{key}.{name}", what, "leave it out", f"{key}.path")

@@ -6,8 +6,11 @@ refused: the checkpoint's state belongs to the old value. A key without a row ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from surefoot.locations import TEMPLATE_SUFFIX
 
 Policy = Literal["free", "warned", "refused"]
 
@@ -38,6 +41,7 @@ POLICIES: dict[str, Rule] = {
     "adapter": Rule("refused", "the trained weights have the shape and scale of the old adapter"),
     "data": Rule("refused", _ORDER),
     "data.train.path": Rule("free", "the file may have been moved; its content is compared"),
+    "data.template": Rule("refused", "the texts would be laid out otherwise; only a .jinja file may move"),
     "data.eval": Rule(
         "warned", "evaluation losses before and after cannot be compared, so neither can the best checkpoint"
     ),
@@ -94,7 +98,8 @@ def _diff(old: dict[str, Any], new: dict[str, Any], group: str) -> list[Change]:
         if isinstance(before, dict) and isinstance(after, dict) and key != "data.eval":
             changes += _diff(before, after, key)
         elif before != after:
-            rule = _split_rule(before, after) if key == "data.eval" else rule_for(key)
+            special = _SPECIAL.get(key)
+            rule = special(before, after) if special else rule_for(key)
             changes.append(Change(key, before, after, *rule))
     return changes
 
@@ -126,3 +131,14 @@ def _split_rule(before: Any, after: Any) -> Rule:
     if not isinstance(before, int | float) and not isinstance(after, int | float):
         return POLICIES["data.eval"]
     return Rule("refused", f"a share or a count is split off the training examples; {_ORDER}")
+
+
+def _template_rule(before: Any, after: Any) -> Rule:
+    """A file's name says nothing about the examples; every other name does."""
+    if all(isinstance(name, str) and name.endswith(TEMPLATE_SUFFIX) for name in (before, after)):
+        return Rule("free", "the file may have been moved; its content is compared")
+    return POLICIES["data.template"]
+
+
+# What depends on the values.
+_SPECIAL: dict[str, Callable[[Any, Any], Rule]] = {"data.eval": _split_rule, "data.template": _template_rule}

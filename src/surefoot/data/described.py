@@ -8,7 +8,6 @@ never repeats. Facts: data/README.md of hiyouga/LLaMA-Factory.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -17,6 +16,7 @@ from typing import Any
 from surefoot.data.json_rows import read_value
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.locations import DESCRIPTION
+from surefoot.nearest import nearest_word, nearest_words
 
 _KEYS = (
     "hf_hub_url",
@@ -100,7 +100,7 @@ def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str)
     and supervised training on text cannot give."""
     where = f"{folder}/{DESCRIPTION}"
     if name not in entries:
-        near = difflib.get_close_matches(name, entries, n=2)
+        near = nearest_words(name, entries, 2)
         fix = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(entries)}"
         raise InputError(Fault(where, f"has no entry {name!r}", fix))
     entry, where = entries[name], f"{where} entry {name!r}"
@@ -152,8 +152,8 @@ def _check(entry: Mapping[str, Any], where: str) -> None:
 def _check_keys(entry: Mapping[str, Any], where: str) -> None:
     known = (*_KEYS, *_NOT_READ, *_WITHOUT_EFFECT)
     if unknown := [key for key in entry if key not in known]:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(_KEYS)}"
+        near = nearest_word(unknown[0], known)
+        fix = f"did you mean {near}?" if near else f"known: {', '.join(_KEYS)}"
         raise InputError(Fault(where, f"unknown: {', '.join(unknown)}", fix))
 
 

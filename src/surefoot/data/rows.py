@@ -7,7 +7,6 @@ between. A whole file is held in memory while it is parsed. Who makes sources: `
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from surefoot.data.json_rows import read_value
 from surefoot.errors import Fault, InputError
+from surefoot.nearest import nearest_words
 
 _KINDS = {
     str: "text",
@@ -115,7 +115,7 @@ def _check_columns(source: Source, names: Iterable[str]) -> None:
     for layout_field, own in source.columns.items():
         if own in names or own == layout_field:
             continue
-        near = difflib.get_close_matches(own, names, n=2)
+        near = nearest_words(own, names, 2)
         fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(map(repr, names))}"
         faults.append(Fault(source.name, f"no record has the column {own!r}, named for {layout_field!r}", fix))
     if faults:

@@ -5,7 +5,6 @@ No template writes BOS at the start: whether it stands there is the plan's choic
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from surefoot.data.segments import Template
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_text
-from surefoot.families.templates import ANYWHERE, NAMES, OWN, Dialogue, Prompt, Row, find_row, is_file
+from surefoot.families.templates import OWN, Dialogue, Prompt, Row, is_file, named_row
 
 _VERSION = 2  # of the code that lays rows out: part of every cache key
 
@@ -32,11 +31,9 @@ def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> T
         return make_chat_template(encoder, stop_ids)
     if is_file(name):
         return make_file_template(name, read_text(Path(name)), encoder, stop_ids)
-    row = find_row(name)
-    if row is None:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES)}, or a .jinja file"
-        raise InputError(Fault("data.template", f"no template is called {name!r}", fix))
+    row = named_row(name, lambda token: token in encoder.control.values())
+    if isinstance(row, Fault):
+        raise InputError(row)
     return _named(row, encoder, stop_ids)
 
 
@@ -69,10 +66,6 @@ def template_for_all(
 
 def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
     ids = {text: number for number, text in encoder.control.items()}
-    missing = [token for token in row.control if token not in ids]
-    if missing:
-        what = f"{row.name} needs tokens that this tokenizer does not have: {', '.join(missing)}"
-        raise InputError(Fault("data.template", what, f"choose {ANYWHERE}"))
     stops = tuple(dict.fromkeys((*stop_ids, *(ids[token] for token in row.stops))))
     eos = _eos_text(encoder, stop_ids) if isinstance(row, Prompt) or "{eos}" in repr(row) else ""
     blank = " " if encoder.puts_blank else ""  # which the tokenizer puts before a text, but not behind BOS in it

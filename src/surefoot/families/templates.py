@@ -8,12 +8,15 @@ that other programs read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from surefoot.errors import Fault
 from surefoot.families.tool_layouts import HERMES, LLAMA31, MISTRAL, ToolLayout
+from surefoot.locations import TEMPLATE_SUFFIX
+from surefoot.nearest import nearest_word
 
 OWN = "tokenizer"  # the tokenizer's chat template
-SUFFIX = ".jinja"  # a template of the user's own is a file
 
 
 @dataclass(frozen=True)
@@ -241,6 +244,20 @@ def find_row(name: str) -> Row | None:
     return next((row for row in ROWS if row.name == name), None)
 
 
+def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
+    """The row called `name`, or why it cannot be used: there is none, or the tokenizer lacks tokens that it needs.
+    is_control: whether the tokenizer has this text as a special token."""
+    row = find_row(name)
+    if row is None:
+        near = nearest_word(name, NAMES)
+        known = f"use auto, {', '.join(NAMES)}, or a file that ends in {TEMPLATE_SUFFIX}"
+        return Fault("data.template", f"unknown template {name!r}", f"did you mean {near}?" if near else known)
+    if missing := [token for token in row.control if not is_control(token)]:
+        what = f"{name} needs tokens that this tokenizer lacks: {', '.join(missing)}"
+        return Fault("data.template", what, f"use {ANYWHERE}")
+    return row
+
+
 def is_file(name: str) -> bool:
     """Whether data.template names a file of the user's own."""
-    return name.endswith(SUFFIX)
+    return name.endswith(TEMPLATE_SUFFIX)

@@ -8,7 +8,6 @@ would change before its first step).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from surefoot.models.peft import LoraConfig, LoraLayer, PeftModel, TaskType, get
 from surefoot.models.quantised import plain_weight
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.vocabulary import is_tied
+from surefoot.nearest import nearest_word
 from surefoot.planning.plan import AdapterPlan
 
 ADAPTER = "default"  # PEFT's name for the only adapter
@@ -120,8 +120,8 @@ def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
     faults = []
     for target in targets:
         if target not in modules:
-            near = difflib.get_close_matches(target, modules, n=1)
-            fix = f"did you mean {near[0]}?" if near else "see `surefoot plan` for the model's linear layers"
+            near = nearest_word(target, modules)
+            fix = f"did you mean {near}?" if near else "see `surefoot plan` for the model's linear layers"
             faults.append(Fault("adapter.targets", f"the model has no module {target}", fix))
         elif not isinstance(modules[target], nn.Linear | Conv1D):
             what = f"{target} is no linear layer but {type(modules[target]).__name__}"

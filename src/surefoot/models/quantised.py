@@ -32,11 +32,6 @@ def quantise(model: PreTrainedModel, *, compute: torch.dtype, device: torch.devi
     model.is_loaded_in_4bit = True  # pyright: ignore[reportArgumentType]
 
 
-def quantised_modules(model: nn.Module) -> list[str]:
-    """Names of the layers that are held in 4 bits."""
-    return [name for name, module in model.named_modules() if is_quantised(module)]
-
-
 def is_quantised(module: nn.Module) -> bool:
     """By the storage: a linear layer whose weight is packed bytes. Works where bitsandbytes is not installed."""
     return isinstance(module, nn.Linear) and module.weight.dtype == torch.uint8

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import AdapterConfig
 from surefoot.families import counterpart
 from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.nearest import nearest_word
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from surefoot.config.nearest import nearest_word
-from surefoot.errors import InputError
+from surefoot.errors import Fault, InputError
 from surefoot.families.family import Family
 from surefoot.families.files import read_text
 from surefoot.families.model_facts import ModelFacts
-from surefoot.families.templates import ANYWHERE, NAMES, OWN, SUFFIX, Dialogue, find_row, is_file
+from surefoot.families.templates import ANYWHERE, OWN, Dialogue, find_row, is_file, named_row
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
@@ -81,7 +80,6 @@ def _auto(tokenizer: TokenizerFacts) -> Choice[str]:
 
 
 def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
-    row = find_row(name)
     if is_file(name):
         try:
             read_text(Path(name))
@@ -91,13 +89,8 @@ def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
     elif name == OWN:
         if tokenizer.chat_template is None:
             notes.refuse("data.template", "the tokenizer brings no chat template", f"use auto, {ANYWHERE}")
-    elif row is None:
-        near = nearest_word(name, NAMES)
-        fix = f"did you mean {near}?" if near else f"use auto, {', '.join(NAMES)}, or a file that ends in {SUFFIX}"
-        notes.refuse("data.template", f"unknown template {name!r}", fix)
-    elif missing := [token for token in row.control if not tokenizer.is_special(token)]:
-        what = f"{name} needs tokens that this tokenizer lacks: {', '.join(missing)}"
-        notes.refuse("data.template", what, f"use {ANYWHERE}")
+    elif isinstance(fault := named_row(name, tokenizer.is_special), Fault):
+        notes.refuse(fault.where, fault.what, fault.fix)
 
 
 def _warn_of_untrained_tokens(template: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import RunConfig
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
+from surefoot.nearest import nearest_word
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, TokenizerPlan
 from surefoot.planning.templates import fallback_templates, plan_template, template_source, turn_ends, writes_bos

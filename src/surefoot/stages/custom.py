@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from surefoot.config.nearest import nearest_word
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import METRICS, Metric
+from surefoot.nearest import nearest_word
 from surefoot.objectives.base import LossSum, Objective
 from surefoot.report.rows import EVAL_FIELDS
 from surefoot.stages.setup import Setup

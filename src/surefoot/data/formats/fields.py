@@ -5,7 +5,6 @@ A field that may be absent may be null as well: tables (CSV, Parquet) have no ot
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from surefoot.data.formats.conversation import Conversation
 from surefoot.data.json_rows import read_value
 from surefoot.data.rows import Row, kind_of
 from surefoot.errors import Fault, InputError
+from surefoot.nearest import nearest_words
 
 _SHOWN = 8  # faults listed before the rest is only counted
 
@@ -89,7 +89,7 @@ def from_json(value: Any, name: str) -> Any:
 
 def near(name: str, candidates: Iterable[str]) -> list[str]:
     """The candidate that looks most like `name`, or none."""
-    return difflib.get_close_matches(name, list(candidates), n=1)
+    return nearest_words(name, candidates, 1)
 
 
 def listed(names: Iterable[str]) -> str:
