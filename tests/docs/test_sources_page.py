@@ -32,7 +32,8 @@ def test_keys_of_the_description():
 
 @pytest.mark.parametrize("words", first_column("Access, networks, offline"))
 def test_refusals_are_worded_as_the_code_does(words):
-    code = (ROOT / "src" / "surefoot" / "hub" / "faults.py").read_text(encoding="utf-8")
+    files = ("hub/faults.py", "hub/fetch.py", "models/hub.py")
+    code = "".join((ROOT / "src" / "surefoot" / file).read_text(encoding="utf-8") for file in files)
     for part in re.split(r" \(public\) |, (?=cannot)", words.replace("500", "").removesuffix(" of this name").strip()):
         assert part.removesuffix(" model") in code, part
     assert set(faults.NOUN.values()) == {"model", "data set"}

@@ -254,7 +254,7 @@ class TestWithoutHub:
         go_offline(client)
         assert resolve_folder("org/parts", weights=False).is_dir()
         code, line = refused("org/parts", weights=True)
-        assert (code, "only 1 of the 3 files of model are there" in line) == (3, True)
+        assert (code, "its weights are not all in the cache: 1 of 3 files of model" in line) == (3, True)
 
     def test_a_cache_with_facts_is_not_a_cache_with_weights(self, client):
         resolve_folder("org/model", weights=False)

@@ -79,5 +79,5 @@ def _require_all_shards(path: str, names: Collection[str]) -> None:
             there[shard[1], int(shard[3])].add(int(shard[2]))
     for (stem, count), numbers in there.items():
         if len(numbers) < count:
-            what = f"only {len(numbers)} of the {count} files of {stem} are there"
+            what = f"its weights are not all in the cache: {len(numbers)} of {count} files of {stem}"
             raise EnvironmentFault(Fault(path, what, "start again while the hub can be reached"))
