@@ -130,6 +130,15 @@ def test_a_mistake_is_shown_in_its_own_source(tmp_path: Path, data: str, expecte
     check_mistakes(tmp_path, data, expected)
 
 
+def test_a_folder_has_splits_and_no_subsets(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "test.jsonl").touch()
+    assert faults(tmp_path, "{train: {path: T/folder, split: test}}") == []
+    assert (
+        "data.train.subset: is for data sets on the hub" in faults(tmp_path, "{train: {path: T/folder, subset: en}}")[0]
+    )
+
+
 def test_twin_without_numbers_the_second_source_would_be_blamed_wrongly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

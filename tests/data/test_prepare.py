@@ -463,7 +463,10 @@ def test_what_a_folder_says_is_not_kept_with_the_file(run, tmp_path):
     assert "folder" not in run(tmp_path / "d" / "a.jsonl").audit.source.layout_reason
     write(tmp_path / "d" / "b.jsonl", records(5, start=3))
     source = run(tmp_path / "d").audit.source
-    assert source.layout_reason == "the first record has 'instruction', 'output'; one of 2 files of the folder"
+    assert source.layout_reason == (
+        "the first record has 'instruction', 'output'; "
+        "of the folder, split train: no file name shows a split, so all are train"
+    )
     assert (source.file, source.rows) == (f"{tmp_path / 'd'} (2 files)", 8)
     assert [run(tmp_path / "d", max_samples=4).train[index].number for index in (2, 3)] == [
         f"{tmp_path / 'd' / 'a.jsonl'}:3",

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.data import described
+from surefoot.data import described, sources
+from surefoot.data.hub_files import Chosen
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.errors import InputError
+from surefoot.locations import data_kind
 
 INSTRUCT = Path(__file__).parents[3] / "shared" / "data" / "instruct"
 ALPACA = [{"instruction": f"q{number}", "input": "", "output": f"a{number}", "system": "s"} for number in range(9)]
@@ -47,10 +49,40 @@ def fault_of(path, **wishes) -> str:
 
 class TestFolders:
     def test_all_data_files_by_name_and_nothing_else(self, folder):
-        path = folder({"b.csv": "text\nx\n", "a.json": [{"text": "y"}], ".c.json": [], "README.md": "", "d/e.json": []})
+        other = {".c.json": [], "README.md": "", "d/e.json": [], "LICENSE-2.0.txt": "MIT", "readme.txt": "x"}
+        path = folder({"b.json": [{"text": "x"}], "a.json": [{"text": "y"}], **other})
         sources = open_sources(SourceSpec(path))
-        assert [source.name for source in sources] == [f"{path}/a.json", f"{path}/b.csv"]
+        assert [source.name for source in sources] == [f"{path}/a.json", f"{path}/b.json"]
         assert [parse_rows(source)[0].value for source in sources] == [{"text": "y"}, {"text": "x"}]
+
+    def test_the_test_split_and_prose_are_not_trained_on(self, folder):
+        path = folder({"train.jsonl": '{"text": "a"}', "test.jsonl": '{"text": "b"}', "LICENSE.txt": "All rights."})
+        source = open_one(path)
+        assert source.name == f"{path}/train.jsonl"
+        assert source.notes == ("of the folder, split train: seen from the file names",)
+        assert open_one(path, split="test").name == f"{path}/test.jsonl"
+        assert fault_of(path, split="dev") == f"{path}: has no split 'dev'; it has test, train"
+
+    def test_twin_without_the_rules_all_three_would_be_read(self, folder, monkeypatch):
+        everything = lambda name, files, *_: Chosen(tuple(files), "", "")  # noqa: E731
+        monkeypatch.setattr(sources, "choose_files", everything)
+        monkeypatch.setattr(sources, "is_data", data_kind)
+        with pytest.raises(ValueError, match="too many values"):
+            self.test_the_test_split_and_prose_are_not_trained_on(folder)
+
+    def test_what_shows_no_split_beside_one_that_does_is_said(self, folder):
+        path = folder({"a.json": ALPACA, "test.json": ALPACA})
+        assert fault_of(path) == f"{path}: has no split 'train'; it has test; a.json shows no split"
+        path = folder({"train.json": ALPACA})
+        assert open_one(path).notes == (
+            "of the folder, split train: seen from the file names; not read: a.json shows no split",
+        )
+
+    def test_one_kind_is_read_and_the_others_named(self, folder):
+        path = folder({"a.json": ALPACA, "a.csv": "text\nx\n"})
+        source = open_one(path)
+        assert source.name == f"{path}/a.json"
+        assert "its .csv files are not read beside .json" in source.notes[0]
 
     def test_deeper_files_are_pointed_at(self, folder):
         path = folder({"train/a.json": ALPACA, "test/a.json": ALPACA})

@@ -23,7 +23,7 @@ class SourceConfig(Section):
     subset: Annotated[Text | None, Field(examples=["main"])] = None
     """Configuration (subset) of a hub data set."""
     split: Text = "train"
-    """Split of a hub data set."""
+    """Split of a hub data set, or of a folder, seen from the names of its files."""
     revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of a hub data set."""
     streaming: Flag = False

@@ -1,8 +1,9 @@
 """Which files of a data set repository are a subset and split: a pure function of its listing and its README.
 
-The README's `configs` decide where it has them. Else a subset is a folder, and a split shows in the names of folders
-and files: train, validation (valid, val, dev), test (eval), or NAME-00000-of-00003 as the hub's tools write shards. A
-repository in which no name shows a split has one: train.
+The README's `configs` decide where it has them. Else a subset is a folder, the root of the repository among them
+(folders called `data` or after a split belong to what holds them), and a split shows in the names of folders and files:
+train, validation (valid, val, dev), test (eval), or NAME-00000-of-00003 as the hub's tools write shards. A repository
+in which no name shows a split has one: train. A folder on this machine is chosen from in the same way.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 _METADATA = (DESCRIPTION, "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
+_PROSE = ("authors", "changelog", "citation", "contributing", "copying", "licence", "license", "notice", "readme")
+ROOT = "."  # subset: what lies in no folder of its own
+_LISTED = 8  # subsets in a message
 # The order in which kinds are preferred where a repository holds a split in several: exact types before text.
 _PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
 assert set(_PREFERRED) == set(DATA_KINDS)
@@ -48,8 +52,7 @@ def choose_files(
     data = sorted(
         file
         for file in files
-        if file.startswith(below) and data_kind(file) and file.rpartition("/")[2] not in _METADATA
-        if not any(part.startswith(".") for part in file.split("/"))
+        if file.startswith(below) and is_data(file) and not any(part.startswith(".") for part in file.split("/"))
     )
     if not data:
         raise _no_data(name, files, folder)
@@ -63,6 +66,14 @@ def choose_files(
         chosen = [file for file in chosen if data_kind(file) == kinds[0]]
         reason += f"; its {', '.join(kinds[1:])} files are not read beside {kinds[0]}"
     return Chosen(tuple(sorted(chosen)), part, reason)
+
+
+def is_data(file: str) -> bool:
+    """Whether a file's name is that of records: neither of facts about them, nor of a README or licence as text."""
+    name = file.rpartition("/")[2]
+    letters = "".join(filter(str.isalpha, name.lower().partition(".")[0]))
+    prose = data_kind(name) == ".txt" and letters in _PROSE
+    return data_kind(name) is not None and name not in _METADATA and not prose
 
 
 def _no_data(name: str, files: Collection[str], folder: str | None) -> InputError:
@@ -126,31 +137,38 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 
 def _by_name(name: str, data: Sequence[str], subset: str | None, split: str) -> tuple[list[str], str, str]:
+    subsets = sorted({_subset_of(file) for file in data})
+    listed = ", ".join(subsets[:_LISTED]) + (" …" if len(subsets) > _LISTED else "")
     if subset is not None:
-        inside = [file for file in data if file.startswith(f"{subset}/")]
+        inside = [file for file in data if file.startswith(f"{subset}/") or _subset_of(file) == subset]
         if not inside:
-            raise InputError(Fault(name, f"has no subset {subset!r}", f"it has {', '.join(_subsets(data)) or 'none'}"))
+            fix = f"it has {'none' if subsets == [ROOT] else listed}"
+            raise InputError(Fault(name, f"has no subset {subset!r}", fix))
         data = inside
-    elif len(subsets := _subsets(data)) > 1:
-        raise InputError(
-            Fault(name, f"has {len(subsets)} folders of data", f"set subset to one of {', '.join(subsets)}")
-        )
+    elif len(subsets) > 1:
+        root = f" ({ROOT} means the files outside of these folders)" if ROOT in subsets else ""
+        raise InputError(Fault(name, f"has {len(subsets)} folders of data", f"set subset to one of {listed}{root}"))
     shown = {file: _split_of(file) for file in data}
-    if not any(shown.values()):
+    unread = [file for file, seen in shown.items() if seen is None]
+    rest = f"{', '.join(unread[:_LISTED])} {'show' if len(unread) > 1 else 'shows'} no split" if unread else ""
+    if len(unread) == len(shown):
         shown, reason = dict.fromkeys(data, "train"), "no file name shows a split, so all are train"
     else:
-        reason = "seen from the file names"
+        reason = "seen from the file names" + (f"; not read: {rest}" if rest else "")
     chosen = [file for file, seen in shown.items() if seen == split]
     if not chosen:
         there = sorted({seen for seen in shown.values() if seen})
-        raise InputError(Fault(name, f"has no split {split!r}", f"it has {', '.join(there)}"))
+        fix = f"it has {', '.join(there)}" + (f"; {rest}" if rest else "")
+        raise InputError(Fault(name, f"has no split {split!r}", fix))
     return chosen, f"{'' if subset is None else f'subset {subset}, '}split {split}", reason
 
 
-def _subsets(data: Sequence[str]) -> list[str]:
-    """Top folders that are neither a split's nor the usual `data`; "" counts for files outside of any."""
-    tops = {file.partition("/")[0] if "/" in file else "" for file in data}
-    return sorted(top for top in tops if top and top != "data" and not _word_of(top))
+def _subset_of(path: str) -> str:
+    """The folder that a file lies in, without the folders of splits and the usual `data` at its end."""
+    folders = path.split("/")[:-1]
+    while folders and (folders[-1] == "data" or folders[-1].lower().removeprefix("partial-") in _SPLITS):
+        folders.pop()
+    return "/".join(folders) or ROOT
 
 
 def _split_of(path: str) -> str | None:

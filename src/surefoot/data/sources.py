@@ -13,10 +13,11 @@ from typing import Any
 
 from surefoot.data.described import read_description, read_entry
 from surefoot.data.files import open_file
+from surefoot.data.hub_files import choose_files, is_data
 from surefoot.data.hub_rows import HubData, open_hub, stream_hub
 from surefoot.data.rows import Source
 from surefoot.errors import Fault, InputError
-from surefoot.locations import DATA_KINDS, DESCRIPTION, data_kind, is_hub_data
+from surefoot.locations import DATA_KINDS, DESCRIPTION, is_hub_data
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class SourceSpec:
     """One entry of data.train or data.eval, as plain values.
 
     path: file, folder or hub id. format: auto or a layout's name. columns: field of the layout -> the file's own name.
-    name: entry of the folder's dataset_info.json. subset, split, revision, streaming: of a hub data set.
+    name: entry of the folder's dataset_info.json. split: of a folder or hub data set. subset, revision, streaming: of
+    the latter.
     weight, epochs: its part in a mixture, see `surefoot.data.order`.
     """
 
@@ -58,20 +60,22 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
     elif spec.name is not None:
         raise InputError(Fault(spec.path, f"has no {DESCRIPTION} that could hold {spec.name!r}", "leave name out"))
     else:
-        sources = _open_folder(spec.path)
+        sources = _open_folder(spec.path, spec.split)
     return tuple(replace(source, format=spec.format, columns=spec.columns) for source in sources)
 
 
-def _open_folder(path: str) -> tuple[Source, ...]:
-    """All data files right in the folder, by name. What lies deeper is another data set, or another split."""
+def _open_folder(path: str, split: str) -> tuple[Source, ...]:
+    """The data files right in the folder that are this split, by name, chosen as those of a repository on the hub. What
+    lies deeper is another data set, or another split."""
     entries = sorted(entry for entry in Path(path).iterdir() if not entry.name.startswith("."))
-    files = [entry for entry in entries if data_kind(entry.name) and entry.name != DESCRIPTION and entry.is_file()]
+    files = [entry.name for entry in entries if is_data(entry.name) and entry.is_file()]
     if not files:
-        below = [entry for entry in entries if entry.is_dir() and any(data_kind(file.name) for file in entry.iterdir())]
+        below = [entry for entry in entries if entry.is_dir() and any(is_data(file.name) for file in entry.iterdir())]
         fix = f"did you mean {' or '.join(map(str, below))}?" if below else f"put {', '.join(DATA_KINDS)} files in it"
         raise InputError(Fault(path, "has no data file", fix))
-    notes = (f"one of {len(files)} files of the folder",) if len(files) > 1 else ()
-    return tuple(replace(open_file(file), notes=notes) for file in files)
+    chosen = choose_files(path, files, "", None, split)
+    notes = (f"of the folder, {chosen.part}: {chosen.reason}",) if len(files) > 1 else ()
+    return tuple(replace(open_file(Path(path) / file), notes=notes) for file in chosen.files)
 
 
 def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) -> tuple[Source, ...]:
@@ -86,7 +90,7 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
     if entry.hub is not None:
         sources = _open_hub(spec, HubData(entry.hub, entry.subset, entry.split, spec.revision, entry.folder))
     elif (file := Path(spec.path) / (entry.file or "")).is_dir():
-        sources = _open_folder(str(file))
+        sources = _open_folder(str(file), entry.split)
     else:
         sources = (open_file(file),)
     if entry.sample is not None and len(sources) > 1:
