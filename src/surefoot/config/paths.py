@@ -112,10 +112,7 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
             yield _problem(f"{key}.name", what, "name a configuration with subset", f"{key}.path")
         return
     split_of_folder = os.path.isdir(path) and source.name is None
-    split_of_folder = os.path.isdir(path) and source.name is None
     for name in _ONLY_ON_THE_HUB:
-        if name == "split" and split_of_folder:
-            continue
         if name == "split" and split_of_folder:
             continue
         if getattr(source, name) != SourceConfig.model_fields[name].default:
