@@ -261,6 +261,8 @@ def test_compile_is_opt_in(decide):
     plan = decide(SMALL, "chat", "h100", {"compile": "max-autotune"})
     assert (plan.compile.value, plan.compile.source) == ("max-autotune", "user")
     assert "minutes" in "\n".join(plan.cautions)
+    assert "by timing them" in "\n".join(plan.cautions)
+    assert "by timing them" not in "\n".join(decide(SMALL, "chat", "h100", {"compile": "default"}).cautions)
 
 
 def test_an_unknown_family_is_planned_with_a_caution(decide, monkeypatch):

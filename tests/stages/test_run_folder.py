@@ -134,6 +134,20 @@ class TestWhoseFolder:
             look(config(**changes), "overwrite")
         assert [fault.where for fault in caught.value.faults] == ["model.path", "data.train", "data.eval"]
 
+    def test_overwriting_its_own_template_or_described_files_is_refused(self, look, config, stopped, monkeypatch):
+        (stopped / "mine.jinja").write_text("{{ messages }}")
+        (stopped / "mine.json").write_text("[]")
+        described = {"ours": {"file_name": f"{stopped.name}/mine.json"}, "hub": {"hf_hub_url": "a/b"}}
+        (stopped.parent / "dataset_info.json").write_text(json.dumps(described))
+        sources = {"train": {"path": str(stopped.parent), "name": "ours"}, "template": str(stopped / "mine.jinja")}
+        with pytest.raises(InputError) as caught:
+            look(config(data=sources), "overwrite")
+        assert [fault.where for fault in caught.value.faults] == ["data.template", "data.train"]
+        (stopped / "mine.json").unlink()
+        assert look(config(data=sources | {"template": "chatml"}), "overwrite").mode == "overwrite"
+        monkeypatch.setattr(module, "is_file", lambda name: False)  # twin
+        assert look(config(data=sources), "overwrite").mode == "overwrite"
+
     @pytest.mark.parametrize("mode", ["new", "resume"])
     def test_what_a_kill_in_the_first_write_leaves_is_nothing(self, look, config, folder, mode):
         folder.mkdir()

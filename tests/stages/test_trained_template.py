@@ -73,6 +73,23 @@ def test_surefoot_and_transformers_ask_alike(runs, name, place):
     assert set(opened.template.stop_ids) == set(stops if isinstance(stops, list) else [stops])
 
 
+def test_a_resumed_run_takes_a_file_from_where_it_lies_now(runs):
+    place = runs / "file"
+    (place / "elsewhere").mkdir()
+    (place / "own.jinja").rename(place / "elsewhere" / "other.jinja")
+    command = ["train", str(place / "run.yaml"), f"data.template={place}/elsewhere/other.jinja", "--resume"]
+    with ForkServer() as server:
+        assert server.run([*command, "duration=2 steps"], place / "log") == 0, (place / "log").read_text()
+        said = json.loads((place / "run" / "plan.json").read_text())["plan"]["tokenizer"]["template"]
+        assert said["value"].endswith("elsewhere/other.jinja")
+        assert said["source"] == "user"
+        (place / "elsewhere" / "other.jinja").write_text(FILE + "{# edited #}")
+        assert server.run([*command, "duration=3 steps"], place / "log") == 4
+        assert "the chat template is not what it was" in (place / "log").read_text()
+    (place / "elsewhere" / "other.jinja").rename(place / "own.jinja")
+    (place / "own.jinja").write_text(FILE)
+
+
 def test_a_file_is_kept_as_it_is_and_needed_no_longer(runs):
     kept = (runs / "file" / "run" / "chat_template.jinja").read_text()
     assert kept == FILE

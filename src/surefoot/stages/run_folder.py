@@ -14,8 +14,10 @@ from surefoot.config.load import plain_config
 from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
+from surefoot.data.described import read_description
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
+from surefoot.families.templates import is_file
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.training.checkpoint import (
@@ -103,8 +105,11 @@ def _refuse_occupied(folder: Path, mode: Mode) -> None:
 
 def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
     inputs = [("model.path", config.model.path)]
+    if is_file(config.data.template):
+        inputs.append(("data.template", config.data.template))
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        inputs += [(key, source.path) for source in sources] if isinstance(sources, tuple) else []
+        for source in sources if isinstance(sources, tuple) else ():
+            inputs += [(key, source.path), *((key, path) for path in _described(source.path))]
     faults = [
         Fault(key, f"{path} lies in {folder}, which --overwrite would delete", "move it, or name another output")
         for key, path in inputs
@@ -112,6 +117,13 @@ def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
     ]
     if faults:
         raise InputError(faults)
+
+
+def _described(path: str) -> list[str]:
+    """The files that a folder's dataset_info.json names; they may lie in folders below it."""
+    entries = read_description(Path(path), path) or {}
+    names = [entry.get("file_name") for entry in entries.values()]
+    return [str(Path(path) / name) for name in names if isinstance(name, str)]
 
 
 def _is_run_folder(folder: Path) -> bool:

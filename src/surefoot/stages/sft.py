@@ -18,6 +18,7 @@ from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.sources import SourceSpec
 from surefoot.data.tokenise import ReadRecord
+from surefoot.families.templates import is_file
 from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import LengthFacts
@@ -77,7 +78,7 @@ def prepare_sft(
     return prepare_data(
         _specs(data.train, data.format),
         None if evaluation == "none" else evaluation,
-        template=tokens.template.value,
+        template=data.template if is_file(data.template) else tokens.template.value,  # a file may have moved
         template_asked=data.template != "auto",
         template_fallbacks=tokens.fallbacks,
         tokenizer=tokenizer,

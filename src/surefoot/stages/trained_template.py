@@ -11,6 +11,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.prepare import PreparedData
+from surefoot.families.templates import is_file
 from surefoot.planning.plan import Choice, RunPlan, TokenizerPlan
 
 _TEXTS = "the records are texts without turns"
@@ -20,7 +21,9 @@ def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
     """The plan with the template and the stop tokens that the examples were really written with."""
     tokens = plan.tokenizer
     name, stops = data.template.name, data.template.stop_ids
-    if name != tokens.template.value:
+    if is_file(name):
+        tokens = replace(tokens, template=replace(tokens.template, value=name))  # where it lies now
+    elif name != tokens.template.value:
         tokens = replace(tokens, template=Choice(name, data.template_reason or _TEXTS, "default"))
     if stops != tokens.stop.value:
         reason = f"{tokens.stop.reason}, and what the template writes behind an answer"
