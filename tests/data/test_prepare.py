@@ -400,7 +400,7 @@ def test_all_sources_take_the_template_that_dialogues_need(run, file, dialogues,
     """alpaca was planned because the tokenizer brings no template; it cannot hold a dialogue."""
     other = {"template": "alpaca", "template_fallbacks": ("vicuna",)}
     assert run(file, **other).template.name == "alpaca"
-    for sources, evaluation in (([file, dialogues], None), ([dialogues, file], None), (file, dialogues)):
+    for sources, evaluation in (([file, dialogues], None), ([dialogues, file], None), ([file, dialogues], file)):
         data = run(sources, evaluation, **other)
         assert data.template.name == "vicuna"
         assert data.template_reason.startswith("in place of alpaca, which cannot write talk.json")
@@ -408,6 +408,30 @@ def test_all_sources_take_the_template_that_dialogues_need(run, file, dialogues,
         assert {audit.source.template for audit in (*data.sources, *data.eval_sources)} == {"vicuna"}
     with pytest.raises(InputError, match="one prompt and one answer"):
         run([file, dialogues], **other, template_asked=True)
+
+
+def test_evaluation_data_changes_no_training_token(run, file, dialogues, tmp_path):
+    other = {"template": "alpaca", "template_fallbacks": ("vicuna",)}
+    alone = run(file, **other)
+    with pytest.raises(
+        InputError, match=r"talk\.json:\d+: row 1: .*the training data takes the template alpaca, and ev"
+    ):
+        run(file, dialogues, **other)
+    data = run(dialogues, file, **other)
+    assert {audit.source.template for audit in (*data.sources, *data.eval_sources)} == {"vicuna"}
+    texts = write(tmp_path / "text.jsonl", [{"text": "Once upon a time."}])
+    data = run(texts, [dialogues, file], **other)
+    assert [audit.source.template for audit in (*data.sources, *data.eval_sources)] == ["plain", "vicuna", "vicuna"]
+    assert run(file, file, **other).train[0].ids.tolist() == alone.train[0].ids.tolist()
+
+
+def test_twin_where_all_data_decides_evaluation_would_change_what_is_learned(run, file, dialogues, monkeypatch):
+    def together(specs, method, train, cache):
+        return prepare._load_all([*(one.spec for one in train), *specs], method, cache)[:2]
+
+    monkeypatch.setattr(prepare, "_load_evaluation", together)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_evaluation_data_changes_no_training_token(run, file, dialogues, None)
 
 
 def test_placeholders_are_told(run, tmp_path):

@@ -101,7 +101,8 @@ def prepare_data(
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples) for spec in train]
     eval_specs = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
-    method, kept, held_out, reason = _load_all(specs, eval_specs, method, cache)
+    method, kept, reason = _load_all(specs, method, cache)
+    eval_method, held_out = _load_evaluation(eval_specs, method, kept, cache)
     if isinstance(evaluation, int | float):
         kept, held_out = _split(kept, evaluation, seed)
     audit = _Auditor(method, pad_id)
@@ -110,7 +111,7 @@ def prepare_data(
     eval_data = joined([one.examples for one in held_out]) if held_out else None
     eval_sources: tuple[Audit, ...] = ()
     if held_out:
-        known, audit = fingerprints(data), _Auditor(method, pad_id)
+        known, audit = fingerprints(data), _Auditor(eval_method, pad_id)
         eval_sources = tuple(audit.source(one, known) for one in held_out)
     return PreparedData(
         train=data,
@@ -126,13 +127,11 @@ def prepare_data(
     )
 
 
-def _load_all(
-    train: Sequence[SourceSpec], evaluation: Sequence[SourceSpec], method: Method, cache: Path
-) -> tuple[Method, list[_Loaded], list[_Loaded], str]:
-    """The sources to train on and to evaluate on, all of whose dialogues are laid out in one way: where nobody asked
-    for a template and one file needs another than the planned one, all take that. And why it is another."""
-    kept, held_out = ([_load(spec, method, cache) for spec in specs] for specs in (train, evaluation))
-    files = [facts for one in (*kept, *held_out) for _, facts in one.files if facts.layout != "text"]
+def _load_all(specs: Sequence[SourceSpec], method: Method, cache: Path) -> tuple[Method, list[_Loaded], str]:
+    """The sources, all of whose dialogues are laid out in one way: where nobody asked for a template and one file needs
+    another than the planned one, all take that. And why it is another."""
+    loaded = [_load(spec, method, cache) for spec in specs]
+    files = _dialogues(loaded)
     refused = next((facts for facts in files if facts.template_fault), None)
     reason = ""
     if refused is not None:
@@ -143,9 +142,39 @@ def _load_all(
         order = (method.template, *method.fallbacks)
         last = max(map(order.index, names))
         anew = replace(method, template=order[last], fallbacks=order[last + 1 :])
-        method, kept, held_out, later = _load_all(train, evaluation, anew, cache)
+        method, loaded, later = _load_all(specs, anew, cache)
         reason = reason if not later else f"{reason}; {later}"
-    return method, kept, held_out, reason
+    return method, loaded, reason
+
+
+def _load_evaluation(
+    specs: Sequence[SourceSpec], method: Method, train: Sequence[_Loaded], cache: Path
+) -> tuple[Method, list[_Loaded]]:
+    """The sources to evaluate on, by the template that the training data took: what is evaluated changes nothing that
+    is learned. Where that has no dialogues, these choose among themselves."""
+    trained = _dialogues(train)
+    if not trained or method.template_asked:
+        method, loaded, _ = _load_all(specs, method, cache)
+        return method, loaded
+    template = method.template_called(trained[0].template).name
+    method = replace(method, template=template, fallbacks=())
+    try:
+        return method, [_load(spec, method, cache) for spec in specs]
+    except InputError as error:
+        own = "the tokenizer's own template" if template == OWN else f"the template {template}"
+        raise InputError([_for_evaluation(fault, own) for fault in error.faults]) from None
+
+
+def _for_evaluation(fault: Fault, template: str) -> Fault:
+    """A record that the template cannot write is refused because another was not looked for: say why."""
+    if not fault.fix.startswith("choose data.template"):
+        return fault
+    return replace(fault, what=f"{fault.what}; the training data takes {template}, and evaluation has to")
+
+
+def _dialogues(loaded: Sequence[_Loaded]) -> list[SourceFacts]:
+    """Facts of the files that hold other records than plain texts."""
+    return [facts for one in loaded for _, facts in one.files if facts.layout != "text"]
 
 
 def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:
