@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from surefoot.errors import EnvironmentFault, Fault, InputError, SurefootError
+from surefoot.redaction import redacted
 
 NOUN = {"model": "model", "dataset": "data set"}
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -90,4 +91,4 @@ def _refusal(name: str, kind: str, revision: str | None, error: object) -> Suref
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return redacted((str(error) or type(error).__name__).splitlines()[0])

@@ -7,18 +7,17 @@ MOST_FAILURES in a row the tracker is left alone. The training log has every num
 from __future__ import annotations
 
 import queue
-import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from surefoot.redaction import redacted
 from surefoot.report.rows import Row
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker, numbers_of
 
 MOST_FAILURES = 5
 PATIENCE = 30.0  # seconds that the end of a run waits for each tracker
 
-_SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_\w{8,}|[0-9a-f]{32,}|local-[0-9a-f]{32,})\b")
 _LONGEST = 200  # characters of a library's own message
 Say = Callable[[str], None]
 
@@ -115,5 +114,5 @@ class _Thread:
 
 def _one_line(error: Exception) -> str:
     """Type and message, without what looks like a key."""
-    text = _SECRET.sub("…", " ".join(str(error).split()))
+    text = redacted(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:_LONGEST]}"

@@ -1,0 +1,29 @@
+"""Messages of libraries without what looks like a key or a password.
+
+By shape, since nobody tells which text is secret. In doubt a harmless word goes: what is lost can be read in the
+library's own log, and what was shown once stays in logs and bug reports.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SECRET = re.compile(
+    r"""
+      (?<=://)[^/@\s]+(?=@)                                                              # user:password@host
+    | (?:api[_-]?key|token|secret|password|authorization)["']?\s*[=:]\s*["']?
+      (?:(?:bearer|basic)\s+)?[^\s"'&,;]+                                                # token=…, Authorization: …
+    | \bbearer\s+[\w.~+/=-]{8,}
+    | \bbasic\s+(?=\S*[\d=])[\w+/=]{8,}
+    | \beyJ[\w-]{8,}(?:\.[\w-]+)*                                                        # JSON web tokens
+    | \b(?:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}
+    | \b[0-9a-f]{32,}\b
+    | \b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{32,}                                            # long, letters and digits
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def redacted(text: str) -> str:
+    """The text with an ellipsis for each secret."""
+    return _SECRET.sub("…", text)

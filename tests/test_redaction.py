@@ -1,0 +1,55 @@
+"""What looks like a key does not get through; ordinary messages do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from surefoot import redaction
+from surefoot.redaction import redacted
+
+HEX = "0123456789abcdef0123456789abcdef01234567"
+JWT = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+SECRETS = [
+    ("no route to https://me:hunter2@host/x", "hunter2"),
+    (f"key {HEX} is unknown", HEX),
+    (f"key local-{HEX} is unknown", HEX),
+    ("401 for hf_" + "AbCdEfGh" * 4, "AbCdEfGh"),
+    ("Incorrect API key provided: sk-proj-Ab12_Cd34-Ef56Gh78", "Ef56Gh78"),
+    ("wandb_v1_AbCdEf0123_xyzXYZ is not valid", "xyzXYZ"),
+    (f"header Authorization: Bearer {JWT}", JWT[-20:]),
+    (f"Bearer {JWT} was refused", JWT[:20]),
+    (f"token {JWT}", JWT[-20:]),
+    ("bearer abcdefghijkl", "abcdefghijkl"),
+    ("{'Authorization': 'Basic bWU6aHVudGVyMg=='}", "bWU6aHVudGVyMg"),
+    ("GET /api?write_token=short1&run=a", "short1"),
+    ("WANDB_API_KEY='s3cret' is wrong", "s3cret"),
+    ("password: hunter2, user: me", "hunter2"),
+    ("ghp_0123456789abcdefABCDEF", "abcdefABCDEF"),
+]
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS)
+def test_secrets_are_left_out(text: str, secret: str) -> None:
+    assert secret not in redacted(text)
+
+
+def test_twin_that_knows_fewer_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_SECRET", re.compile(r"\bhf_\w{8,}|(?<=://)[^/@\s]+(?=@)"))
+    assert any(secret in redacted(text) for text, secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Connection refused: localhost:5000",
+        "HTTPConnectionPool(host='10.0.0.7', port=5000): Max retries exceeded with url: /api/2.0/mlflow/runs",
+        "basic authentication is not supported; give a token",
+        "the experiment my-experiment-with-a-rather-long-name does not exist",
+        "not logged in: `wandb login`, or set tracking.offline: true",
+        "[Errno 2] No such file or directory: 'runs/a/tensorboard'",
+    ],
+)
+def test_ordinary_messages_stay_whole(text: str) -> None:
+    assert redacted(text) == text
