@@ -139,10 +139,9 @@ def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
     if config.adapter is not None and config.adapter.kind == "dora":
         notes.caution("torch.compile breaks off at every DoRA layer (PEFT's code cannot be traced): expect no gain")
     if config.compile == "max-autotune":
-        what = (
-            "max-autotune chooses kernels by timing them: a resumed run may choose others and differ in the last bits"
+        notes.caution(
+            "max-autotune chooses kernels by timing them: a resumed run may take others, with other last bits"
         )
-        notes.caution(f"compile: {what}")
     return Choice(config.compile, "asked for", "user")
 
 
