@@ -165,7 +165,7 @@ def test_mlflow_reads_it_back_and_goes_on(facts: RunFacts, monkeypatch: pytest.M
 
 
 TRACKIO = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from dataclasses import replace
 from surefoot import hardware
@@ -176,7 +176,7 @@ from surefoot.report.trackers.fan_out import Trackers
 hardware.refuse_telemetry()
 rows, config, folder = json.loads(sys.argv[1])
 facts = RunFacts(Path(folder), project="birds", name="heron", offline=True, config=config, step=0, run_id=None)
-ids = {}
+ids, names = {}, set()
 for step, part in ((0, rows), (1, [*rows[1:], {"current_steps": 4, "loss": 1.0}])):
     said = []
     with Trackers(make_trackers(["trackio"]), replace(facts, step=step), ids, said.append) as trackers:
@@ -184,10 +184,18 @@ for step, part in ((0, rows), (1, [*rows[1:], {"current_steps": 4, "loss": 1.0}]
             trackers.row(row)
         trackers.finished()
     ids = trackers.ids
+    names.add(ids["trackio"])
     assert not said, said
+with Trackers(make_trackers(["trackio"]), facts, {}, said.append) as other:  # another run in a folder of the same name
+    other.row({"current_steps": 1, "loss": 7.0})
+assert not said, said
 
 from trackio.sqlite_storage import SQLiteStorage
-print("READ", json.dumps([SQLiteStorage.get_logs("birds", "heron"), SQLiteStorage.get_run_config("birds", "heron")]))
+print("READ", json.dumps([[SQLiteStorage.get_logs("birds", name) for name in (*names, other.ids["trackio"])],
+                          SQLiteStorage.get_run_config("birds", *names), sorted(names), other.ids["trackio"]]))
+os.environ["TRACKIO_SERVER_URL"] = "http://127.0.0.1:9"
+from surefoot.report.trackers.adapters import Trackio
+assert Trackio()._last_step("birds", *names) == -1, "the server may hold other steps than this machine"
 """
 
 
@@ -198,10 +206,21 @@ def test_trackio_gets_it_and_goes_on(tmp_path: Path) -> None:
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("READ ")]
-    logs, config = json.loads(line.removeprefix("READ "))
+    (logs, others), config, (name,), other = json.loads(line.removeprefix("READ "))
     found = [(one["step"], {key: value for key, value in one.items() if "/" in key}) for one in logs]
     assert found == [*NUMBERS, (4, {"train/loss": 1.0})], "no step twice"
     assert config["optim.lr"] == 1e-4
+    assert [one.startswith("heron-") for one in (name, other)] == [True, True]
+    assert [one["train/loss"] for one in others] == [7.0]
+
+
+def test_twin_that_goes_by_the_name_alone_mixes_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = TRACKIO.replace(
+        "import json, os, sys", "import json, os, secrets, sys\nsecrets.token_hex = lambda count=None: 'x'"
+    )
+    monkeypatch.setitem(globals(), "TRACKIO", code)
+    with pytest.raises(AssertionError, match="no step twice"):
+        test_trackio_gets_it_and_goes_on(tmp_path)
 
 
 class Flaky:
@@ -244,6 +263,55 @@ def test_a_start_that_fails_leaves_the_tracker_out(facts: RunFacts) -> None:
     assert text.startswith("flaky could not be started and is left out: ConnectionError: no route to")
     assert "hunter2" not in text
     assert "0123456789abcdef" not in text
+
+
+class Late(Flaky):
+    """Starts when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may, self.has = threading.Event(), threading.Event()
+
+    def start(self, facts: RunFacts) -> str:
+        self.may.wait(10)
+        return super().start(facts)
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        super().log(step, numbers)
+        self.has.set()
+
+
+def check_a_late_start_stops_no_step(facts: RunFacts) -> None:
+    tracker, said = Late(), []
+    with Trackers({"late": tracker}, facts, {}, said.append) as trackers:
+        assert said == ["late has not started within 0 s; the run goes on, and rows wait for it"]
+        ids = trackers.ids
+        trackers.row({"current_steps": 1, "loss": 1.0})
+        assert ids == {}
+        tracker.may.set()
+        assert tracker.has.wait(10)
+        trackers.row({"current_steps": 2, "loss": 1.0})
+        assert ids == {"late": "new"}, "the next checkpoint holds it"
+        fan_out.PATIENCE = 10.0
+    assert tracker.seen == [1, 2]
+
+
+def test_a_late_start_stops_no_step(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "PATIENCE", 0.05)
+    check_a_late_start_stops_no_step(facts)
+
+
+def test_twin_that_waits_for_the_start(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "PATIENCE", 0.05)
+    monkeypatch.setattr(Late, "start", lambda tracker, facts: "new")
+    with pytest.raises(AssertionError):
+        check_a_late_start_stops_no_step(facts)
+
+
+def test_the_id_of_an_earlier_session_is_kept_where_the_start_fails(facts: RunFacts) -> None:
+    with Trackers({"flaky": Flaky(start=True)}, facts, {"flaky": "old"}, lambda text: None) as trackers:
+        trackers.row({"current_steps": 1, "loss": 1.0})
+    assert trackers.ids == {"flaky": "old"}
 
 
 def check_nothing_is_lost(facts: RunFacts) -> None:

@@ -1,11 +1,13 @@
 """The adapters, one class per library, each imported when its run starts.
 
-All of them skip the steps that their run already holds: a resumed run repeats those bit for bit, so nothing is lost.
+Where one can tell, the steps that its run already holds are skipped: a resumed run repeats those bit for bit, so
+nothing is lost.
 """
 
 from __future__ import annotations
 
 import importlib
+import secrets
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -121,11 +123,11 @@ class MLflow:
 
 
 class Trackio:
-    """A run in Trackio's local database, which knows runs by their name."""
+    """A run in Trackio's database, which finds runs by their name: a few letters are added that make it unique."""
 
     def start(self, facts: RunFacts) -> str:
         trackio: Any = importlib.import_module("trackio")
-        name = facts.run_id or facts.name
+        name = facts.run_id or f"{facts.name}-{secrets.token_hex(3)}"
         self._run: Any = trackio.init(
             project=facts.project,
             name=name,
@@ -146,8 +148,12 @@ class Trackio:
         self._run.finish()
 
     def _last_step(self, project: str, name: str) -> int:
+        """Of the database on this machine. With a server, what lies here is not what lies there: -1, skip nothing."""
+        if any(importlib.import_module("trackio.utils").resolve_space_id_and_server_url(None, None)):
+            return -1
         storage: Any = importlib.import_module("trackio.sqlite_storage")
-        return storage.SQLiteStorage.get_last_step(project, name) or -1
+        step = storage.SQLiteStorage.get_last_step(project, name)
+        return -1 if step is None else step
 
 
 _ADAPTERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow] | type[Trackio]] = {

@@ -1,6 +1,7 @@
 """Hands every row to every tracker, each in a thread of its own, so that none of them can stop or slow a step.
 
-A failure is said once. The rows that could not be handed over are kept and tried again with the next one; after
+The thread starts its tracker, too: a dead server can take minutes to say so, and the run waits a while only. A failure
+is said once. The rows that could not be handed over are kept and tried again with the next one; after
 MOST_FAILURES in a row the tracker is left alone. The training log has every number in any case.
 """
 
@@ -16,7 +17,7 @@ from surefoot.report.rows import Row
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker, numbers_of
 
 MOST_FAILURES = 5
-PATIENCE = 30.0  # seconds that the end of a run waits for each tracker
+PATIENCE = 30.0  # seconds that the beginning and the end of a run wait for each tracker
 
 _LONGEST = 200  # characters of a library's own message
 Say = Callable[[str], None]
@@ -26,7 +27,8 @@ class Trackers:
     """A context manager around the training loop: entering starts the trackers, leaving tells them how it ended.
 
     trackers: by name. facts: without run_id. run_ids: of an earlier session, by tracker. say: told of failures.
-    `ids` belongs into every checkpoint, so that a resumed run goes on in the same runs.
+    `ids` belongs into every checkpoint, so that a resumed run goes on in the same runs. It changes when a tracker comes
+    late, with the next row, and in the caller's thread only.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], facts: RunFacts, run_ids: Mapping[str, str], say: Say):
@@ -36,17 +38,17 @@ class Trackers:
         self._finished = False
 
     def __enter__(self) -> Trackers:
-        for name, tracker in self._trackers.items():
-            try:
-                self.ids[name] = tracker.start(replace(self._facts, run_id=self.ids.get(name)))
-            except Exception as error:  # a library may raise anything
-                self._say(f"{name} could not be started and is left out: {_one_line(error)}")
-            else:
-                self._threads.append(_Thread(name, tracker, self._say))
+        for name, tracker in self._trackers.items():  # one by one: their imports are not made to run side by side
+            thread = _Thread(name, tracker, replace(self._facts, run_id=self.ids.get(name)), self._say)
+            self._threads.append(thread)
+            if not thread.start(PATIENCE):
+                self._say(f"{name} has not started within {PATIENCE:.0f} s; the run goes on, and rows wait for it")
+        self._take_ids()
         return self
 
     def row(self, row: Row) -> None:
         """A row of the training log, as it was written."""
+        self._take_ids()
         step, numbers = numbers_of(row)
         for thread in self._threads:
             thread.hand_over(step, numbers)
@@ -63,20 +65,30 @@ class Trackers:
             if not thread.wait(PATIENCE):
                 self._say(f"{thread.name} did not end within {PATIENCE:.0f} s and is left alone")
 
+    def _take_ids(self) -> None:
+        self.ids.update((thread.name, thread.id) for thread in self._threads if thread.id is not None)
+
 
 class _Thread:
-    """One tracker and the rows that it has not taken yet."""
+    """One tracker and the rows that it has not taken yet. id: that of its run, once it has started."""
 
-    def __init__(self, name: str, tracker: Tracker, say: Say):
-        self.name, self._tracker, self._say = name, tracker, say
+    def __init__(self, name: str, tracker: Tracker, facts: RunFacts, say: Say):
+        self.name, self._tracker, self._facts, self._say = name, tracker, facts, say
+        self.id: str | None = None
+        self._tried = threading.Event()
         self._queue: queue.SimpleQueue[tuple[int, Numbers] | Status] = queue.SimpleQueue()
         self._pending: list[tuple[int, Numbers]] = []
         self._failures, self._told = 0, False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+
+    def start(self, seconds: float) -> bool:
+        """Whether by then the tracker has started, or failed to."""
         self._thread.start()
+        return self._tried.wait(seconds)
 
     def hand_over(self, step: int, numbers: Numbers) -> None:
-        self._queue.put((step, numbers))
+        if self._thread.is_alive():  # else the tracker could not be started
+            self._queue.put((step, numbers))
 
     def finish(self, status: Status) -> None:
         self._queue.put(status)
@@ -86,6 +98,13 @@ class _Thread:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        try:
+            self.id = self._tracker.start(self._facts)
+        except Exception as error:  # a library may raise anything
+            self._say(f"{self.name} could not be started and is left out: {_one_line(error)}")
+            return
+        finally:
+            self._tried.set()
         while not isinstance(item := self._queue.get(), str):
             if self._failures < MOST_FAILURES:
                 self._pending.append(item)
