@@ -172,7 +172,7 @@ def test_a_tokenizer_without_the_control_tokens_is_refused_with_their_names(row)
     with pytest.raises(InputError) as caught:
         make_template(row.name, encoder, (encoder.tokenizer.eos_token_id,))
     assert all(token in str(caught.value) for token in row.control)
-    assert "choose alpaca, vicuna or plain" in str(caught.value)
+    assert "use alpaca, vicuna or plain" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_missing_tokens_and_names(legacy, encoder):
         make_template("llama3", old, (2,))
     with pytest.raises(InputError, match="unknown template 'vicunna'; did you mean vicuna"):
         make("vicunna", encoder)
-    with pytest.raises(InputError, match="no template is called 'x'; choose from tokenizer, llama3, llama2"):
+    with pytest.raises(InputError, match="unknown template 'x'; use auto, tokenizer, llama3, llama2"):
         make("x", encoder)
     with pytest.raises(InputError, match="no end-of-sequence token"):
         make_template("plain", encoder, ())
