@@ -11,6 +11,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from forkserver import ForkServer
 from surefoot.data.formats import Turn
 from surefoot.stages.open_model import conversation_ids, open_for_use
+from surefoot.stages.run_folder import saved_identity
+from surefoot.training.checkpoint import list_checkpoints
 from tiny import LLAMA3_TEMPLATE, tiny_llama
 
 SINGLE = [
@@ -96,6 +98,36 @@ def test_a_file_is_kept_as_it_is_and_needed_no_longer(runs):
     (runs / "file" / "own.jinja").unlink()
     asked = conversation_ids(open_for_use(str(runs / "file" / "run")), [Turn("user", "Say 7.")])
     assert "USER" in AutoTokenizer.from_pretrained(runs / "file" / "run").decode(asked)
+
+
+def identity_of(run) -> dict:
+    """Of the newest checkpoint."""
+    return saved_identity(max(list_checkpoints(run), key=lambda checkpoint: checkpoint.step))
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "twin: forgotten"])
+def test_texts_are_evaluated_by_one_template_before_and_after_a_resume(runs, keeps, tmp_path):
+    """Dialogues evaluate a run on texts: not by the texts' template, which is what the plan says of training."""
+    config = yaml.safe_load((runs / "texts" / "run.yaml").read_text())
+    config["output"] = str(tmp_path / "run")
+    config["data"]["eval"] = str(runs / "dialogues" / "data.json")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    train = ["train", str(tmp_path / "run.yaml")]
+    with ForkServer() as server:
+        assert server.run(train, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+        saved = json.loads((tmp_path / "run" / "plan.json").read_text())
+        assert saved["plan"]["tokenizer"]["template"]["value"] == "plain"
+        assert saved["plan"]["tokenizer"]["dialogues"] == "alpaca"
+        first = identity_of(tmp_path / "run")
+        if not keeps:
+            saved["plan"]["tokenizer"]["dialogues"] = ""
+            (tmp_path / "run" / "plan.json").write_text(json.dumps(saved))
+        assert server.run([*train, "--resume", "duration=2 steps"], tmp_path / "log") == 0
+    log = (tmp_path / "log").read_text()
+    assert ("the template of the evaluation data is not what it was" in log) is not keeps
+    second = identity_of(tmp_path / "run")
+    assert (first["eval_template"] == second["eval_template"]) is keeps
+    assert first["template"] == second["template"]
 
 
 def test_a_run_on_texts_has_no_chat_template(runs):

@@ -32,7 +32,7 @@ class PreparedData:
     """train: all sources, one after the other, as `mixture` counts them. audit, sources: of the training data as a
     whole, and of each source. template: what the examples were written with; generation lays its prompts out with it
     and stops at its stop_ids; template_reason: why it is not the planned one, where the records could not be written
-    with that. tokenizer_sha256: of all that decides how text becomes ids."""
+    with that. eval_template: of the evaluation data. tokenizer_sha256: of all that decides how text becomes ids."""
 
     train: TokenisedDataset
     eval: TokenisedDataset | None
@@ -42,6 +42,7 @@ class PreparedData:
     sources: tuple[Audit, ...]
     eval_sources: tuple[Audit, ...]
     template: Template
+    eval_template: Template | None
     template_reason: str
     tokenizer_sha256: str
 
@@ -122,6 +123,7 @@ def prepare_data(
         sources=sources,
         eval_sources=eval_sources,
         template=_main_template(kept, method),
+        eval_template=_main_template(held_out, eval_method) if held_out else None,
         template_reason=reason,
         tokenizer_sha256=method.digest,
     )

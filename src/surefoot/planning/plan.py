@@ -58,6 +58,9 @@ class TokenizerPlan:
     max_length: Choice[int]  # tokens of the longest example
     # Templates that `auto` takes instead, in this order, where records hold what the one above cannot write.
     fallbacks: tuple[str, ...] = ()
+    dialogues: str = (
+        ""  # where the training records are texts, and `template` is theirs: what was planned for dialogues
+    )
 
 
 @dataclass(frozen=True)

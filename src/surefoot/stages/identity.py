@@ -40,6 +40,9 @@ def run_identity(
         "eval_data": data.eval_audit.source.content if data.eval_audit else None,
         "tokenizer": data.tokenizer_sha256,
         "template": hashlib.sha256(data.template.identity.encode()).hexdigest(),
+        "eval_template": hashlib.sha256(data.eval_template.identity.encode()).hexdigest()
+        if data.eval_template
+        else None,
         "base": base_fingerprint(base),
         "versions": hardware.versions(),
         "threads": plan.threads.value,
@@ -90,4 +93,7 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any]) -> list[str]:
     cautions = [f"continuing, but not bit for bit: {change}" for change in changed]
     if then["eval_data"] != now["eval_data"]:
         cautions.append("the evaluation data is not what it was: evaluation losses before and after cannot be compared")
+    if then.get("eval_template", now["eval_template"]) != now["eval_template"]:
+        what = "the template of the evaluation data is not what it was"
+        cautions.append(f"{what}: evaluation losses before and after cannot be compared")
     return cautions

@@ -75,10 +75,11 @@ def prepare_sft(
     custom. Raises InputError for bad data."""
     data = config.data
     evaluation = _specs(data.eval, data.format) if isinstance(data.eval, tuple) else data.eval
+    planned = tokens.dialogues or tokens.template.value
     return prepare_data(
         _specs(data.train, data.format),
         None if evaluation == "none" else evaluation,
-        template=data.template if is_file(data.template) else tokens.template.value,  # a file may have moved
+        template=data.template if is_file(data.template) else planned,  # a file may have moved
         template_asked=data.template != "auto",
         template_fallbacks=tokens.fallbacks,
         tokenizer=tokenizer,

@@ -24,7 +24,10 @@ def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
     if is_file(name):
         tokens = replace(tokens, template=replace(tokens.template, value=name))  # where it lies now
     elif name != tokens.template.value:
-        tokens = replace(tokens, template=Choice(name, data.template_reason or _TEXTS, "default"))
+        planned = (
+            tokens.template.value if is_on_texts(data) else ""
+        )  # evaluation may hold dialogues, after a resume too
+        tokens = replace(tokens, template=Choice(name, data.template_reason or _TEXTS, "default"), dialogues=planned)
     if stops != tokens.stop.value:
         reason = f"{tokens.stop.reason}, and what the template writes behind an answer"
         tokens = replace(tokens, stop=Choice(stops, reason, tokens.stop.source))
