@@ -232,6 +232,12 @@ class TestDescriptions:
             ({"file_name": "C:\\a.json"}, "leaves the folder"),
             ({"file_name": "b.json"}, "no such file"),
             ({"formatting": "chatml"}, "formatting is 'chatml', not one of alpaca, sharegpt, openai"),
+            ({"formatting": ["alpaca"]}, "formatting is ['alpaca'], not one of alpaca, sharegpt, openai"),
+            ({"formatting": {}}, "formatting is {}, not one of alpaca, sharegpt, openai"),
+            ({"formatting": None}, "formatting is None, not one of alpaca, sharegpt, openai"),
+            ({"columns": ["prompt"]}, "columns is ['prompt'], not an object of texts"),
+            ({"tags": 3}, "tags is 3, not an object of texts"),
+            ({"file_name": ["a.json"]}, "file_name is ['a.json'], not a text"),
             ({"num_samples": True}, "num_samples is True, not a number"),
             ({"tags": {"rol_tag": "x"}}, "tags has 'rol_tag'"),
             ({"split": "test"}, "split is for data sets on the hub"),
@@ -239,6 +245,22 @@ class TestDescriptions:
     )
     def test_what_is_refused(self, entry, given, says):
         assert says in fault_of(entry({"file_name": "a.json"} | given), name="it")
+
+    @pytest.mark.parametrize("named", ["sub/a.json", "sub"])
+    @pytest.mark.parametrize("link", ["a.json", "sub"])
+    def test_a_link_does_not_leave_the_folder(self, folder, link, named):
+        folder({"out/a.json": ALPACA, "in/dataset_info.json": {"it": {"file_name": named}}})
+        path = Path(folder({"in/sub/b.json": ALPACA} if link == "a.json" else {})) / "in"
+        if link == "a.json":
+            (path / "sub" / "a.json").symlink_to(path.parent / "out" / "a.json")
+        else:
+            (path / "sub").symlink_to(path.parent / "out")
+        assert "is, or holds, a link out of the folder of the description" in fault_of(path, name="it")
+
+    def test_twin_a_link_within_it_is_followed(self, folder):
+        path = Path(folder({"a.json": ALPACA, "dataset_info.json": {"it": {"file_name": "b.json"}}}))
+        (path / "b.json").symlink_to(path / "a.json")
+        assert len(parse_rows(open_one(path, name="it"))) == len(ALPACA)
 
     @pytest.mark.parametrize("key", ["script_url", "ms_hub_url", "om_hub_url", "cloud_file_name"])
     def test_places_that_are_not_read(self, entry, key):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -165,6 +166,14 @@ class TestStreaming:
         hub.add("datasets", "org/list", {"train.json": json.dumps(RECORDS[:3])})
         assert "has to be read as a whole" in refused("org/list", streaming=True, max_samples=2)[1]
         assert "set max_samples" in refused(streaming=True)[1]
+
+    def test_one_packed_file_among_others_cannot_be_streamed(self, hub, client):
+        files = {"train-00000-of-00002.jsonl": LINES, "train-00001-of-00002.jsonl.GZ": gzip.compress(LINES.encode())}
+        hub.add("datasets", "org/packed", files)
+        assert "00002.jsonl.GZ has to be read as a whole" in refused("org/packed", streaming=True, max_samples=2)[1]
+        del files["train-00001-of-00002.jsonl.GZ"]
+        hub.add("datasets", "org/plain", files | {"train-00001-of-00002.jsonl": LINES})
+        assert read("org/plain", streaming=True, max_samples=2) == RECORDS[:2]
 
     def test_a_broken_line_is_named(self, hub, client):
         hub.add("datasets", "org/bad", {"train.jsonl": '{"a": 1}\n{"a" 1}\n'})

@@ -164,7 +164,7 @@ def _check_types(entry: Mapping[str, Any], where: str) -> None:
     for key in ("hf_hub_url", "file_name", "subset", "split", "folder"):
         if key in entry and not (isinstance(entry[key], str) and entry[key]):
             refuse(key, "a text")
-    if entry.get("formatting", "alpaca") not in _FORMATS:
+    if entry.get("formatting", "alpaca") not in tuple(_FORMATS):  # a list or an object is in no mapping at all
         refuse("formatting", f"one of {', '.join(_FORMATS)}")
     for key, known in (("columns", None), ("tags", _TAGS)):
         pairs = entry.get(key, {})
@@ -180,7 +180,7 @@ def _check_types(entry: Mapping[str, Any], where: str) -> None:
 
 
 def _check_file(entry: Mapping[str, Any], where: str) -> None:
-    """A description may come from anywhere: what it names must lie in its own folder."""
+    """A description may come from anywhere: what it names must lie in its own folder; see `inside` for links."""
     file = entry["file_name"]
     parts = (*PurePosixPath(file).parts, *PureWindowsPath(file).parts)
     if PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor or ".." in parts:
@@ -189,3 +189,13 @@ def _check_file(entry: Mapping[str, Any], where: str) -> None:
     for key in ("subset", "split", "folder"):
         if entry.get(key, "train" if key == "split" else None) not in (None, "train"):
             raise InputError(Fault(where, f"{key} is for data sets on the hub, and this one is a file", "leave it out"))
+
+
+def inside(folder: Path, entry: Entry) -> Path:
+    """The file or folder that an entry names. InputError where it, or a file in it, is a link out of the folder."""
+    path = folder / (entry.file or "")
+    files = path.iterdir() if path.is_dir() else ()
+    if not all(one.resolve().is_relative_to(folder.resolve()) for one in (path, *files)):
+        what = f"file_name {entry.file} is, or holds, a link out of the folder of the description"
+        raise InputError(Fault(entry.where, what, "put the file into the folder, or give its path in data.train"))
+    return path

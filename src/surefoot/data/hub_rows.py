@@ -55,9 +55,8 @@ def stream_hub(data: HubData, count: int) -> Source:
     """The first `count` records of a data set as one source; no file is stored, and nothing beyond them is asked for
     but the rest of a block. JSON lines and Parquet only: other files have to be read as a whole."""
     repository, chosen = _choose(data)
-    kinds = {data_kind(file) for file in chosen.files}
-    if (packed := chosen.files[0]).endswith(".gz") or not kinds <= set(_STREAMED):
-        what = f"{packed} has to be read as a whole, and streaming is on"
+    if whole := [file for file in chosen.files if not file.lower().endswith(_STREAMED)]:
+        what = f"{whole[0]} has to be read as a whole, and streaming is on"
         raise InputError(Fault(data.name, what, "leave streaming out; JSON lines and Parquet can be streamed"))
     fixed = json.dumps([data.name, repository.commit, chosen.files, count])
     name = f"{data.name}/{chosen.files[0]}" if len(chosen.files) == 1 else f"{data.name} ({chosen.part})"

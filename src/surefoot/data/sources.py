@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.described import read_description, read_entry
+from surefoot.data.described import inside, read_description, read_entry
 from surefoot.data.files import open_file
 from surefoot.data.hub_files import choose_files, is_data
 from surefoot.data.hub_rows import HubData, open_hub, stream_hub
@@ -89,7 +89,7 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
         raise InputError(Fault(entry.where, what, "leave format out, or name the file itself"))
     if entry.hub is not None:
         sources = _open_hub(spec, HubData(entry.hub, entry.subset, entry.split, spec.revision, entry.folder))
-    elif (file := Path(spec.path) / (entry.file or "")).is_dir():
+    elif (file := inside(Path(spec.path), entry)).is_dir():
         sources = _open_folder(str(file), entry.split)
     else:
         sources = (open_file(file),)
