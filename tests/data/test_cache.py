@@ -112,8 +112,40 @@ def test_the_key_depends_on_every_part(monkeypatch):
     changed = [{**parts, name: "other"} for name in parts]
     keys = {cache_key(parts), *(cache_key(one) for one in changed)}
     assert cache_key(dict(reversed(parts.items()))) == cache_key(parts)
-    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    monkeypatch.setattr(cache, "code_digest", lambda: "other code")
     assert len({*keys, cache_key(parts)}) == 6
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the sources that count, which a test may change; what it returns computes their digest."""
+    for path in cache._sources():
+        copy = tmp_path / path.relative_to(cache._PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    monkeypatch.setattr(cache, "_PACKAGE", tmp_path)
+    return tmp_path, cache.code_digest.__wrapped__
+
+
+@pytest.mark.parametrize("name", [
+    "data/encode.py", "data/cut.py", "data/chat_template.py", "data/rendered.py", "data/formats/messages.py",
+    "families/templates.py",
+])  # fmt: skip
+def test_other_code_is_another_key(package, name):
+    folder, digest = package
+    before = digest()
+    assert before == cache.code_digest() == digest()
+    with open(folder / name, "a") as file:
+        file.write("#")
+    assert digest() != before
+
+
+def test_twin_code_that_decides_no_ids_is_not_looked_at(package):
+    folder, digest = package
+    before = digest()
+    (folder / "report").mkdir()
+    (folder / "report" / "html.py").write_text("#")
+    assert digest() == before
 
 
 PROCESSES = 4

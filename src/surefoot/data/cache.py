@@ -1,8 +1,9 @@
 """Tokenised data on disk, found again by what it was made from.
 
 The key is a hash of everything that decides the result, so nothing ever has to be declared stale: another file,
-template, tokenizer or length is another folder. A folder appears by one rename and carries the size and SHA-256 of its
-files; one that does not match is made again. The price is disk: old folders stay until the user removes them.
+template, tokenizer or length is another folder, and so is other code of surefoot's own. A folder appears by one rename
+and carries the size and SHA-256 of its files; one that does not match is made again. The price is disk: old folders
+stay until the user removes them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from surefoot import durable
+from surefoot import durable, hardware
 from surefoot.data.dataset import (
     CONTINUED,
     CONTINUES,
@@ -31,14 +33,30 @@ from surefoot.data.dataset import (
 from surefoot.data.encode import Encoded
 from surefoot.errors import EnvironmentFault
 
-VERSION = 3  # of the file layout and of how text becomes ids: raise it when either changes
+_PACKAGE = Path(__file__).parents[1]
+_LIBRARIES = ("surefoot", "tokenizers", "transformers")
 _ARRAYS = ("ids", "mask", "offsets", "rows")
 _META = "meta.json"
 
 
 def cache_key(parts: Mapping[str, Any]) -> str:
-    """A name for the data that these parts decide: plain JSON values."""
-    return hashlib.sha256(_canonical({"version": VERSION, **parts})).hexdigest()[:32]
+    """A name for the data that these parts, plain JSON values, and surefoot's own code decide."""
+    return hashlib.sha256(_canonical({"code": code_digest(), **parts})).hexdigest()[:32]
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the source of everything that turns records into ids and of the libraries' versions, so that no change
+    to either has to be declared. The price: after an update all data is tokenised once more."""
+    installed = hardware.versions()
+    digest = hashlib.sha256(json.dumps([installed.get(name) for name in _LIBRARIES]).encode())
+    for path in _sources():
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources() -> list[Path]:
+    return sorted([*(_PACKAGE / "data").rglob("*.py"), *(_PACKAGE / "families").rglob("*.py")])
 
 
 def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] | None:

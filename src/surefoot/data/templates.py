@@ -19,7 +19,7 @@ from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_text
 from surefoot.families.templates import OWN, Dialogue, Prompt, Row, is_file, named_row
 
-_VERSION = 2  # of the code that lays rows out: part of every cache key
+_VERSION = 2  # of the code that lays rows out: a run begun with another is not resumed
 
 
 def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
