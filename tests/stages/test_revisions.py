@@ -134,6 +134,22 @@ class TestARun:
         assert done.exit_code == 0, done.output
         assert (recorded(config), hub.asked) == (before, [])
 
+    def test_an_entry_of_a_description_is_read_at_its_commit_too(self, hub, config, tmp_path, monkeypatch):
+        (tmp_path / "named").mkdir()
+        (tmp_path / "named" / "dataset_info.json").write_text(json.dumps({"it": {"hf_hub_url": "org/data"}}))
+        entry = f"data.train={{path: {tmp_path / 'named'}, name: it}}"
+        assert train(config, entry).exit_code == 0
+        before = recorded(config)
+        assert ("org/data", hub.commit("datasets", "org/data")) in [(one["name"], one["commit"]) for one in before]
+        move_branches(hub)
+        done = train(config, entry, "--resume", "duration=2 steps")
+        assert done.exit_code == 0, done.output
+        assert recorded(config) == before
+        monkeypatch.setattr(revisions, "_hub_name", lambda source: None)  # the twin
+        done = train(config, entry, "--resume", "duration=3 steps")
+        assert done.exit_code == 4
+        assert "the training data is not what it was" in done.output
+
 
 class TestPin:
     @pytest.fixture

@@ -1,7 +1,7 @@
 """Names on the hub mean branches, and branches move: a run reads the commits that they meant when it began.
 
-config.yaml keeps what was asked for; the commits stand in data.json and are read from there on resume. A data set that
-a local dataset_info.json points at is not among them: its content is compared on resume, as that of a file is.
+config.yaml keeps what was asked for; the commits stand in data.json and are read from there on resume. Data sets that a
+local dataset_info.json points at are among them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
+from surefoot.data.described import read_description, read_entry
 from surefoot.families.files import read_json
 from surefoot.hub.fetch import look_up
 from surefoot.locations import is_hub_data, looks_local
@@ -57,15 +58,26 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
         return tuple(map(pin_source, sources)) if isinstance(sources, tuple) else sources
 
     def pin_source(source: SourceConfig) -> SourceConfig:
-        if not is_hub_data(source.path):
+        name = _hub_name(source)
+        if name is None:
             return source
-        return source.model_copy(update={"revision": commit("dataset", source.path, source.revision)})
+        return source.model_copy(update={"revision": commit("dataset", name, source.revision)})
 
     model, data = config.model, config.data
     if not looks_local(model.path):
         model = model.model_copy(update={"revision": commit("model", model.path, model.revision)})
     data = data.model_copy(update={"train": pinned(data.train), "eval": pinned(data.eval)})
     return config.model_copy(update={"model": model, "data": data}), commits
+
+
+def _hub_name(source: SourceConfig) -> str | None:
+    """Of the data set that a source means, be it by an entry of a folder's description; None for what lies on disk."""
+    if is_hub_data(source.path):
+        return source.path
+    entries = read_description(Path(source.path), source.path) if source.name is not None else None
+    if source.name is None or entries is None:
+        return None
+    return read_entry(entries, source.name, source.path).hub
 
 
 def commits_to_json(commits: Commits) -> list[dict[str, Any]]:
