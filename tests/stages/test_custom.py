@@ -10,6 +10,7 @@ from surefoot.errors import InputError, IntegrityError
 from surefoot.objectives.sft import sft_loss
 from surefoot.stages import custom as custom_module
 from surefoot.stages import identity as identity_module
+from surefoot.stages import run as run_module
 from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "output": "sky " * n} for n in range(1, 13)]
@@ -27,6 +28,27 @@ def config(tmp_path):
         "duration": "2 steps",
         "output": str(tmp_path / "run"),
     }
+
+
+TEXTS = [{"text": "The sky is above. " * n} for n in range(1, 13)]
+GENERATE = {"metrics.names": {"metrics": {"names": ["exact_match"]}}, "samples.count": {"samples": {"count": 2}}}
+
+
+@pytest.mark.parametrize("key", GENERATE)
+def test_texts_ask_nothing_so_no_answers_are_generated_to_them(config, tmp_path, key):
+    surefoot.train(config | GENERATE[key])
+    (tmp_path / "train.json").write_text(json.dumps(TEXTS))
+    with pytest.raises(InputError, match=rf"^{key}: answers are .*train\.json holds texts without turns") as caught:
+        surefoot.train(config | GENERATE[key] | {"output": str(tmp_path / "texts")})
+    assert len(caught.value.faults) == 1
+    assert not (tmp_path / "texts").exists()
+
+
+def test_twin_without_the_check_a_metric_of_texts_is_logged(config, tmp_path, monkeypatch):
+    (tmp_path / "train.json").write_text(json.dumps(TEXTS))
+    monkeypatch.setattr(run_module, "check_answers", lambda config, data: None)
+    result = surefoot.train(config | GENERATE["metrics.names"])
+    assert any("eval_exact_match" in row for row in rows(result))
 
 
 def doubled(model, batch):

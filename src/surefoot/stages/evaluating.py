@@ -11,6 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.prepare import PreparedData
+from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import Answered, Metric, answer_examples
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.models.forward import causal_model
@@ -20,6 +22,17 @@ from surefoot.stages.setup import Setup
 from surefoot.stages.sft import Stage
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.report import EvalReport
+
+
+def check_answers(config: RunConfig, data: PreparedData) -> None:
+    """Raises InputError where answers are to be generated to texts without turns, which ask nothing."""
+    asked = [("metrics.names", bool(config.metrics.names)), ("samples.count", config.samples.count > 0)]
+    texts = [one.source.file for one in data.eval_sources if one.source.layout == "text"]
+    if texts:
+        what = f"answers are generated to questions, and {texts[0]} holds texts without turns"
+        fix = "leave it out, or evaluate on records with questions"
+        if faults := [Fault(key, what, fix) for key, wanted in asked if wanted]:
+            raise InputError(faults)
 
 
 def make_evaluate(

@@ -32,7 +32,7 @@ from surefoot.report.plan_table import plan_table
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.card_facts import example_question
 from surefoot.stages.custom import NOTHING, Custom, check_metrics, check_objective
-from surefoot.stages.evaluating import make_evaluate
+from surefoot.stages.evaluating import check_answers, make_evaluate
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_job, make_schedule, open_observer
 from surefoot.stages.memory_faults import memory_faults
@@ -135,6 +135,7 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     data = prepare_sft(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
+    check_answers(config, data)
     plan = with_template(_plan(config, found, length_facts(data.train)), data)
     carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
