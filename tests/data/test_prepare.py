@@ -434,6 +434,16 @@ def test_twin_where_all_data_decides_evaluation_would_change_what_is_learned(run
         test_evaluation_data_changes_no_training_token(run, file, dialogues, None)
 
 
+def test_a_pair_of_texts_goes_through_the_template_and_that_is_said(run, tmp_path):
+    file = write(tmp_path / "pair.jsonl", [{"prompt": "Add 1 and 1!", "completion": "It is 2."}])
+    same = write(tmp_path / "same.jsonl", [{"instruction": "Add 1 and 1!", "output": "It is 2."}])
+    lists = [{"role": "user", "content": "Add 1 and 1!"}], [{"role": "assistant", "content": "It is 2."}]
+    talk = write(tmp_path / "talk.jsonl", [{"prompt": lists[0], "completion": lists[1]}])
+    said = "a pair of texts goes through the template"
+    assert run(file).train[0].ids.tolist() == run(same).train[0].ids.tolist() == run(talk).train[0].ids.tolist()
+    assert [said in run(one).audit.source.layout_reason for one in (file, same, talk)] == [True, False, False]
+
+
 def test_placeholders_are_told(run, tmp_path):
     file = write(tmp_path / "d.jsonl", [*records(2), {"instruction": "hi", "output": "I am {{name}} of {{ author }}."}])
     source = run(file).audit.source

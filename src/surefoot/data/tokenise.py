@@ -113,6 +113,8 @@ def _read(source: Source, method: Method, limit: int | None) -> _Records:
     layout, reason = _layout(source, used, method.chunks)
     if not source.only_columns:  # else its notes name them
         reason = "; ".join((reason, *(f"{own!r} read as {field!r}" for field, own in source.columns.items())))
+    if layout == "prompt-completion" and isinstance(used[0].value.get("prompt"), str):
+        reason += "; a pair of texts goes through the template"
     conversations = convert(used, layout, source.name)
     return _checked(source, method, _Records(len(rows), layout, reason, conversations, unused_fields(used, layout)))
 
