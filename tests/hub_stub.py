@@ -25,6 +25,7 @@ from huggingface_hub import constants
 
 GOOD_TOKEN = "hf_" + "g" * 34
 OUTSIDER = "hf_" + "o" * 34  # known to the hub, on no list of a gated repository
+READER = "hf_" + "r" * 34  # of the same user as the good one; may write nothing
 BAD_TOKEN = "hf_" + "b" * 34
 
 _API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?")
@@ -78,6 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(trouble, b"")
         elif self.command == "POST" and self._pushed(path):
             pass
+        elif path == "/api/whoami-v2":
+            self._who()
         elif match := _API.fullmatch(path):
             self._api(*match.groups())
         elif match := _FILE.fullmatch(path):
@@ -115,6 +118,16 @@ class _Handler(BaseHTTPRequestHandler):
             url = f"{stub.endpoint}/{match[1]}/commit/{oid}"
             self._json({"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""})
         return True
+
+    def _who(self) -> None:
+        """The good token is that of me, who is in org, too."""
+        names = {GOOD_TOKEN: "me", READER: "me", OUTSIDER: "outsider"}
+        if (token := self._token()) not in names:
+            self._refuse(401, "", "Invalid credentials in Authorization header")
+            return
+        role = "read" if token == READER else "write"
+        orgs = [{"name": "org"}] if names[token] == "me" else []
+        self._json({"name": names[token], "orgs": orgs, "auth": {"accessToken": {"role": role}}})
 
     def _body(self) -> bytes:
         """What was sent, in one piece or in chunks of which each is preceded by its size."""

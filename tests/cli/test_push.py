@@ -12,13 +12,14 @@ import yaml
 from click.testing import CliRunner, Result
 
 from forkserver import ForkServer
-from hub_stub import GOOD_TOKEN, OUTSIDER, HubStub, client_of, point_at, serve
+from hub_stub import GOOD_TOKEN, OUTSIDER, READER, HubStub, client_of, point_at, serve
 from surefoot.cli.main import main
 from surefoot.stages import push as stage
 from tiny import tiny_llama
 
 RECORDS = [{"instruction": f"Say heron {k} times.", "input": "", "output": "heron " * k} for k in range(1, 9)]
 NAME = "me/heron"
+BASE = "org/base"
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
         yield stub
 
 
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["push", *map(str, arguments)])
+def call(*arguments: str | Path, base: str | None = BASE) -> Result:
+    return CliRunner().invoke(main, ["push", *map(str, arguments), *(["--base", base] if base else [])])
 
 
 def check_only_the_model_is_there(hub: HubStub, run: Path) -> None:
@@ -63,6 +64,12 @@ def check_only_the_model_is_there(hub: HubStub, run: Path) -> None:
     kept = ("config.yaml", "plan.json", "environment.json", "data.json", "run.log", "report.html", "state.json")
     assert not [name for name in there if name in kept or "checkpoint" in name or name.endswith((".jsonl", ".png"))]
     for name in there:
+        content = (hub.root / "models" / NAME / name).read_text(errors="replace")
+        assert name == "tokenizer.json" or str(run.parent) not in content, name
+        if name == "adapter_config.json":
+            theirs, ours = json.loads(content), json.loads((run / name).read_text())
+            assert theirs == {**ours, "base_model_name_or_path": BASE}
+            continue
         assert (hub.root / "models" / NAME / name).read_bytes() == (run / name).read_bytes()
 
 
@@ -124,16 +131,64 @@ def test_what_is_not_right_is_not_pushed(hub: HubStub, run: Path) -> None:
     assert hub.asked == []
 
 
-def test_a_path_of_this_machine_in_the_card_is_not_pushed(
-    hub: HubStub, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_is_there_to_be_edited(hub: HubStub, run: Path) -> None:
     card = run / "README.md"
-    monkeypatch.setattr(stage, "check_files", lambda run: [])  # an edited card fails its hash first
+    card.write_text(card.read_text() + "\nIt knows herons.\n")
+    assert call(run, NAME).exit_code == 0
+    assert "It knows herons." in (hub.root / "models" / NAME / "README.md").read_text()
+
+
+def test_twin_that_hashes_the_card(hub: HubStub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "CARD", "other")
+    with pytest.raises(AssertionError):
+        test_the_card_is_there_to_be_edited(hub, run)
+
+
+def test_a_path_of_this_machine_in_the_card_is_not_pushed(hub: HubStub, run: Path) -> None:
+    card = run / "README.md"
     card.write_text(card.read_text() + "\nData: /home/me/secret/train.json\n")
     result = call(run, NAME)
     assert result.exit_code == 2
-    assert "names a path of this machine: /home/me/secret/train.json" in result.stderr
+    assert "names a path of this machine: /home/me/secret/train.json; edit the line" in result.stderr
     assert hub.asked == []
+
+
+def test_a_local_base_is_not_pushed(hub: HubStub, run: Path) -> None:
+    for option in ((), ("--dry-run",)):
+        result = call(run, NAME, *option, base=None)
+        assert result.exit_code == 2
+        assert "nobody who loads it has; give the base's id on the hub: --base OWNER/NAME" in result.stderr
+    assert hub.asked == []
+    assert call(run, NAME, base="base").exit_code == 2
+
+
+def test_a_base_on_the_hub_goes_as_it_stands(run: Path) -> None:
+    path = run / "adapter_config.json"
+    path.write_text(json.dumps({"base_model_name_or_path": "org/base", "revision": "c" * 40}))
+    assert stage._with_base(run, None) == stage._with_base(run, "org/base") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("config.json", '{"a": [{"b": "/srv/models/base"}]}', 1),
+        ("tokenizer_config.json", '{"vocab_file": "C:\\\\models\\\\v.txt"}', 1),
+        ("config.json", '{"a": "see /usr/bin", "b": "and/or/not", "c": "https://a.b/c/d"}', 0),
+        ("tokenizer.json", '{"vocab": {"a": "/usr/bin"}}', 0),
+        ("chat_template.jinja", "run /usr/bin/python", 0),
+        ("chat_template.jinja", "{# {folder}/x #}", 1),
+        ("chat_template.jinja", "{# {home}/x #}", 1),
+    ],
+)
+def test_paths_in_other_files(tmp_path: Path, name: str, text: str, found: int) -> None:
+    text = text.replace("{folder}", str(tmp_path)).replace("{home}", str(Path.home()))
+    assert len(list(stage._paths(tmp_path / name, text.encode()))) == found
+
+
+def test_the_card_quotes_no_record_of_a_users_file(run: Path) -> None:
+    card = (run / "README.md").read_text()
+    assert "Give three tips" in card
+    assert not any(record["instruction"] in card for record in RECORDS)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +198,13 @@ def test_what_is_no_path_of_this_machine(line: str) -> None:
     assert stage._ABSOLUTE.search(line) is None
 
 
-def test_without_a_right_to_write(hub: HubStub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", OUTSIDER)
+@pytest.mark.parametrize("token", [OUTSIDER, READER])
+def test_without_a_right_to_write(hub: HubStub, run: Path, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
     result = call(run, NAME)
     assert (result.exit_code, len(result.stderr.splitlines())) == (3, 1)
     assert "the token that was sent may not write there" in result.stderr
-    assert OUTSIDER not in result.stderr
+    assert token not in result.stderr
     monkeypatch.delenv("HF_TOKEN")
     assert "pushing needs a token, and there is none" in call(run, NAME).stderr
 
@@ -159,13 +215,46 @@ def test_a_hub_that_cannot_be_reached(hub: HubStub, run: Path, monkeypatch: pyte
     assert (result.exit_code, len(result.stderr.splitlines())) == (3, 1)
 
 
-def test_train_pushes_at_its_end(hub: HubStub, finished: Path) -> None:
+def test_train_pushes_at_its_end(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = str(finished.parent / "run.yaml")
+    monkeypatch.setattr(stage, "looks_local", lambda path: False)  # as if the base lay on the hub
+    monkeypatch.setattr(stage, "_with_base", lambda run, base: {})
+    monkeypatch.setattr(stage, "_paths", lambda path, content: [])
     result = CliRunner().invoke(main, ["train", config, "--resume", "--push", NAME])
     assert result.exit_code == 0, result.output
     assert f"pushed: {hub.endpoint}/{NAME}/commit/" in result.stdout
-    check_only_the_model_is_there(hub, finished)
-    assert CliRunner().invoke(main, ["train", config, "--push", "heron"]).exit_code == 2
+
+
+def refused_before_training(config: Path, name: str, *overrides: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["train", str(config), "--push", name, *overrides])
+    assert not (config.parent / "other").exists()
+    return result.exit_code, result.stderr
+
+
+def check_what_train_asks_before_step_1(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, whole = finished.parent / "run.yaml", ("adapter=null", f"output={finished.parent / 'other'}")
+    assert "is no name of a repository" in refused_before_training(config, "heron", *whole)[1]
+    assert "is no name that the hub allows" in refused_before_training(config, "me/a--b", *whole)[1]
+    assert "--base OWNER/NAME" in refused_before_training(config, NAME, whole[1])[1]
+    hub.add("models", "me/open", {"README.md": "x"})
+    assert "exists and is public" in refused_before_training(config, "me/open", *whole)[1]
+    assert refused_before_training(config, "stranger/heron", *whole)[0] == 3
+    monkeypatch.setenv("HF_TOKEN", READER)
+    assert refused_before_training(config, NAME, *whole)[0] == 3
+    monkeypatch.delenv("HF_TOKEN")
+    code, line = refused_before_training(config, NAME, *whole)
+    assert (code, "there is none" in line) == (3, True)
+
+
+def test_train_asks_before_step_1(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_what_train_asks_before_step_1(hub, finished, monkeypatch)
+
+
+def test_twin_that_asks_at_the_end(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "check_push", lambda config, name: None)
+    monkeypatch.setattr("surefoot.stages.run.train_run", lambda *_, **__: 75)
+    with pytest.raises(AssertionError):
+        check_what_train_asks_before_step_1(hub, finished, monkeypatch)
 
 
 def test_names(run: Path) -> None:

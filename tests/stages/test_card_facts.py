@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from surefoot.config.schema import OptimConfig
 from surefoot.data.facts import find_example_prompt
 from surefoot.data.formats import Conversation, Turn
-from surefoot.stages.card_facts import _optimizer
+from surefoot.report.footer import EXAMPLE_PROMPT
+from surefoot.stages.card_facts import _optimizer, _public_question
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,13 @@ def test_the_example_is_the_first_short_question_of_one_line():
     assert asked(Turn("user", "x" * 80)) == "x" * 80
     assert asked(Turn("text", "Once upon a\ntime there was a heron.")) == "Once upon a time there"
     assert find_example_prompt([Conversation((Turn("user", "x" * 81),)), Conversation((user,))]) == "Who is it?"
+
+
+def test_the_card_asks_what_lies_on_the_hub_and_nothing_of_ones_own():
+    def card(*sources: tuple[str | None, str]) -> str:
+        found = [SimpleNamespace(source=SimpleNamespace(commit=one, example_prompt=text)) for one, text in sources]
+        return _public_question(SimpleNamespace(sources=found))
+
+    assert card((None, "Who is Ann?")) == EXAMPLE_PROMPT
+    assert card((None, "Who is Ann?"), ("c" * 40, "What is a heron?")) == "What is a heron?"
+    assert card((None, "Who is Ann?"), ("c" * 40, "")) == EXAMPLE_PROMPT

@@ -11,19 +11,23 @@ import click
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("name", metavar="OWNER/NAME")
 @click.option("--public", is_flag=True, help="Let everyone see it; private otherwise.")
+@click.option(
+    "--base", metavar="OWNER/NAME", help="The base of an adapter on the hub, where it was trained on a folder."
+)
 @click.option("--dry-run", is_flag=True, help="List what would be uploaded; ask the hub nothing.")
-def push(run: Path, name: str, public: bool, dry_run: bool) -> None:
+def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) -> None:
     """Upload the model, tokenizer and card of RUN to the hub as OWNER/NAME.
 
-    Every file is verified first. Checkpoints, optimizer, logs and records stay on this machine.
+    Every file but the card, which is yours to edit, is verified first. Checkpoints, optimizer, logs and records stay on
+    this machine.
     """
     from surefoot.stages.push import check_name, push_run, pushed_files
 
     check_name(name)
     if not dry_run:
-        click.echo(f"pushed: {push_run(run, name, public=public)}")
+        click.echo(f"pushed: {push_run(run, name, public=public, base=base)}")
         return
-    files = pushed_files(run)
+    files = pushed_files(run, base)
     for file in files:
         click.echo(f"{file.size:>16,}  {file.name}")
     total, kind = sum(file.size for file in files), "public" if public else "private"

@@ -50,11 +50,11 @@ def train(
 def _train(config: RunConfig, mode: Mode, quiet: bool, name: str | None, dry_run: bool) -> int:
     from surefoot import hardware
     from surefoot.report.console import open_console
-    from surefoot.stages.push import check_name, push_run
+    from surefoot.stages.push import check_push, push_run
     from surefoot.stages.run import train_run
 
     if name is not None:
-        check_name(name)
+        check_push(config, name)
     typed = ["surefoot", *sys.argv[1:]]
     with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stdout) as stream:
         console = open_console(stream, hardware.terminal_wishes())

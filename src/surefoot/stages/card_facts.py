@@ -56,7 +56,7 @@ def card_facts(
         hardware=plan.device.reason,
         prompt=_example_prompt(plan, data, tokenizer),
         plots=tuple(plots),
-        question=example_question(data),
+        question=_public_question(data),
     )
 
 
@@ -88,8 +88,14 @@ def _optimizer(optim: OptimConfig) -> str:
 
 
 def example_question(data: PreparedData) -> str:
-    """Something to ask the trained model: from its data, where that has something short."""
+    """Something to ask the trained model on this machine: from its data, where that has something short."""
     return data.audit.source.example_prompt or EXAMPLE_PROMPT
+
+
+def _public_question(data: PreparedData) -> str:
+    """For the card, which is made to be shown: of data that lie on the hub, never of a user's own files."""
+    found = (audit.source.example_prompt for audit in data.sources if audit.source.commit is not None)
+    return next(filter(None, found), EXAMPLE_PROMPT)
 
 
 def _example_prompt(plan: RunPlan, data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -98,4 +104,4 @@ def _example_prompt(plan: RunPlan, data: PreparedData, tokenizer: PreTrainedToke
         return None
     tokens = plan.tokenizer
     bos = str(tokenizer.convert_ids_to_tokens(tokens.bos_id)) if tokens.bos.value and tokens.bos_id is not None else ""
-    return bos + example_question(data)
+    return bos + _public_question(data)
