@@ -22,7 +22,8 @@ from surefoot.objectives.base import LossSum
 from surefoot.objectives.sft import sft_loss
 from surefoot.report.console import Console
 from surefoot.stages.custom import NOTHING, Custom
-from surefoot.stages.run import prepare, train_run
+from surefoot.stages.prepare import prepare
+from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import claim
 from surefoot.stages.setup import set_up
 from surefoot.training.step import accumulate_gradients

@@ -20,7 +20,8 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Example
 from surefoot.report.console import Console
 from surefoot.stages.custom import NOTHING
-from surefoot.stages.run import prepare, train_run
+from surefoot.stages.prepare import prepare
+from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import claim
 from zoo import ZOO
 

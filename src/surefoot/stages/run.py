@@ -6,69 +6,40 @@ only then is anything in the run folder written or replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
 from surefoot.data.loader import prefetched
 from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
 from surefoot.models.attention import verify_attention
-from surefoot.models.hub import resolve_folder
-from surefoot.objectives.neftune import with_neftune
-from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.plan import RunPlan
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
-from surefoot.report.data_audit import audit_report, audit_to_json
+from surefoot.report.data_audit import audit_to_json
 from surefoot.report.html import draw_report
-from surefoot.report.plan_table import plan_table
-from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.card_facts import example_question
-from surefoot.stages.custom import NOTHING, Custom, check_metrics, check_objective
-from surefoot.stages.evaluating import check_answers, make_evaluate
-from surefoot.stages.identity import check_identity, run_identity
-from surefoot.stages.job import make_job, make_schedule, open_observer
+from surefoot.stages.custom import NOTHING, Custom, check_objective
+from surefoot.stages.evaluating import make_evaluate
+from surefoot.stages.job import make_job, open_observer
 from surefoot.stages.memory_faults import memory_faults
-from surefoot.stages.planned import make_plan
+from surefoot.stages.prepare import Prepared, prepare
 from surefoot.stages.publish import Published, is_published, publish
-from surefoot.stages.records import DATA, write_records
-from surefoot.stages.revisions import HUB, Commits, commits_to_json, pin, saved_commits
+from surefoot.stages.records import write_records
+from surefoot.stages.revisions import HUB, commits_to_json
 from surefoot.stages.run_folder import Claim, Mode, claim, occupy
-from surefoot.stages.setup import Setup, planned_tokenizer, set_up
-from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
-from surefoot.stages.timetable import Timetable, make_timetable
+from surefoot.stages.setup import Setup, set_up
 from surefoot.stages.tracking import open_trackers
-from surefoot.stages.trained_template import carry_template, is_on_texts, with_template
+from surefoot.stages.trained_template import is_on_texts
 from surefoot.training.checkpoint import read_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, has_ended, train
 
-_PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
-_FEW = 10  # evaluation examples whose mean says little
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """All that is known before the model is loaded and the run folder is touched. config: with the commits in place of
-    the hub's branches."""
-
-    config: RunConfig
-    commits: Commits
-    found: Claim
-    plan: RunPlan
-    base: Path
-    tokenizer: PreTrainedTokenizerBase
-    stage: Stage
-    timetable: Timetable
-    identity: dict[str, Any]
 
 
 def train_run(
@@ -122,77 +93,6 @@ def train_run(
                 console.note(f"error: {error}")  # the screen gets it from the command line
                 draw_report(run.found.folder)
                 raise
-
-
-def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -> Prepared:
-    """Plan, read the data; show each. Every refusal that needs no weights happens here."""
-    check_metrics(config, custom.all_metrics)
-    require_trackers(config.report_to)  # a resumed run has its plan already
-    _say_what_was_found(console, found)
-    asked = config
-    config, commits = pin(asked, saved_commits(found.folder / DATA) if found.checkpoint else {})
-    draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
-    base = resolve_folder(config.model.path, config.model.revision, weights=True)
-    tokenizer = planned_tokenizer(base, draft.tokenizer)
-    data = prepare_sft(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
-    check_answers(config, data)
-    plan = with_template(_plan(config, found, length_facts(data.train)), data)
-    carry_template(tokenizer, data, plan.tokenizer)
-    console.show(plan_table(plan))
-    console.show(audit_report(data))
-    stage = sft_stage(config, plan, data)
-    if custom.objective is not None:
-        stage = replace(stage, objective=custom.objective)
-    if config.optim.neftune_alpha is not None:
-        stage = replace(stage, objective=with_neftune(stage.objective, config.optim.neftune_alpha))
-    timetable = make_timetable(
-        config.duration,
-        config.eval_every,
-        config.checkpoint.every,
-        stage.steps_per_epoch,
-        stage.step_tokens,
-        eval_at_start=config.eval_at_start,
-    )
-    for caution in _cautions(config, stage, timetable):
-        console.say(f"caution: {caution}", style="yellow")
-    identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
-    if found.checkpoint is not None:
-        for caution in check_identity(found.checkpoint, identity):
-            console.say(caution, style="yellow")
-    return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
-
-
-def _cautions(config: RunConfig, stage: Stage, timetable: Timetable) -> Iterator[str]:
-    """What only config and data together show, and what does not stop a run."""
-    warmup = make_schedule(config, stage, timetable).warmup
-    if warmup >= timetable.total_steps:
-        yield f"optim.warmup takes {warmup} steps and the run has {timetable.total_steps}: optim.lr is never reached"
-    count = _FEW if stage.data.eval is None else len(stage.data.eval)
-    if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
-        yield f"{count} evaluation example{'s' if count > 1 else ''} decide which checkpoint is best: chance will, too"
-
-
-def _say_what_was_found(console: Console, found: Claim) -> None:
-    for fault in found.rejected:
-        console.say(f"not used: {fault}", style="yellow")
-    for change in found.changes:
-        console.say(
-            f"{change.key} changed from {shown(change.old)} to {shown(change.new)}: {change.why}", style="yellow"
-        )
-    if found.checkpoint is not None:
-        console.say(f"resuming from {found.checkpoint.folder}")
-    elif found.mode == "resume":
-        console.say(f"no checkpoint in {found.folder}: starting at step 0")
-
-
-def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
-    """A resumed run keeps its plan, but for the batch and memory part where a changed key asks for another."""
-    if found.plan is None:
-        return make_plan(config, lengths=lengths)
-    if any(change.key in _PLANNED for change in found.changes):
-        anew = make_plan(config, lengths=lengths, measurements=found.plan.measurements)
-        return replace(found.plan, batch=anew.batch, memory=anew.memory)
-    return found.plan
 
 
 def _is_untouched(found: Claim) -> bool:

@@ -1,0 +1,126 @@
+"""All of a run that needs no weights: the plan, the data, the stage, the timetable, and every refusal among them.
+
+Nothing in the run folder changes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.dump import shown
+from surefoot.config.schema import RunConfig
+from surefoot.models.hub import resolve_folder
+from surefoot.objectives.neftune import with_neftune
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.plan import RunPlan
+from surefoot.report.console import Console
+from surefoot.report.data_audit import audit_report
+from surefoot.report.plan_table import plan_table
+from surefoot.report.trackers.adapters import require_trackers
+from surefoot.stages.custom import Custom, check_metrics
+from surefoot.stages.evaluating import check_answers
+from surefoot.stages.identity import check_identity, run_identity
+from surefoot.stages.job import make_schedule
+from surefoot.stages.planned import make_plan
+from surefoot.stages.records import DATA
+from surefoot.stages.revisions import Commits, pin, saved_commits
+from surefoot.stages.run_folder import Claim
+from surefoot.stages.setup import planned_tokenizer
+from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
+from surefoot.stages.timetable import Timetable, make_timetable
+from surefoot.stages.trained_template import carry_template, with_template
+
+_PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
+_FEW = 10  # evaluation examples whose mean says little
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is known before the model is loaded and the run folder is touched. config: with the commits in place of
+    the hub's branches."""
+
+    config: RunConfig
+    commits: Commits
+    found: Claim
+    plan: RunPlan
+    base: Path
+    tokenizer: PreTrainedTokenizerBase
+    stage: Stage
+    timetable: Timetable
+    identity: dict[str, Any]
+
+
+def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -> Prepared:
+    """Plan, read the data; show each. Every refusal that needs no weights happens here."""
+    check_metrics(config, custom.all_metrics)
+    require_trackers(config.report_to)  # a resumed run has its plan already
+    _say_what_was_found(console, found)
+    asked = config
+    config, commits = pin(asked, saved_commits(found.folder / DATA) if found.checkpoint else {})
+    draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
+    base = resolve_folder(config.model.path, config.model.revision, weights=True)
+    tokenizer = planned_tokenizer(base, draft.tokenizer)
+    data = prepare_sft(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
+    check_answers(config, data)
+    plan = with_template(_plan(config, found, length_facts(data.train)), data)
+    carry_template(tokenizer, data, plan.tokenizer)
+    console.show(plan_table(plan))
+    console.show(audit_report(data))
+    stage = sft_stage(config, plan, data)
+    if custom.objective is not None:
+        stage = replace(stage, objective=custom.objective)
+    if config.optim.neftune_alpha is not None:
+        stage = replace(stage, objective=with_neftune(stage.objective, config.optim.neftune_alpha))
+    timetable = make_timetable(
+        config.duration,
+        config.eval_every,
+        config.checkpoint.every,
+        stage.steps_per_epoch,
+        stage.step_tokens,
+        eval_at_start=config.eval_at_start,
+    )
+    for caution in _cautions(config, stage, timetable):
+        console.say(f"caution: {caution}", style="yellow")
+    identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
+    if found.checkpoint is not None:
+        for caution in check_identity(found.checkpoint, identity):
+            console.say(caution, style="yellow")
+    return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
+
+
+def _cautions(config: RunConfig, stage: Stage, timetable: Timetable) -> Iterator[str]:
+    """What only config and data together show, and what does not stop a run."""
+    warmup = make_schedule(config, stage, timetable).warmup
+    if warmup >= timetable.total_steps:
+        yield f"optim.warmup takes {warmup} steps and the run has {timetable.total_steps}: optim.lr is never reached"
+    count = _FEW if stage.data.eval is None else len(stage.data.eval)
+    if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
+        yield f"{count} evaluation example{'s' if count > 1 else ''} decide which checkpoint is best: chance will, too"
+
+
+def _say_what_was_found(console: Console, found: Claim) -> None:
+    for fault in found.rejected:
+        console.say(f"not used: {fault}", style="yellow")
+    for change in found.changes:
+        console.say(
+            f"{change.key} changed from {shown(change.old)} to {shown(change.new)}: {change.why}", style="yellow"
+        )
+    if found.checkpoint is not None:
+        console.say(f"resuming from {found.checkpoint.folder}")
+    elif found.mode == "resume":
+        console.say(f"no checkpoint in {found.folder}: starting at step 0")
+
+
+def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
+    """A resumed run keeps its plan, but for the batch and memory part where a changed key asks for another."""
+    if found.plan is None:
+        return make_plan(config, lengths=lengths)
+    if any(change.key in _PLANNED for change in found.changes):
+        anew = make_plan(config, lengths=lengths, measurements=found.plan.measurements)
+        return replace(found.plan, batch=anew.batch, memory=anew.memory)
+    return found.plan
