@@ -5,7 +5,10 @@ each would fight over two cores and spin while they wait.
 """
 
 import os
+import signal
 
+# A shell that starts the suite in the background has it ignore Ctrl-C, and its children with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"

@@ -39,7 +39,7 @@ SURFACE = {
     ],
     "init": ["model", "data", "--out"],
     "plan": ["config", "overrides", "--hardware", "--json"],
-    "push": ["run", "name", "--public", "--dry-run"],
+    "push": ["run", "name", "--public", "--base", "--dry-run"],
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
     "schema": [],
     "train": ["config", "overrides", "--resume", "--overwrite", "--quiet", "--push", "--dry-run"],

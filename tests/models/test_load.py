@@ -62,6 +62,9 @@ def test_weights_are_the_files_cast_to_the_planned_dtype(folder, dtype):
 
 
 def test_loading_writes_nothing(folder, capfd):
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()  # some other test's library may have switched it off
     open_model(folder)
     load_tokenizer(folder)
     assert capfd.readouterr() == ("", "")
