@@ -10,7 +10,7 @@ from surefoot.errors import InputError, IntegrityError
 from surefoot.objectives.sft import sft_loss
 from surefoot.stages import custom as custom_module
 from surefoot.stages import identity as identity_module
-from surefoot.stages import run as run_module
+from surefoot.stages import prepare as prepare_module
 from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "output": "sky " * n} for n in range(1, 13)]
@@ -46,7 +46,7 @@ def test_texts_ask_nothing_so_no_answers_are_generated_to_them(config, tmp_path,
 
 def test_twin_without_the_check_a_metric_of_texts_is_logged(config, tmp_path, monkeypatch):
     (tmp_path / "train.json").write_text(json.dumps(TEXTS))
-    monkeypatch.setattr(run_module, "check_answers", lambda config, data: None)
+    monkeypatch.setattr(prepare_module, "check_answers", lambda config, data: None)
     result = surefoot.train(config | GENERATE["metrics.names"])
     assert any("eval_exact_match" in row for row in rows(result))
 

@@ -12,7 +12,7 @@ from hub_stub import client_of, go_offline, serve
 from surefoot.cli.main import main
 from surefoot.config.load import load_config
 from surefoot.hub import fetch
-from surefoot.stages import revisions, run
+from surefoot.stages import prepare, revisions
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.revisions import Commit, Name, commits_from_json, commits_to_json, pin
 from tiny import tiny_llama
@@ -94,7 +94,7 @@ class TestARun:
     def test_twin_that_asks_the_hub_again_is_refused_the_other_data(self, hub, config, monkeypatch):
         assert train(config).exit_code == 0
         move_branches(hub)
-        monkeypatch.setattr(run, "saved_commits", lambda path: {})
+        monkeypatch.setattr(prepare, "saved_commits", lambda path: {})
         done = train(config, "--resume", "duration=2 steps")
         assert done.exit_code == 4
         assert "the training data is not what it was" in done.output
