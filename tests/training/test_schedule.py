@@ -33,3 +33,24 @@ def test_first_step_moves_and_peak_is_reached_but_never_passed(kind, warmup):
 
 def test_a_run_of_one_step_trains_at_the_peak():
     assert Schedule("cosine", 1.0, total=1, warmup=0).rate(0) == 1.0
+
+
+@pytest.mark.parametrize(("kind", "make"), [("linear", "linear"), ("cosine", "cosine"), ("constant", "constant")])
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_from_zero_it_is_the_curve_of_transformers(kind, make, warmup):
+    """The twin is the usual curve, which differs wherever there is a warm-up."""
+    import torch
+    from transformers import get_scheduler
+
+    name = "constant_with_warmup" if make == "constant" else make
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
+    theirs = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=20)
+    rates = []
+    for _ in range(20):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    ours = Schedule(kind, peak=3e-4, total=20, warmup=warmup, from_zero=True)
+    usual = Schedule(kind, peak=3e-4, total=20, warmup=warmup)
+    assert [ours.rate(step) for step in range(20)] == pytest.approx(rates, abs=EXACT)
+    assert ([usual.rate(step) for step in range(20)] == pytest.approx(rates, abs=EXACT)) == (warmup == 0)

@@ -105,7 +105,8 @@ def make_schedule(config: RunConfig, stage: Stage, timetable: Timetable) -> Sche
         warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, stage.step_tokens)
     else:
         warmup = round(optim.warmup * total)
-    return Schedule(optim.schedule, optim.lr, total, warmup, decay=round(optim.decay * total))
+    decay = round(optim.decay * total)
+    return Schedule(optim.schedule, optim.lr, total, warmup, decay, from_zero=optim.warmup_from_zero)
 
 
 def _trainer_state(

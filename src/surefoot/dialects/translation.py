@@ -1,0 +1,47 @@
+"""What became of another tool's config or command: the surefoot config, and for every word of the original its fate.
+
+Nothing is dropped silently. A word is carried over; changed, with the reason; assumed, where the other tool's default
+differs from ours and is therefore written out; or listed as without counterpart, with the reason. A word that the tool
+does not know, or whose meaning surefoot cannot give, is an error and no note (`surefoot.errors.InputError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Fate = Literal["carried", "changed", "assumed", "listed"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What became of one word.
+
+    word: as its user knows it, such as "lora_rank: 8" or "--lora_r 32"; an assumed one is the tool's default.
+    keys: dotted surefoot keys that it set; none where it is listed.
+    why: the end of a sentence; empty only where the word is carried over unchanged.
+    """
+
+    word: str
+    fate: Fate
+    keys: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """tool: its name as in the list of dialects. command: what of surefoot runs it, such as "train" or "export".
+
+    config: a surefoot config in plain form, where the command takes one; else empty. arguments: the command's other
+    words, after the config. notes: in the order of the original, assumptions last. given: the other tool's arguments
+    as read, defaults filled in, for training_args.json. environment: NAME=value that stood before the command.
+    """
+
+    tool: str
+    command: str
+    config: Mapping[str, Any]
+    notes: tuple[Note, ...]
+    arguments: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
