@@ -45,7 +45,9 @@ from surefoot.stages.provenance import cautions_about, require_weights
 @dataclass(frozen=True)
 class OpenModel:
     """model: in eval mode. positions: the longest sequence it takes. context: to be entered around generation.
-    described: one line on what was opened and how it is asked. cautions: sentences on what is not as a run left it."""
+    described: one line on what was opened and how it is asked. cautions: sentences on what is not as a run left it.
+    base: folder of the base model. trained: folder of the adapter, or `base` where there is none. tokens: how text is
+    laid out and what ends it. plan: of the run that wrote `trained`, None where surefoot did not."""
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
@@ -57,6 +59,10 @@ class OpenModel:
     context: Callable[[], AbstractContextManager[object]]
     described: str
     cautions: tuple[str, ...]
+    base: Path
+    trained: Path
+    tokens: TokenizerPlan
+    plan: RunPlan | None
 
 
 def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
@@ -103,6 +109,10 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}, "
         f"template {tokens.template.value} ({tokens.template.reason})",
         cautions=cautions,
+        base=base,
+        trained=trained,
+        tokens=tokens,
+        plan=plan,
     )
 
 

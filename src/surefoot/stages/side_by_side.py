@@ -1,0 +1,46 @@
+"""Base and adapter side by side: one set of weights in memory, asked with the adapter switched off and on.
+
+With its adapters off a model computes what the base alone computes, bit for bit: `tests/stages/test_side_by_side.py`
+holds that against the base opened by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from surefoot.errors import Fault, InputError
+from surefoot.models.peft import PeftModel
+from surefoot.stages.open_model import OpenModel
+
+Only = Literal["base", "adapter"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """name: "base" and "adapter", or "model" where there is no adapter. entered: to be entered around every use."""
+
+    name: str
+    entered: Callable[[], AbstractContextManager[object]]
+
+
+def sides(opened: OpenModel, only: Only | None = None) -> tuple[Side, ...]:
+    """What there is to compare, the base first. Raises InputError where `only` asks for a part of what has none."""
+    if not isinstance(opened.model, PeftModel):
+        if only == "adapter":
+            raise InputError(Fault("--only", "asks for an adapter, and there is none", "leave it out"))
+        return (Side("model", nullcontext),)
+    both = (Side("base", lambda: adapter_off(opened.model)), Side("adapter", nullcontext))
+    return tuple(side for side in both if only in (None, side.name))
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The base model alone, inside. model: one with adapters."""
+    assert isinstance(model, PeftModel)
+    with model.disable_adapter():
+        yield
