@@ -23,6 +23,18 @@ _SECRET = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
+_SECRET_NAME = re.compile(
+    r"(?:hub|auth|access|hf|ms|om|user|git(?:hub)?|api|bearer)_?token$|^token$|api_?key$|secret|passw|webhook|credential"
+    r"|private_?key|_TOKEN$",
+    re.IGNORECASE,
+)
+_TOKENS_OF_TEXT = re.compile(r"(?:bos|eos|pad|unk|sep|cls|mask|eot|image|stop)_token$", re.IGNORECASE)
+
+
+def hides(name: str) -> bool:
+    """Whether a setting of this name holds a secret: a key, a password, an address that lets its owner in."""
+    return _SECRET_NAME.search(name) is not None and _TOKENS_OF_TEXT.search(name) is None
+
 
 def redacted(text: str) -> str:
     """The text with an ellipsis for each secret."""

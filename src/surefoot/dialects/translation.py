@@ -21,12 +21,14 @@ class Note:
     word: as its user knows it, such as "lora_rank: 8" or "--lora_r 32"; an assumed one is the tool's default.
     keys: dotted surefoot keys that it set; none where it is listed.
     why: the end of a sentence; empty only where the word is carried over unchanged.
+    where: where it stands, such as "run.yaml:3:1" or the flag; empty for an assumption.
     """
 
     word: str
     fate: Fate
     keys: tuple[str, ...] = ()
     why: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)

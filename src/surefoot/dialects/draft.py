@@ -1,0 +1,190 @@
+"""A translation in the making: takes another tool's words, row by row, and keeps account of every one of them.
+
+    draft = Draft(dialect, words)
+    draft.set("batch.size", draft["per_device_train_batch_size"] * 4, "per_device_train_batch_size")
+    translation = draft.finish("train")
+
+`draft["name"]` is the value given, else the tool's default. What `set` writes from given words is carried over, or
+changed where a reason is named; what it writes from defaults alone is assumed, and left out where ours is the same.
+`finish` refuses to end while a given word has no fate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.config.keys import all_keys
+from surefoot.dialects.rows import Refusal, Row
+from surefoot.dialects.translation import Fate, Note, Translation
+from surefoot.dialects.words import Word
+from surefoot.errors import Fault, InputError
+from surefoot.nearest import nearest_word
+from surefoot.redaction import hides, redacted
+
+_RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A tool's language. rules: read the joint rows, in this order. hint: about a word that no row has, "" for none."""
+
+    tool: str
+    rows: Mapping[str, Row]
+    rules: tuple[Callable[[Draft], None], ...]
+    hint: Callable[[str], str] = field(default=lambda name: "")
+
+
+class Draft:
+    def __init__(self, dialect: Dialect, words: Sequence[Word], *, allow_unknown: bool = False):
+        self.dialect, self.rows = dialect, dialect.rows
+        self.config: dict[str, Any] = {}
+        self.arguments: list[str] = []
+        self.faults: list[Fault] = []
+        self._allow_unknown = allow_unknown
+        self._given: dict[str, Word] = {}
+        self._values: dict[str, Any] = {}
+        self._notes: dict[str, Note] = {}
+        self._early: list[Note] = []
+        for word in words:
+            if word.name in self._given:
+                earlier = self._given.pop(word.name)
+                self._early.append(Note(self._shown(earlier), "listed", (), f"{word.where} goes before it", ""))
+            self._given[word.name] = word
+        for name, word in self._given.items():
+            if name in self.rows:
+                self._values[name] = self._typed(self.rows[name], word)
+            else:
+                self._unknown(word)
+
+    def __getitem__(self, name: str) -> Any:
+        """The value as given and checked, else the tool's default."""
+        return self._values.get(name, self.rows[name].default)
+
+    def given(self, name: str) -> bool:
+        """Whether it was given a value; null means that it was not."""
+        return name in self._values
+
+    def where(self, name: str) -> str:
+        return self._given[name].where if name in self._given else name
+
+    def set(self, key: str, value: Any, *names: str, why: str = "") -> None:
+        """Write one key of ours. names: the words that decide it; why: what is not quite the same here."""
+        given = [name for name in names if self.given(name)]
+        ours = all_keys()[key]
+        if not given and value == ours.default and not ours.required:
+            return
+        group = self.config
+        *groups, last = key.split(".")
+        for step in groups:
+            group = group.setdefault(step, {})
+        group[last] = value
+        for name in given:
+            self.note(name, "changed" if why else "carried", why, key)
+        if not given and not (ours.required and ours.default is None and not names):
+            instead = "" if ours.required or ours.default is None else f"; surefoot's is {shown(ours.default)}"
+            because = why or f"the default of {self.dialect.tool}{instead}"
+            word = ", ".join(f"{name}: {shown(self.rows[name].default)}" for name in names) or key
+            self._notes[f"assumed {key}"] = Note(word, "assumed", (key,), because)
+
+    def note(self, name: str, fate: Fate, why: str = "", *keys: str) -> None:
+        """What became of a given word. A second note on the same word adds to the first; no effect on one not given."""
+        if name not in self._given:
+            return
+        word, before = self._given[name], self._notes.get(name)
+        if before is not None:
+            fate = max(before.fate, fate, key=_RANK.__getitem__)
+            if "listed" in (before.fate, fate) and (before.keys or keys):
+                fate = "changed"
+            keys = tuple(dict.fromkeys((*before.keys, *keys)))
+            why = "; ".join(dict.fromkeys(reason for reason in (before.why, why) if reason))
+        self._notes[name] = Note(self._shown(word), fate, tuple(keys), why, word.where)
+
+    def drop(self, why: str, *names: str) -> None:
+        """Without counterpart, and nothing is lost by that."""
+        for name in names:
+            self.note(name, "listed", why)
+
+    def refuse(self, name: str, what: str, fix: str = "") -> None:
+        self.faults.append(Fault(self.where(name), f"{name}: {what}", fix))
+        self.note(name, "listed", "refused")
+
+    def assume(self, word: str, why: str, *keys: str) -> None:
+        """An assumption that is no default of a single row."""
+        self._notes[f"assumed {word}"] = Note(word, "assumed", keys, why)
+
+    def finish(self, command: str, **more: Any) -> Translation:
+        """Apply the rows and rules, then the account. Raises InputError with every fault."""
+        for row in self.rows.values():
+            self._apply(row)
+        for rule in self.dialect.rules:
+            rule(self)
+        if self.faults:
+            raise InputError(self.faults)
+        lost = [name for name in self._given if name not in self._notes]
+        assert not lost, f"no fate for {lost}"  # a row that says "joint" and no rule that reads it
+        order = {name: place for place, name in enumerate(self._given)}
+        notes = sorted(self._notes.items(), key=lambda item: order.get(item[0], len(order)))
+        return Translation(
+            tool=self.dialect.tool,
+            command=command,
+            config=self.config,
+            notes=(*self._early, *(note for _, note in notes)),
+            arguments=tuple(self.arguments),
+            given={**self._read_values(), **more.pop("given", {})},
+            **more,
+        )
+
+    def _apply(self, row: Row) -> None:
+        if row.name in self._notes or (row.kind != "carried" and not self.given(row.name)):
+            return
+        value = self[row.name]
+        if row.kind == "carried":
+            try:
+                turned = row.turn(value) if row.turn else value
+            except Refusal as refusal:
+                self.refuse(row.name, refusal.what, refusal.fix)
+                return
+            if turned is None and not self.given(row.name):
+                return
+            self.set(row.keys[0], turned, row.name, why=row.about if self.given(row.name) else "")
+        elif row.kind == "listed":
+            self.drop(row.about, row.name)
+        elif row.kind == "refused":
+            if value == row.default or value in row.same:
+                self.drop("asks for nothing", row.name)
+            else:
+                self.refuse(row.name, row.about, row.fix)
+
+    def _typed(self, row: Row, word: Word) -> Any:
+        if row.type is None:
+            return word.value
+        try:
+            return row.type(word.value)
+        except (ValueError, OverflowError) as error:
+            self.faults.append(Fault(word.where, f"{row.name}: expected {error}, got {shown(word.value)}"))
+            return row.default
+
+    def _unknown(self, word: Word) -> None:
+        if self._allow_unknown:
+            self.note(word.name, "listed", f"{self.dialect.tool} has no such setting, as far as surefoot knows")
+            return
+        near = nearest_word(word.name, self.rows)
+        known = f"did you mean {near}?" if near else "check the name, or pass it by with --allow-unknown"
+        what = f"{word.name}: {self.dialect.tool} has no such setting"
+        self.faults.append(Fault(word.where, what, self.dialect.hint(word.name) or known))
+
+    def _shown(self, word: Word) -> str:
+        if self._secret(word.name):
+            return f"{word.name}: …"
+        return redacted(word.shown)
+
+    def _secret(self, name: str) -> bool:
+        return hides(name) or (name in self.rows and self.rows[name].secret)
+
+    def _read_values(self) -> dict[str, Any]:
+        values = {name: row.default for name, row in self.rows.items()} | self._values
+        values |= {name: word.value for name, word in self._given.items() if name not in self.rows}
+        return {name: "…" if value is not None and self._secret(name) else value for name, value in values.items()}

@@ -1,0 +1,103 @@
+"""What is known of one setting of another tool, as data: its default there, and what becomes of it here.
+
+    carried("lora_rank", 8, "adapter.rank")              one key, the value as it is
+    joint("bf16", False, ("precision.compute",), "…")    a rule reads it together with others
+    listed("use_fast_tokenizer", True, "…")              no counterpart, and nothing is lost by that
+    refused("use_badam", False, "…", "…")                anything but its default asks for what surefoot lacks
+
+The docs print these rows, so each says in `about` what a reader needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from surefoot.dialects.words import plain_truth
+
+Kind = Literal["carried", "joint", "listed", "refused"]
+Read = Callable[[Any], Any]  # the value as given -> as meant; ValueError says what was expected
+
+
+class Refusal(Exception):
+    """A value that asks for what surefoot cannot give. what: why not; fix: what to do instead."""
+
+    def __init__(self, what: str, fix: str = ""):
+        super().__init__(what)
+        self.what, self.fix = what, fix
+
+
+@dataclass(frozen=True)
+class Row:
+    """name, default: the tool's; a tuple of values that mean the same as the default, `same`. type: how the value is
+    checked. keys: ours that it decides. turn: its value -> ours, or Refusal. about: why, the end of a sentence.
+    secret: shown nowhere."""
+
+    name: str
+    default: Any
+    kind: Kind
+    keys: tuple[str, ...] = ()
+    type: Read | None = None
+    turn: Callable[[Any], Any] | None = None
+    about: str = ""
+    fix: str = ""
+    same: tuple[Any, ...] = ()
+    secret: bool = False
+
+
+def carried(
+    name: str, default: Any, key: str, turn: Callable[[Any], Any] | None = None, about: str = "", *, type: Any = None
+) -> Row:
+    return Row(name, default, "carried", (key,), type or type_of(default), turn, about)
+
+
+def joint(name: str, default: Any, keys: Sequence[str] = (), about: str = "", *, type: Read | None = None) -> Row:
+    return Row(name, default, "joint", tuple(keys), type or type_of(default), None, about)
+
+
+def listed(name: str, default: Any, about: str, *, secret: bool = False) -> Row:
+    return Row(name, default, "listed", about=about, secret=secret)
+
+
+def refused(name: str, default: Any, about: str, fix: str = "", *, same: Sequence[Any] = ()) -> Row:
+    return Row(name, default, "refused", (), type_of(default), None, about, fix, tuple(same))
+
+
+def type_of(default: Any) -> Read | None:
+    """The check that a default's type suggests; None for text and for what has no default."""
+    if isinstance(default, bool):
+        return truth
+    if isinstance(default, int):
+        return whole
+    return number if isinstance(default, float) else None
+
+
+def truth(value: Any) -> bool:
+    if (found := plain_truth(value)) is None:
+        raise ValueError("true or false")
+    return found
+
+
+def number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number")
+    return value
+
+
+def whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ValueError("a whole number")
+    return int(value)
+
+
+def text(value: Any) -> str:
+    if isinstance(value, list | dict | bool):
+        raise ValueError("a text")
+    return str(value)
+
+
+def names(value: Any) -> list[str]:
+    """`a,b`, `a, b` or a list; blanks around a name go."""
+    items = value if isinstance(value, list) else str(value).split(",")
+    return [str(item).strip() for item in items if str(item).strip()]

@@ -1,0 +1,57 @@
+"""Which tools surefoot understands, and which of them a command or a file belongs to.
+
+    translate_command(["llamafactory-cli", "train", "run.yaml"], options)
+    translate_file("run.yaml", text, ["lora_rank=8"], options)
+
+A tool claims a command by the program's name and a file by its keys; the first that claims it reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.dialects.launch import Command, Options, read_command
+from surefoot.dialects.translation import Translation
+from surefoot.errors import Fault, InputError
+
+
+@dataclass(frozen=True)
+class Tool:
+    """claims_command, claims_file(path, text): whether it is this tool's. from_file(path, text, overrides, options)."""
+
+    name: str
+    claims_command: Callable[[Command], bool]
+    from_command: Callable[[Command, Options], Translation]
+    claims_file: Callable[[str, str], bool] = lambda path, text: False
+    from_file: Callable[[str, str, Sequence[str], Options], Translation] | None = None
+
+
+def tools() -> tuple[Tool, ...]:
+    return ()
+
+
+def translate_command(words: Sequence[str], options: Options) -> Translation:
+    """Raises InputError with every fault, also for a command of no known tool."""
+    command = read_command(words, options)
+    for tool in tools():
+        if tool.claims_command(command):
+            found = tool.from_command(command, options)
+            environment = {**command.environment, **found.environment}
+            return replace(found, notes=(*command.notes, *found.notes), environment=environment)
+    known = ", ".join(tool.name for tool in tools())
+    raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
+
+
+def file_tool(path: str, text: str) -> Tool | None:
+    """The tool whose config this is; None for one of surefoot's own, and for what nobody claims."""
+    return next((tool for tool in tools() if tool.from_file and tool.claims_file(path, text)), None)
+
+
+def translate_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    """Raises InputError with every fault, also for a file of no known tool."""
+    tool = file_tool(path, text)
+    if tool is None or tool.from_file is None:
+        known = ", ".join(tool.name for tool in tools())
+        raise InputError(Fault(path, "is no config of a tool that surefoot understands", f"it reads {known}"))
+    return tool.from_file(path, text, overrides, options)

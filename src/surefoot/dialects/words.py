@@ -1,0 +1,157 @@
+"""Another tool's settings as they were given: one word each, with the place where it stands.
+
+    read_flags(["--lora_rank", "8", "--bf16"], switches=("bf16",))
+    read_pairs(["lora_rank=8"])
+    read_document(document)             # a YAML or JSON file
+
+Values are read as YAML 1.2 reads unquoted text, so `5e-4` is a number wherever it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.config.yaml_reader import Document, Position, parse_value, parse_yaml
+from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.errors import Fault, InputError
+
+_FLAG = re.compile(r"--?[A-Za-z_][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Word:
+    """name: what the tool calls it. where: "run.yaml:3:1" or the flag. shown: as its user knows it."""
+
+    name: str
+    value: Any
+    where: str
+    shown: str
+
+
+def read_document(document: Document) -> list[Word]:
+    """Every top-level key, in the order of the file."""
+    words: list[Word] = []
+    for name, value in document.data.items():
+        position = document.keys.get(name)
+        where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
+        words.append(Word(name, value, where, f"{name}: {shown(value)}"))
+    return words
+
+
+def parse_document(text: str, path: str) -> Document:
+    """A YAML or JSON file of settings. Raises InputError with every fault."""
+    if path.endswith(".json"):
+        return _parse_json(text, path)
+    document, faults = parse_yaml(text, path)
+    if faults:
+        raise InputError(faults)
+    return document
+
+
+def read_pairs(arguments: Sequence[str]) -> list[Word]:
+    """`key=value` words, as OmegaConf takes them behind a file. Raises InputError for any other word."""
+    words: list[Word] = []
+    for text in arguments:
+        name, equals, written = text.partition("=")
+        if not equals or not name or name.startswith("-"):
+            raise InputError(Fault(text, "is not key=value", "overrides behind a file are written like lora_rank=8"))
+        words.append(Word(name, parse_value(written, text) if written else None, text, text))
+    return words
+
+
+def read_flags(
+    arguments: Sequence[str], *, switches: Collection[str] = (), lists: Collection[str] = ()
+) -> tuple[list[Word], list[str]]:
+    """`--key value`, `--key=value`, bare `--key` (true) and `--no_key` of a switch; and the words that belong to no
+    flag.
+
+    switches: names that may stand without a value. lists: names that take every word up to the next flag; one word
+    stays one value. Dashes within a name are underscores. Raises InputError for a flag without its value.
+    """
+    words: list[Word] = []
+    left: list[str] = []
+    at = 0
+    while at < len(arguments):
+        text = arguments[at]
+        flag, equals, written = text.partition("=")
+        at += 1
+        if not _FLAG.fullmatch(flag):
+            left.append(text)
+            continue
+        name = flag.lstrip("-").replace("-", "_")
+        values = [written] if equals else []
+        room = 0 if equals else len(arguments) if name in lists else 1
+        while room and at < len(arguments) and not is_flag(arguments[at]):
+            if name in switches and plain_truth(arguments[at]) is None:
+                break
+            values.append(arguments[at])
+            at, room = at + 1, room - 1
+        if not values:
+            negated = name.removeprefix("no_")
+            if name not in switches and negated != name and negated in switches:
+                words.append(Word(negated, False, flag, flag))
+                continue
+            if name in switches or name not in lists:
+                words.append(Word(name, True, flag, flag))
+                continue
+            raise InputError(Fault(flag, "has no value", f"write it like {flag} VALUE"))
+        read = [read_value(value) for value in values]
+        value = read[0] if len(read) == 1 else read
+        words.append(Word(name, value, flag, f"{flag} {' '.join(values)}"))
+    return words, left
+
+
+def is_flag(text: str) -> bool:
+    """Whether a word of a command begins a flag; -1 and -0.5 are numbers."""
+    return _FLAG.fullmatch(text.partition("=")[0]) is not None and text.startswith("-")
+
+
+def read_value(text: str) -> Any:
+    """One value of a command line: a scalar as YAML reads it, a list or a group where one is written out, else text."""
+    if text[:1] in ("[", "{"):
+        try:
+            return parse_value(text, text)
+        except InputError:
+            return text
+    return plain_scalar(text)
+
+
+_TRUE, _FALSE = ("yes", "true", "t", "y", "1", "on"), ("no", "false", "f", "n", "0", "off")
+
+
+def plain_truth(value: Any) -> bool | None:
+    """True or false as transformers' parsers read it; None where it is neither."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    return True if word in _TRUE else False if word in _FALSE else None
+
+
+def _parse_json(text: str, path: str) -> Document:
+    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InputError(Fault(path, f"{twice}: duplicate key", "keep one"))
+        return dict(pairs)
+
+    try:
+        data = json.loads(text, object_pairs_hook=whole)
+    except json.JSONDecodeError as error:
+        raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}")) from None
+    if not isinstance(data, dict):
+        raise InputError(Fault(path, "does not hold an object", 'write {"key": value, …}'))
+    keys = dict(_json_positions(text, data))
+    return Document(data, keys, keys, path)
+
+
+def _json_positions(text: str, names: Collection[str]) -> Iterator[tuple[str, Position]]:
+    """Where each key first stands; good enough to find the line by, since settings are flat."""
+    for name in names:
+        if found := re.search(re.escape(json.dumps(name, ensure_ascii=False)) + r"\s*:", text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield name, Position(line, found.start() - text.rfind("\n", 0, found.start()))
