@@ -55,7 +55,7 @@ def test_a_run_whose_base_is_gone_does_not_ask_the_hub(hub, base, tmp_path, else
 
 
 def test_twin_without_the_runs_record_opens_the_strangers_model(hub, base, tmp_path, elsewhere, monkeypatch):
-    monkeypatch.setattr(open_model, "_saved_plan", lambda folder: None)
+    monkeypatch.setattr(open_model, "saved_plan", lambda folder: None)
     with pytest.raises(pytest.fail.Exception):
         test_a_run_whose_base_is_gone_does_not_ask_the_hub(hub, base, tmp_path, elsewhere)
 

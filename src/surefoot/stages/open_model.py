@@ -71,10 +71,10 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     Raises InputError for what is not intact and for an adapter whose base is not found; EnvironmentFault where the hub
     does not give it.
     """
-    base, saved = _find(path, adapter)
+    base, saved = find_parts(path, adapter)
     trained = saved.folder if saved else base
     cautions = cautions_about(trained, base)
-    plan = _saved_plan(trained)
+    plan = saved_plan(trained)
     facts = facts_of(base)
     with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
     tokens = plan.tokenizer if plan else _plan_tokens(path, facts, with_tokenizer)
@@ -144,7 +144,7 @@ def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | 
     return wanted or min(usual, free)
 
 
-def _find(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
+def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
     """The folder of the model, and the adapter over it."""
     folder = resolve_folder(path, None, weights=True)
     require_weights(folder, path)
@@ -174,12 +174,12 @@ def _find_base(saved: SavedAdapter) -> Path:
     for start in (Path(), *saved.folder.resolve().parents):
         if (start / saved.base / "config.json").is_file():
             return start / saved.base
-    if saved.revision is None and _saved_plan(saved.folder) is not None:
+    if saved.revision is None and saved_plan(saved.folder) is not None:
         raise InputError(f"it was the folder {saved.base}, which is neither here nor in a folder above the run")
     return resolve_folder(saved.base, saved.revision, weights=True)
 
 
-def _saved_plan(folder: Path) -> RunPlan | None:
+def saved_plan(folder: Path) -> RunPlan | None:
     """The plan of the run that wrote this folder; a checkpoint's stands beside it."""
     for place in (folder, folder.resolve().parent) if folder.name.startswith("checkpoint-") else (folder,):
         if (place / "plan.json").is_file():
