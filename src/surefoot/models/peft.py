@@ -21,10 +21,12 @@ from peft import (
 )
 from peft.tuners.lora import LoraLayer
 from peft.utils.integrations import dequantize_module_weight
+from peft.utils.other import ModulesToSaveWrapper
 
 __all__ = [
     "LoraConfig",
     "LoraLayer",
+    "ModulesToSaveWrapper",
     "PeftModel",
     "TaskType",
     "dequantize_module_weight",

@@ -1,0 +1,128 @@
+"""Two captures of the same token ids, tensor by tensor: how far is the second from the first?
+
+relative = |B - A| / |A|, both in float64, A the reference. For activations the same over the first position and over
+the rest. One tensor of each capture is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.errors import Fault, InputError
+from surefoot.evaluate.capture_folder import Capture
+from surefoot.evaluate.statistics import relative_difference
+
+ACTIVATIONS = ("residual_in", "residual_out", "input", "output")
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """relative, first, rest: None where it has no value (see `relative_difference`), first and rest also for what has
+    no positions. abs_max: the largest difference of two values. equal: bit for bit, in one dtype."""
+
+    name: str
+    layer: int | None
+    kind: str
+    role: str | None
+    relative: float | None
+    first: float | None
+    rest: float | None
+    abs_max: float
+    equal: bool
+
+
+@dataclass(frozen=True)
+class CaptureComparison:
+    """reference, other: their folders. notes: in what the two captures differ besides values, one line each."""
+
+    reference: str
+    other: str
+    differences: tuple[TensorDifference, ...]
+    notes: tuple[str, ...]
+
+
+def compare_captures(reference: Capture, other: Capture) -> CaptureComparison:
+    """Raises InputError where they have no common ground: other token ids, other shapes, no layer in common."""
+    check_comparable(reference, other)
+    common = [name for name in reference.entries if name in other.entries]
+    notes = tuple(_notes(reference, other, common))
+    return CaptureComparison(
+        str(reference.folder), str(other.folder), tuple(_difference(reference, other, name) for name in common), notes
+    )
+
+
+def check_comparable(reference: Capture, other: Capture) -> None:
+    where = f"{reference.folder} and {other.folder}"
+    check_ids(reference, other.ids, str(other.folder))
+    common = [name for name in reference.entries if name in other.entries]
+    if not common:
+        a, b = (_numbers(one.layers) for one in (reference, other))
+        what = f"have no tensor in common: layers {a} there, layers {b} here"
+        raise InputError(Fault(where, what, "capture the same layers of models of one family"))
+    shapes = [(name, *(one.entries[name]["shape"] for one in (reference, other))) for name in common]
+    if different := [one for one in shapes if one[1] != one[2]]:
+        name, a, b = different[0]
+        what = f"{len(different)} tensors have other shapes, first {name}: {a} there, {b} here"
+        raise InputError(Fault(where, what, "compare models of one size"))
+
+
+def check_ids(reference: Capture, ids: list[int], name: str) -> None:
+    """Raises InputError unless the capture was made of these token ids."""
+    if reference.ids == ids:
+        return
+    pairs = zip(reference.ids, ids, strict=False)
+    at = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(reference.ids), len(ids)))
+    what = f"was made of {len(reference.ids)} other token ids than the {len(ids)} of {name} (position {at} differs)"
+    raise InputError(Fault(str(reference.folder), what, "leave --text, --data and --seq-len out to take its ids"))
+
+
+def _difference(reference: Capture, other: Capture, name: str) -> TensorDifference:
+    entry = reference.entries[name]
+    old, new = reference.tensor(name), other.tensor(name)
+    by_position = entry["kind"] in ACTIVATIONS and len(old) > 1
+    return TensorDifference(
+        name=name,
+        layer=entry["layer"],
+        kind=entry["kind"],
+        role=entry["role"],
+        relative=relative_difference(new, old),
+        first=relative_difference(new[:1], old[:1]) if by_position else None,
+        rest=relative_difference(new[1:], old[1:]) if by_position else None,
+        abs_max=float((new.float() - old.float()).abs().max()) if old.numel() else 0.0,
+        equal=new.dtype == old.dtype and torch.equal(new, old),
+    )
+
+
+def _notes(reference: Capture, other: Capture, common: list[str]) -> Iterator[str]:
+    alone = [sorted({*one.layers} - {*two.layers}) for one, two in ((reference, other), (other, reference))]
+    for one, layers in zip((reference, other), alone, strict=True):
+        if layers:
+            yield f"layers {_numbers(layers)} are in {one.folder} alone and not compared"
+    in_both = {*reference.layers} & {*other.layers} | {None}
+    lonely = {
+        one.folder: [
+            name for name, entry in one.entries.items() if name not in two.entries and entry["layer"] in in_both
+        ]
+        for one, two in ((reference, other), (other, reference))
+    }
+    for folder, names in lonely.items():
+        if names:
+            yield f"{len(names)} tensors are in {folder} alone and not compared, first {names[0]}"
+    dtypes = [(name, *(one.entries[name]["dtype"] for one in (reference, other))) for name in common]
+    if different := [one for one in dtypes if one[1] != one[2]]:
+        name, a, b = different[0]
+        yield f"{len(different)} tensors are stored in other dtypes, first {name}: {a} and {b}; rounding counts as difference"
+
+
+def _numbers(layers: list[int]) -> str:
+    """0-3, 7: neighbours as ranges."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs) or "none"

@@ -1,0 +1,248 @@
+"""Look into the decoder layers of a model while it runs: norms, projections, the residual stream, attention maps.
+
+What stands where is read from the family's row, or, for a family without one, from the module tree; no model is asked
+for its name. `watched` puts hooks in, hands every tensor to the caller as it comes by, says when a layer is through,
+and takes the hooks out again. Who keeps a tensor copies it, who measures it does not: memory is the caller's choice.
+
+    parts = layer_parts(model, facts)
+    with torch.no_grad(), watched(model, parts, [0, 1], see, through):
+        narrowed_logits(model, places, input_ids=ids)
+
+Attention maps exist only where attention is computed in plain steps: for them the model is switched to eager attention
+and back. Shapes: B texts, T tokens, H hidden size, h heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.families.family import Dimension
+from surefoot.families.model_facts import ModelFacts
+from surefoot.models.decoder import decoder_layers
+from surefoot.models.forward import causal_model
+from surefoot.models.peft import LoraLayer
+
+Kind = Literal["residual_in", "residual_out", "input", "output", "attention"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module inside every decoder layer, or the final norm. path: within the layer; the full name of the final norm.
+
+    roles, sizes: of a linear layer that several are fused in, what they are called and how many outputs each has, in
+    order; of any other linear layer its one role, of a norm none.
+    """
+
+    path: str
+    kind: Literal["norm", "linear"]
+    roles: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """layers: full name of the list of decoder layers. final_norm: None where the model ends without one."""
+
+    layers: str
+    parts: tuple[Part, ...]
+    final_norm: Part | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor was seen. layer: None for the final norm. module: full name in the transformers model.
+
+    kind: residual_in and residual_out are what a decoder layer gets and gives, [B, T, H]; input and output are of the
+    part, [B, T, …] or [B, h, T, …]; attention is the probabilities, [B, h, T, T].
+    """
+
+    layer: int | None
+    module: str
+    part: Part | None
+    kind: Kind
+
+
+See = Callable[[Place, torch.Tensor], None]
+
+
+def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
+    """What there is to see in this model's layers, in the order of the family's row or of the module tree."""
+    base, layers = causal_model(model), decoder_layers(model)
+    names = {id(module): name for name, module in base.named_modules()}
+    family = facts.family
+    if family is None:
+        last = [module for module in base.get_decoder().children() if _is_norm(module)]
+        final = Part(names[id(last[-1])], "norm") if last else None
+        return LayerParts(names[id(layers)], tuple(_shown_parts(layers[0])), final)
+    size: dict[Dimension, int] = {
+        "hidden": facts.hidden,
+        "query": facts.heads * facts.head_dim,
+        "key_value": facts.kv_heads * facts.head_dim,
+        "head": facts.head_dim,
+        "intermediate": facts.intermediate,
+        "embedding": facts.embedding_width,
+    }
+    linears = [
+        Part(row.path, "linear", tuple(row.roles), tuple(size[part] for part in row.outputs)) for row in family.linears
+    ]
+    norms = [Part(row.path, "norm") for row in family.layer_norms]
+    path = family.final_norm.path
+    final = Part(path, "norm") if path in {*names.values()} else None
+    return LayerParts(names[id(layers)], (*norms, *linears), final)
+
+
+@contextmanager
+def watched(
+    model: nn.Module,
+    parts: LayerParts,
+    layers: Collection[int],
+    see: See,
+    through: Callable[[int | None], None] = lambda layer: None,
+    *,
+    attention: bool = False,
+) -> Iterator[None]:
+    """Inside, a forward pass calls see(place, tensor) for all that `parts` name in `layers`, and through(layer) after
+    the last of each layer, and of the final norm (None).
+
+    attention: maps too; the model runs eager attention inside. Raises EnvironmentFault where its layers give none.
+    """
+    base = causal_model(model)
+    with ExitStack() as stack:
+        if attention:
+            stack.enter_context(_eager(base))
+        for number in layers:
+            layer = base.get_submodule(f"{parts.layers}.{number}")
+            name = f"{parts.layers}.{number}"
+            if attention:
+                stack.enter_context(_attention_seen(layer, number, name, see))
+            stack.callback(layer.register_forward_pre_hook(_entering(number, name, see), with_kwargs=True).remove)
+            for part in parts.parts:
+                hook = _around(Place(number, f"{name}.{part.path}", part, "input"), see)
+                stack.callback(layer.get_submodule(part.path).register_forward_hook(hook, with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(_leaving(number, name, see, through)).remove)
+        if parts.final_norm is not None:
+            norm = base.get_submodule(parts.final_norm.path)
+            hook = _around(Place(None, parts.final_norm.path, parts.final_norm, "input"), see)
+            stack.callback(norm.register_forward_hook(hook, with_kwargs=True).remove)
+            stack.callback(norm.register_forward_hook(lambda *_: through(None)).remove)
+        yield
+
+
+def by_token(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+    """[B, T, …] or [B, h, T, d] -> [B, T, width]. Where h equals T, memory tells: a head's rows lie closer together."""
+    axes = [axis for axis in range(1, max(2, tensor.ndim - 1)) if tensor.shape[axis] == tokens]
+    if not axes:
+        raise ValueError(f"no axis of {list(tensor.shape)} counts {tokens} tokens")
+    axis = max(axes, key=tensor.stride)
+    return tensor.movedim(axis, 1).flatten(2)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Norm") and not any(module.children())
+
+
+def _shown_parts(layer: nn.Module) -> Iterator[Part]:
+    """Of a family without a row: its norms and linear layers, each called by the last word of its name."""
+    inside_adapter: tuple[str, ...] = ()
+    for path, module in layer.named_modules():
+        if path.startswith(inside_adapter or ("\0",)):
+            continue
+        if isinstance(module, LoraLayer):
+            inside_adapter += (f"{path}.",)
+        if isinstance(module, nn.Linear | Conv1D | LoraLayer):
+            yield Part(path, "linear", (path.rpartition(".")[2],))
+        elif _is_norm(module):
+            yield Part(path, "norm")
+
+
+def _entering(layer: int, name: str, see: See) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        see(Place(layer, name, None, "residual_in"), _first(inputs, named))
+
+    return hook
+
+
+def _leaving(layer: int, name: str, see: See, through: Callable[[int | None], None]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        see(Place(layer, name, None, "residual_out"), output[0] if isinstance(output, tuple) else output)
+        through(layer)
+
+    return hook
+
+
+def _around(place: Place, see: See) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: torch.Tensor) -> None:
+        see(place, _first(inputs, named))
+        see(Place(place.layer, place.module, place.part, "output"), output)
+
+    return hook
+
+
+def _first(inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
+    """The tensor that a module works on: its first argument, by place or by name."""
+    return inputs[0] if inputs else next(value for value in named.values() if isinstance(value, torch.Tensor))
+
+
+@contextmanager
+def _attention_seen(layer: nn.Module, number: int, name: str, see: See) -> Iterator[None]:
+    """Attention modules are those that return a tuple with probabilities [B, h, T, T] in it."""
+    found: list[str] = []
+
+    def seen(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            for item in output if isinstance(output, tuple) else ():
+                if isinstance(item, torch.Tensor) and item.ndim == 4 and item.shape[2] == item.shape[3]:
+                    found.append(path)
+                    see(Place(number, f"{name}.{path}", None, "attention"), item)
+                    return
+
+        return hook
+
+    def check(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not found:
+            what = f"{name} gives no attention probabilities, even with eager attention"
+            raise EnvironmentFault(Fault("attention maps", what, "leave them out"))
+        found.clear()
+
+    with ExitStack() as stack:
+        for path, module in layer.named_modules():
+            if path and any(module.children()):
+                stack.callback(module.register_forward_hook(seen(path)).remove)
+        stack.callback(layer.register_forward_hook(check).remove)
+        yield
+
+
+@contextmanager
+def _eager(base: Any) -> Iterator[None]:
+    before = base.config._attn_implementation
+    base.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        base.set_attn_implementation(before)
+
+
+def chosen_layers(spec: str, count: int) -> Sequence[int]:
+    """ "all", or numbers and ranges such as "0,5-7", in order and once each. Raises ValueError with the reason."""
+    if spec.strip() == "all":
+        return range(count)
+    chosen: set[int] = set()
+    for part in spec.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part.strip()!r} is neither a layer's number nor a range such as 5-7")
+        start, end = int(first), int(last or first)
+        if end < start:
+            raise ValueError(f"{part.strip()!r} ends before it begins")
+        if end >= count:
+            raise ValueError(f"there is no layer {end}: this model has layers 0 to {count - 1}")
+        chosen.update(range(start, end + 1))
+    return sorted(chosen)

@@ -1,0 +1,106 @@
+"""Pictures of what was captured: one sheet of heat maps per layer, and one of all layers together.
+
+A matrix is shown as the rms of its blocks, so that a single large channel is seen however wide the matrix is. Each panel
+has its own scale, from the 1st to the 99.5th percentile: one outlier, such as the first position's, would turn the rest
+black. What is brighter than the scale is drawn in the brightest colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = 4
+_COLOURS = "viridis"  # even in brightness, for every kind of colour vision and in print
+
+
+@dataclass(frozen=True)
+class Panel:
+    """values: [rows, columns], reduced to what can be seen. size: (rows, columns) of the whole. axes: what rows and
+    columns are."""
+
+    title: str
+    values: np.ndarray
+    size: tuple[int, int]
+    axes: tuple[str, str]
+
+
+def layer_sheet(title: str, panels: Sequence[Panel]) -> Figure:
+    """All panels of one layer, four in a row."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(panels) // _COLUMNS)
+    figure = Figure(figsize=(4.1 * _COLUMNS, 3.3 * rows + 0.5), dpi=90, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13)
+    for place, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, _COLUMNS, place + 1)
+        _draw(figure, axes, panel)
+    return figure
+
+
+def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
+    """norms: [layers, positions], length of the residual stream's vectors, log scale. layers: what the rows are."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, min(12.0, 2.2 + 0.28 * len(layers))), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    positive = norms[np.isfinite(norms) & (norms > 0)]
+    low, high = (positive.min(), positive.max()) if positive.size else (1.0, 10.0)
+    shades = LogNorm(low, high if high > low else low * 10)
+    image = axes.imshow(norms, aspect="auto", cmap=_COLOURS, norm=shades, interpolation="nearest")
+    axes.set_title(title, loc="left", fontsize=12)
+    axes.set_xlabel("position")
+    axes.set_ylabel("residual stream")
+    every = -(-len(layers) // 24)
+    axes.set_yticks(range(0, len(layers), every), [layers[row] for row in range(0, len(layers), every)])
+    figure.colorbar(image, ax=axes, label="norm of the vector (log scale)", pad=0.01)
+    return figure
+
+
+def difference_sheet(title: str, names: Sequence[str], layers: Sequence[str], values: np.ndarray) -> Figure:
+    """values: [names, layers], relative differences; NaN where there is none. Zero is drawn as the darkest colour."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    size = (min(16.0, 5.2 + 0.42 * len(layers)), min(24.0, 1.8 + 0.24 * len(names)))
+    figure = Figure(figsize=size, dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    positive = values[np.isfinite(values) & (values > 0)]
+    low, high = (positive.min(), positive.max()) if positive.size else (1e-6, 1.0)
+    low = max(low, high * 1e-8)
+    shades = LogNorm(low, high if high > low else low * 10)
+    shown = np.where(values == 0, low, values)
+    image = axes.imshow(shown, aspect="auto", cmap=_COLOURS, norm=shades, interpolation="nearest")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel("layer")
+    axes.set_xticks(range(len(layers)), layers, rotation=0 if len(layers) <= 16 else 90)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    figure.colorbar(image, ax=axes, label="|B - A| / |A| (log scale)", pad=0.01)
+    return figure
+
+
+def _draw(figure: Figure, axes: Any, panel: Panel) -> None:
+    finite = panel.values[np.isfinite(panel.values)]
+    low, high = np.percentile(finite, (1, 99.5)) if finite.size else (0.0, 1.0)
+    extent = (-0.5, panel.size[1] - 0.5, panel.size[0] - 0.5, -0.5)
+    image = axes.imshow(
+        panel.values,
+        aspect="auto",
+        cmap=_COLOURS,
+        vmin=low,
+        vmax=high if high > low else low + 1.0,
+        interpolation="nearest",
+        extent=extent,
+    )
+    axes.set_title(panel.title, loc="left", fontsize=9)
+    axes.set_ylabel(panel.axes[0], fontsize=8)
+    axes.set_xlabel(panel.axes[1], fontsize=8)
+    axes.tick_params(labelsize=7)
+    figure.colorbar(image, ax=axes, pad=0.01).ax.tick_params(labelsize=7)
