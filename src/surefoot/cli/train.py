@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
 @click.option("--push", "name", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
+@click.option(
+    "--profile", type=click.IntRange(min=1), metavar="N", help="Time forward and backward of every N-th step."
+)
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
 def train(
     config: Path,
@@ -33,6 +36,7 @@ def train(
     overwrite: bool,
     quiet: bool,
     name: str | None,
+    profile: int | None,
     dry_run: bool,
 ) -> int:
     """Fine-tune the model that CONFIG.yaml describes.
@@ -44,10 +48,10 @@ def train(
     loaded = load_or_exit(config, overrides)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with _told_if_interrupted(Path(loaded.config.output), mode):
-        return _train(loaded.config, mode, quiet, name, dry_run)
+        return _train(loaded.config, mode, quiet, name, profile, dry_run)
 
 
-def _train(config: RunConfig, mode: Mode, quiet: bool, name: str | None, dry_run: bool) -> int:
+def _train(config: RunConfig, mode: Mode, quiet: bool, name: str | None, profile: int | None, dry_run: bool) -> int:
     from surefoot import hardware
     from surefoot.report.console import open_console
     from surefoot.stages.push import check_push, push_run
@@ -58,7 +62,7 @@ def _train(config: RunConfig, mode: Mode, quiet: bool, name: str | None, dry_run
     typed = ["surefoot", *sys.argv[1:]]
     with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stdout) as stream:
         console = open_console(stream, hardware.terminal_wishes())
-        code = train_run(config, mode, console, typed=typed, dry_run=dry_run)
+        code = train_run(config, mode, console, typed=typed, dry_run=dry_run, profile_every=profile)
         if name is not None and code == 0 and not dry_run:
             console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code

@@ -1,21 +1,24 @@
-"""events.jsonl and samples.jsonl of a run folder: what happened, and what the model said, for people to read.
+"""events.jsonl, samples.jsonl and profile.jsonl of a run folder: what happened, what the model said, where the time of
+a step went, for people to read.
 
-An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}. On resume both are cut like the
-training log, since the steps after the checkpoint are done again. What happened to the process rather than to a step
-(it started, stopped, diverged) stays: that history cannot be had twice.
+An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}, a profile a step and the fields of
+`StepProfile`. On resume all are cut like the training log, since the steps after the checkpoint are done again. What
+happened to the process rather than to a step (it started, stopped, diverged) stays: that history cannot be had twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.report import journal
 from surefoot.report.journal import Record
+from surefoot.training.report import StepProfile
 
-EVENTS, SAMPLES = "events.jsonl", "samples.jsonl"
+EVENTS, SAMPLES, PROFILE = "events.jsonl", "samples.jsonl", "profile.jsonl"
 
 Kind = Literal[
     "start",
@@ -51,6 +54,10 @@ def append_samples(run: Path, step: int, answers: Sequence[tuple[str, str]]) -> 
         journal.append(run / SAMPLES, {"step": step, "prompt": prompt, "answer": answer})
 
 
+def append_profile(run: Path, step: int, profile: StepProfile) -> None:
+    journal.append(run / PROFILE, {"step": step, **asdict(profile)})
+
+
 def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
     """Leave what lies before a checkpoint of `step`. evaluated: whether it was written after the evaluation of that
     very step; if not, that evaluation is done again. Damaged lines go: nothing is computed from these files."""
@@ -65,7 +72,8 @@ def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
         if event.get("kind") in OF_THE_PROCESS or is_kept(event, event.get("kind") == "best")
     ]
     samples = [sample for sample in journal.salvage(run / SAMPLES)[0] if is_kept(sample, True)]
-    for name, records in ((EVENTS, events), (SAMPLES, samples)):
+    profiles = [profile for profile in journal.salvage(run / PROFILE)[0] if is_kept(profile, False)]
+    for name, records in ((EVENTS, events), (SAMPLES, samples), (PROFILE, profiles)):
         if (run / name).exists():
             journal.rewrite(run / name, records)
 

@@ -14,7 +14,7 @@ from surefoot import durable
 from surefoot.errors import Diverged, EnvironmentFault
 from surefoot.report import wording
 from surefoot.report.console import Console
-from surefoot.report.events import Kind, append_event, append_samples, cut_events
+from surefoot.report.events import Kind, append_event, append_profile, append_samples, cut_events
 from surefoot.report.pace import Pace, clock_seconds
 from surefoot.report.progress import Progress, is_logged
 from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
@@ -80,6 +80,9 @@ class RunObserver:
         elif report.decision == "scaler":
             self._note("skipped", f"step {report.step}: fp16 gradients overflowed; skipped, and the scale was lowered")
         self.progress.step(report, timing, consecutive=guard.consecutive, skipped=guard.skipped)
+        if report.profile is not None:
+            append_profile(self._run, report.step, report.profile)
+            self.progress.event(wording.profile_line(report.step, report.profile))
 
     def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None:
         timing = self._pace.timing(self._total - report.step, self._peak_memory())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from surefoot.report.pace import Timing, clock_text
-from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.report import EvalReport, StepProfile, StepReport
 
 if TYPE_CHECKING:  # torch is not needed to say what happened
     from surefoot.data.batch import RecordName
@@ -49,6 +49,16 @@ def skip_sentence(report: StepReport, consecutive: int) -> str:
         f"step {report.step}: {what} not finite; weights and moments unchanged; {consecutive} in a row; "
         f"examples {example_list(report.examples)}"
     )
+
+
+def profile_line(step: int, profile: StepProfile) -> str:
+    """Means per micro-batch, in the words that train_sft.py printed."""
+    parts = [f"[profile] forward {profile.forward_ms:.1f}ms", f"backward {profile.backward_ms:.1f}ms"]
+    parts.append("(no optimizer.step)")
+    if profile.tokens_per_second is not None:
+        parts.append(f"tps {profile.tokens_per_second:.0f}")
+    passes = "1 micro-batch" if profile.micro_batches == 1 else f"mean of {profile.micro_batches} micro-batches"
+    return "  ".join([*parts, f"step {step}, {passes}"])
 
 
 def eval_sentence(report: EvalReport, improved: bool) -> str:

@@ -60,6 +60,7 @@ def make_job(
     identity: Mapping[str, Any],
     evaluate: Callable[[int], EvalReport | None] | None,
     observer: RunObserver,
+    profile_every: int | None = None,
 ) -> Job:
     """All the loop needs. Saving goes through here, so that its time is not counted as the step's."""
     keep_best = config.checkpoint.best != "none"
@@ -95,6 +96,7 @@ def make_job(
         max_consecutive=config.guard.max_consecutive,
         patience=stopping.patience if stopping else None,
         min_delta=stopping.min_delta if stopping else 0.0,
+        profile_every=profile_every,
     )
 
 

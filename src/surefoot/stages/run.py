@@ -52,6 +52,7 @@ def train_run(
     figures: Figures | None = None,
     prompt: str | None = None,
     custom: Custom = NOTHING,
+    profile_every: int | None = None,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
 
@@ -60,6 +61,7 @@ def train_run(
     figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try,
     else one of the data's.
     custom: what a Python caller brings of its own.
+    profile_every: time forward and backward of every N-th step.
     """
     with captured_libraries(console):
         found = claim(config, mode)
@@ -88,7 +90,7 @@ def train_run(
             console.log_to(run.found.folder / "run.log")
             try:
                 with memory_faults("training", config, run.plan):
-                    return _train_and_publish(run, setup, console, typed, figures, prompt, custom)
+                    return _train_and_publish(run, setup, console, typed, figures, prompt, custom, profile_every)
             except SurefootError as error:
                 console.note(f"error: {error}")  # the screen gets it from the command line
                 draw_report(run.found.folder)
@@ -142,6 +144,7 @@ def _train_and_publish(
     figures: Figures | None,
     prompt: str | None,
     custom: Custom,
+    profile_every: int | None,
 ) -> int:
     config, folder, stage = run.config, run.found.folder, run.stage
     trackers = open_trackers(config, folder, setup.state, console)
@@ -156,7 +159,9 @@ def _train_and_publish(
             metrics = custom.all_metrics
             evaluate = make_evaluate(config, run.plan, stage, setup, run.tokenizer, metrics, observer, stop)
         stage = replace(stage, step_batches=batches)
-        job = make_job(config, run.plan, folder, stage, setup, run.timetable, run.identity, evaluate, observer)
+        job = make_job(
+            config, run.plan, folder, stage, setup, run.timetable, run.identity, evaluate, observer, profile_every
+        )
         outcome = train(job, replace(setup.state, trackers=trackers.ids), observer, stop)
         if outcome.reason != "interrupted":
             trackers.finished()

@@ -17,6 +17,7 @@ from surefoot.training.diagnose import find_origin
 from surefoot.training.engine import Engine
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
+from surefoot.training.profile import Stopwatch
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
@@ -38,7 +39,7 @@ class Job:
     batches: step -> its micro-batches. evaluate: step -> report, or None when it was asked to stop in between.
     save: writes a checkpoint of engine and state.
     goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
-    trains to the end.
+    trains to the end. profile_every: time forward and backward of every N-th step; None times none.
     """
 
     engine: Engine
@@ -56,6 +57,7 @@ class Job:
     max_consecutive: int
     patience: int | None
     min_delta: float
+    profile_every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
             lr=job.schedule.rate(step - 1),
             scale=state.scale,
             settings=job.settings,
+            watch=Stopwatch(job.engine.device) if job.profile_every and step % job.profile_every == 0 else None,
         )
         scale, state = state.scale, state.after_step(report)
         observer.step(report, state)

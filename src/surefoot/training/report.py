@@ -13,9 +13,21 @@ Decision = Literal["stepped", "non_finite", "scaler"]
 
 
 @dataclass(frozen=True)
+class StepProfile:
+    """forward_ms, backward_ms: milliseconds per micro-batch, mean over the step's. tokens_per_second: real input
+    tokens of the step over the time of its forward and backward passes; None where the clock saw none."""
+
+    forward_ms: float
+    backward_ms: float
+    micro_batches: int
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
 class StepReport:
     """step counts from 1. loss: mean over the step's weight, None when non-finite. grad_norm: before clipping.
-    decision: "stepped", or why the optimizer did not move. seconds: the step alone, without evaluation or saving."""
+    decision: "stepped", or why the optimizer did not move. seconds: the step alone, without evaluation or saving.
+    profile: only of a step that was watched."""
 
     step: int
     loss: float | None
@@ -28,6 +40,7 @@ class StepReport:
     non_finite: str | None  # "loss" | "grad_norm"
     seconds: float
     scale: float | None = None  # gradient scale, fp16 only
+    profile: StepProfile | None = None
 
 
 @dataclass(frozen=True)

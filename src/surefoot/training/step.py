@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from surefoot.data.batch import Batch
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
 from surefoot.training.guard import Verdict, judge
+from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.randomness import seed_micro_batch
 from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
@@ -44,14 +45,18 @@ def train_step(
     lr: float,
     scale: LossScale | None,
     settings: StepSettings,
+    watch: Stopwatch | None = None,
 ) -> StepReport:
-    """Run optimizer step number `step` (from 1) and report it. scale: fp16 loss scale, None otherwise.
+    """Run optimizer step number `step` (from 1) and report it. scale: fp16 loss scale, None otherwise. watch: times
+    forward and backward, and changes no number.
 
     The optimizer moves only when the loss and the gradient norm are finite. One host sync: where the guard looks.
     """
     started = time.perf_counter()
     weight = sum(batch.weight for batch in micro_batches)
-    loss_sum = accumulate_gradients(engine, objective, micro_batches, step=step, scale=scale, settings=settings)
+    loss_sum = accumulate_gradients(
+        engine, objective, micro_batches, step=step, scale=scale, settings=settings, watch=watch or unwatched
+    )
     engine.unscale(scale)
     norm = engine.grad_norm()
     loss, grad_norm = torch.stack((loss_sum / weight, norm.float())).tolist()
@@ -60,7 +65,9 @@ def train_step(
         engine.apply(lr, norm, settings.max_grad_norm)
     else:
         engine.discard()
-    return _report(step, loss, grad_norm, lr, micro_batches, verdict, scale, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    report = _report(step, loss, grad_norm, lr, micro_batches, verdict, scale, seconds)
+    return report if watch is None else replace(report, profile=watch.profile(report.tokens))
 
 
 def accumulate_gradients(
@@ -71,13 +78,14 @@ def accumulate_gradients(
     step: int,
     scale: LossScale | None,
     settings: StepSettings,
+    watch: Watch = unwatched,
 ) -> torch.Tensor:
     """Forward and backward of all micro-batches; returns the loss sum, a detached fp32 scalar on the device."""
     weight = sum(batch.weight for batch in micro_batches)
     loss_sum = torch.zeros((), dtype=torch.float32, device=engine.device)
     for number, batch in enumerate(micro_batches):
         seed_micro_batch(settings.seed, step, number)
-        loss_sum += add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
+        loss_sum += add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
     return loss_sum
 
 
@@ -89,13 +97,15 @@ def add_gradient(
     weight: int,
     scale: LossScale | None,
     settings: StepSettings,
+    watch: Watch = unwatched,
 ) -> torch.Tensor:
     """Forward and backward of one micro-batch, whose loss sum is divided by the weight of the whole step; returns the
     sum, detached."""
     with settings.kernels():
-        with settings.forward():
+        with watch("forward"), settings.forward():
             loss = objective(engine.model, batch.to(engine.device)).loss
-        engine.backward(loss / weight, scale)
+        with watch("backward"):
+            engine.backward(loss / weight, scale)
     return loss.detach()
 
 
