@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from surefoot.cli.evaluate import MEASUREMENTS, evaluate
 from surefoot.cli.main import COMMANDS, main
 from surefoot.errors import Diverged, EnvironmentFault, Fault, InputError, IntegrityError
 
@@ -23,6 +24,7 @@ SURFACE = {
     "completion": ["shell"],
     "compare": ["run_a", "run_b", "--json", "--plot"],
     "data": ["config", "overrides", "--json"],
+    "evaluate": [],
     "explain": ["key"],
     "generate": [
         "model",
@@ -46,6 +48,21 @@ SURFACE = {
     "verify": ["folder", "--same-as", "--json"],
 }
 
+MEASUREMENTS_SURFACE = {
+    "loss": [
+        "model",
+        "--adapter",
+        "data",
+        "--template",
+        "--max-length",
+        "--max-samples",
+        "--batch-size",
+        "--only",
+        "--json",
+        "--out",
+    ],
+}
+
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
@@ -64,8 +81,16 @@ def test_the_surface_is_frozen(name: str) -> None:
     assert surface(command) == SURFACE[name]
 
 
+@pytest.mark.parametrize("name", MEASUREMENTS_SURFACE)
+def test_the_surface_of_evaluate_is_frozen(name: str) -> None:
+    command = evaluate.get_command(click.Context(evaluate), name)
+    assert command is not None
+    assert surface(command) == MEASUREMENTS_SURFACE[name]
+
+
 def test_the_surface_is_complete() -> None:
     assert set(SURFACE) == set(COMMANDS)
+    assert set(MEASUREMENTS_SURFACE) == set(MEASUREMENTS)
     assert surface(main) == ["--version", "--local_rank"]
 
 

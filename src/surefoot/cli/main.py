@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module, metadata
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ COMMANDS = {
     "verify": Entry("surefoot.cli.verify", "Check a run or checkpoint bit by bit, or compare two."),
     "compare": Entry("surefoot.cli.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.cli.board", "Watch the runs of a folder on a live local page."),
+    "evaluate": Entry("surefoot.cli.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
     "push": Entry("surefoot.cli.push", "Upload the model of a finished run to the hub, privately."),
     "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
     "schema": Entry("surefoot.cli.schema", "Print the JSON Schema of the config, for editors."),
@@ -79,31 +81,36 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 
 class LazyGroup(click.Group):
-    """The commands of the table. `--debug` works before and after the command's name."""
+    """The commands of a table. `--debug` works before and after the command's name."""
+
+    def __init__(self, table: Mapping[str, Entry], **settings: Any):
+        super().__init__(**settings)
+        self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
         if cmd_name not in self.commands:
-            command: click.Command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
+            command: click.Command = getattr(import_module(self.table[cmd_name].module), cmd_name)
             command.params.append(_debug_option())
             self.commands[cmd_name] = command
         return self.commands[cmd_name]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, entry.help) for name, entry in self.table.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+        if name in self.table or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        near = f"train {name}" if name.endswith((".yaml", ".yml")) else nearest_word(name, COMMANDS)
+        config = "train" in self.table and name.endswith((".yaml", ".yml"))
+        near = f"train {name}" if config else nearest_word(name, self.table)
         advice = f" Did you mean `{ctx.command_path} {near}`?" if near else ""
         raise click.UsageError(f"no such command: {name}.{advice}", ctx)
 
@@ -147,6 +154,7 @@ def _flush_stdout() -> None:
 
 
 main = LazyGroup(
+    COMMANDS,
     name="surefoot",
     help="Fine-tune language models without losing your footing: no NaNs, no drift, no guesswork.",
     epilog="Exit codes: 0 done, 2 input, 3 environment, 4 no checkpoint that verifies, 5 diverged, 75 resumable.",

@@ -1,0 +1,17 @@
+"""`surefoot evaluate`: the group of measurements on a model. Each module is imported when its command is called."""
+
+from __future__ import annotations
+
+from surefoot.cli.main import Entry, LazyGroup
+
+MEASUREMENTS = {
+    "loss": Entry("surefoot.cli.evaluate_loss", "Loss, perplexity and token accuracy on a file."),
+}
+
+evaluate = LazyGroup(
+    MEASUREMENTS,
+    name="evaluate",
+    help="Measure MODEL: a base model, an adapter, a run, a checkpoint or a merged model. "
+    "With an adapter the base alone stands beside it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)

@@ -1,0 +1,70 @@
+"""`surefoot evaluate loss`: how well a model predicts the answers of a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from surefoot.cli.answering import check_models, introduce, model_options
+
+
+@click.command()
+@model_options
+@click.argument("data")
+@click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
+@click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="Examples per forward pass; changes no more than rounding."
+)
+@click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write loss.json into this folder.")
+def loss(
+    model: str,
+    adapter: str | None,
+    data: str,
+    template: str | None,
+    max_length: int | None,
+    max_samples: int | None,
+    batch_size: int | None,
+    only: str | None,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Loss, perplexity and token accuracy of MODEL on DATA, over the tokens that training would learn.
+
+    DATA is what `data.train` takes: a file, a folder, a hub data set, or a mapping such as '{path: data, name: demo}'.
+    For a run and its evaluation file the loss is the eval_loss of the run.
+    """
+    from surefoot.stages.asked_data import DataRequest, check_request
+
+    asked = DataRequest(data, template, max_length, max_samples)
+    check_models(model, adapter)
+    check_request(asked)
+
+    import json
+    import sys
+
+    from surefoot import durable, hardware
+    from surefoot.report.console import open_console
+    from surefoot.report.loss_table import loss_lines, loss_table
+    from surefoot.stages.measure_loss import loss_to_json, measure_loss
+    from surefoot.stages.open_model import open_for_use
+
+    opened = open_for_use(model, adapter)
+    introduce(opened, template=False)
+    measured = measure_loss(opened, asked, rows=batch_size, only=only)  # pyright: ignore[reportArgumentType]
+    found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
+    if out is not None:
+        durable.require_writable(out)
+        out.mkdir(parents=True, exist_ok=True)
+        durable.write_json(out / "loss.json", found)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    for line in loss_lines(measured.audit, measured.results, measured.max_length):
+        console.say(line)
+    console.show(loss_table(measured.results))

@@ -1,0 +1,161 @@
+"""`surefoot evaluate loss`: loss, perplexity and token accuracy on data that the model may never have seen.
+
+The data comes the way it comes in training: same sources, same layouts, same template, same label mask, same cutting.
+So the number for a run and its evaluation file is the eval_loss of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_reader import read_yaml
+from surefoot.data.audit import Audit
+from surefoot.data.prepare import PreparedData
+from surefoot.errors import Fault, InputError
+from surefoot.evaluate.loss import evaluate_loss
+from surefoot.families.templates import OWN, is_file
+from surefoot.models.attention import decoding_context
+from surefoot.models.precision import autocast
+from surefoot.objectives.sft import sft_loss
+from surefoot.planning.plan import Choice, TokenizerPlan
+from surefoot.stages.asked_data import DataRequest, config_for, words_of_the_command
+from surefoot.stages.open_model import OpenModel
+from surefoot.stages.run_folder import CONFIG, PLAN
+from surefoot.stages.sft import batches_by_length, prepare_sft
+from surefoot.stages.side_by_side import Only, sides
+from surefoot.training.report import EvalReport
+from surefoot.training.step import StepSettings
+
+_ROWS = 8  # examples per forward pass where no run says how many fit
+
+
+@dataclass(frozen=True)
+class MeasuredLoss:
+    """results: by side, the base first. audit: what the data turned out to be. template, max_length: as used."""
+
+    results: Mapping[str, EvalReport]
+    audit: Audit
+    template: str
+    max_length: int
+
+
+def read_evaluation_data(opened: OpenModel, asked: DataRequest) -> tuple[PreparedData, int]:
+    """The examples (as `train`) and the most tokens that one may have."""
+    run = saved_config(opened.trained)
+    config = config_for(
+        asked,
+        str(opened.base),
+        template=asked.template or _own_template(opened),
+        stage=run.stage if run and run.stage == "pretrain" else "sft",
+        train_on=run.data.train_on if run else "responses",
+    )
+    tokens = _tokens(opened, asked)
+    with words_of_the_command():
+        return prepare_sft(config, tokens, opened.tokenizer), tokens.max_length.value
+
+
+def measure_loss(
+    opened: OpenModel, asked: DataRequest, *, rows: int | None = None, only: Only | None = None
+) -> MeasuredLoss:
+    """rows: examples per forward pass; None takes the run's micro-batch. Raises InputError for anything wrong with the
+    data, before the model runs."""
+    compared = sides(opened, only)
+    data, max_length = read_evaluation_data(opened, asked)
+    plan = opened.plan
+    rows = rows or (plan.batch.micro.value if plan else _ROWS)
+    device = next(opened.model.parameters()).device
+    results = {}
+    for side in compared:
+        with side.entered():
+            report = evaluate_loss(
+                opened.model,
+                sft_loss,
+                batches_by_length(data.train, rows, opened.pad_id),
+                step=0,
+                settings=StepSettings(0, None, forward=lambda: _forward(opened, device), kernels=decoding_context),
+                device=device,
+            )
+        assert report is not None
+        results[side.name] = report
+    return MeasuredLoss(results, data.audit, data.template.name, max_length)
+
+
+def saved_config(trained: Path) -> RunConfig | None:
+    """That of the run that wrote this folder; a checkpoint's stands beside it. None where it is not one of ours."""
+    for folder in (trained, trained.resolve().parent):
+        if (folder / CONFIG).is_file() and (folder / PLAN).is_file():
+            try:
+                return RunConfig.model_validate(read_yaml(folder / CONFIG).data)
+            except ValueError:  # of another version of surefoot
+                return None
+    return None
+
+
+def _forward(opened: OpenModel, device: torch.device) -> AbstractContextManager[object]:
+    """As the run evaluated, where this is a device like the run's."""
+    plan = opened.plan
+    if plan is not None and plan.device.value == device.type:
+        return autocast(plan.precision, device)
+    return opened.context()
+
+
+def _own_template(opened: OpenModel) -> str:
+    """A run's evaluation takes the template that trained, and no other."""
+    if opened.plan is None:
+        return "auto"
+    name = opened.tokens.dialogues or opened.tokens.template.value
+    return OWN if is_file(name) else name
+
+
+def _tokens(opened: OpenModel, asked: DataRequest) -> TokenizerPlan:
+    tokens = opened.tokens
+    if is_file(tokens.template.value) and asked.template is None:
+        tokens = replace(tokens, template=replace(tokens.template, value=OWN))
+    if asked.template not in (None, "auto"):
+        chosen: Choice[str] = Choice(str(asked.template), "asked for", "user")
+        tokens = replace(tokens, template=chosen, dialogues="", fallbacks=())
+    if asked.max_length is not None:
+        if asked.max_length > opened.positions:
+            what = f"{asked.max_length} is more than the model's {opened.positions} positions"
+            raise InputError(Fault("--max-length", what, "lower it"))
+        tokens = replace(tokens, max_length=Choice(asked.max_length, "asked for", "user"))
+    return tokens
+
+
+def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
+    """Plain values; a number that is not finite is null."""
+    audit = measured.audit
+    return {
+        "data": {
+            "file": audit.source.file,
+            "sha256": audit.source.sha256,
+            "records": audit.source.used,
+            "examples": audit.kept,
+            "supervised_tokens": audit.supervised_tokens,
+            "cut": audit.truncated,
+            "without_label": len(audit.source.dropped),
+        },
+        "template": measured.template,
+        "max_length": measured.max_length,
+        "results": {
+            name: {
+                "loss": _finite(report.loss),
+                "perplexity": _finite(report.perplexity),
+                "token_accuracy": report.accuracy,
+                "supervised_tokens": report.weight,
+                "seconds": report.seconds,
+            }
+            for name, report in measured.results.items()
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
