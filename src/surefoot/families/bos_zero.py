@@ -1,0 +1,52 @@
+"""bos_zero_config.json: the file beside a model that was trained with a scaled BOS embedding.
+
+A fork of LLaMA-Factory began it. Its keys are kept, so that its readers find what they know; `scaling_factor` is ours,
+because the original does not say the factor. One of its files is refused until somebody writes the factor in: a model
+that is asked with another factor than it was trained with answers worse, and nothing would show it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import Fault, InputError
+from surefoot.families.files import read_json
+
+BOS_FILE = "bos_zero_config.json"
+FACTOR = "scaling_factor"
+
+
+def bos_file(scale: float, global_step: int | None = None) -> dict[str, Any]:
+    """The content. global_step: of a checkpoint, which alone has one."""
+    content: dict[str, Any] = {
+        "add_bos_token": True,
+        "zero_bos_embedding": True,
+        FACTOR: scale,
+        "description": f"The embedding of the first token of every sequence is multiplied by {scale:g}, in training "
+        "and in use",
+        "trainer_class": "BOSZeroTrainer",
+    }
+    return content if global_step is None else content | {"global_step": global_step}
+
+
+def read_bos_scale(folder: Path) -> float | None:
+    """The factor of the model in `folder`; None where the file is not there or says that nothing is scaled.
+
+    Raises InputError for a file without a usable factor.
+    """
+    path = folder / BOS_FILE
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    if content.get("zero_bos_embedding") is False:
+        return None
+    factor = content.get(FACTOR)
+    if factor is None:
+        what = f"has no {FACTOR}: the tool that wrote it does not record it"
+        fix = f'add the one it was trained with, such as "{FACTOR}": 0.1 (its guide and example use 0.1, its code 0.01)'
+        raise InputError(Fault(str(path), what, fix))
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 0:
+        raise InputError(Fault(f"{path}: {FACTOR}", f"is {factor!r}, not a number of at least 0", "correct it"))
+    return float(factor)

@@ -1,0 +1,241 @@
+"""The BOS experiment: the embedding of the first token of every sequence is multiplied by a factor.
+
+    e'_t = s e_t where t is the first attended token of a sequence, e'_t = e_t elsewhere
+
+    scaling = install_bos_scaling(model, 0.1)   # before the first forward pass of a compiled model
+    scaling.remove()
+
+It acts in training and in use, wherever the model's decoder runs: on the token embedding alone (learned positions are
+added later), after NEFTune's noise. The decoder is given embeddings in place of ids, so nothing is saved with the
+weights and nothing is kept between calls: which tokens begin a sequence follows from mask, positions and cache.
+
+With s = 0 the stream of that token is exactly zero in a model without biases, and stays so. The gradient there is
+divided by sqrt(eps) in every norm: at some twenty layers it is infinite, and 0 times infinity is NaN everywhere. No
+parameter feels that stream, because each multiplies a zero, so its gradient is cut after every layer: the result is
+the same (tested against float64) and finite. Whether the stream is zero is looked at in every forward pass, for every
+sequence; where it is not, or where a bias trains that would move it, the gradient is the plain one.
+
+Shapes: B rows, T tokens of this call, S tokens with those in the cache, H width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.models.decoder import decoder_layers
+from surefoot.models.forward import causal_model
+from surefoot.models.vocabulary import embedding_and_head, is_tied
+
+_INSTALLED = "_surefoot_bos_scaling"  # attribute of the decoder, so that a copy of the model has its own
+
+
+class BosScaling:
+    """The scaling of one model. scale: the factor in force; may be set, and `remove` ends it."""
+
+    def __init__(self, decoder: nn.Module, layers: nn.ModuleList, scale: float) -> None:
+        self.scale = scale
+        self._decoder = decoder
+        self._names = tuple(inspect.signature(decoder.forward).parameters)
+        self._cuts = not _trains_a_bias(decoder)
+        self._starts: torch.Tensor | None = None
+        self._handles: list[RemovableHandle] = [
+            decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
+            decoder.register_forward_hook(self._leave),
+            *(layer.register_forward_hook(self._cut) for layer in layers),
+        ]
+        setattr(decoder, _INSTALLED, self)
+
+    def remove(self) -> None:
+        """The model is as it was. Once is enough."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if getattr(self._decoder, _INSTALLED, None) is self:
+            delattr(self._decoder, _INSTALLED)
+
+    def _enter(
+        self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]] | None:
+        inputs = dict(zip(self._names, args, strict=False)) | kwargs
+        ids, embedded = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        if (ids is None) == (embedded is None):
+            return None  # the model says what is wrong with it
+        if embedded is None:
+            embedded = decoder.get_input_embeddings()(ids)  # type: ignore[operator]
+        starts = sequence_starts(
+            embedded, inputs.get("attention_mask"), inputs.get("position_ids"), inputs.get("past_key_values")
+        )
+        self._starts = starts if self.scale == 0 and self._cuts else None
+        return (), inputs | {"input_ids": None, "inputs_embeds": _scaled(embedded, starts, self.scale)}
+
+    def _cut(self, layer: nn.Module, args: Any, output: Any) -> Any:
+        """Outside gradient checkpointing, which wraps a layer's forward alone."""
+        if self._starts is None or not torch.is_grad_enabled():
+            return None
+        if isinstance(output, tuple):
+            return (_cut_where_zero(output[0], self._starts), *output[1:])
+        return _cut_where_zero(output, self._starts)
+
+    def _leave(self, decoder: nn.Module, args: Any, output: Any) -> None:
+        self._starts = None
+
+
+def install_bos_scaling(model: nn.Module, scale: float) -> BosScaling | None:
+    """Scale from now on; a scaling that is there already is replaced. None for a scale of 1: then there is none.
+
+    model: as transformers or PEFT made it, DDP's `module` and torch.compile's wrapper may be around it. Call it when
+    adapters are in and it is settled what trains. Raises ValueError for a scale that is negative or not finite,
+    EnvironmentFault for a model that cannot be given embeddings in place of ids.
+    """
+    if not 0 <= scale < float("inf"):
+        raise ValueError(f"a scale is a finite number of at least 0, not {scale}")
+    found = installed_scaling(model)
+    if found is not None:
+        found.remove()
+    if scale == 1:
+        return None
+    inner = unwrapped(model)
+    decoder = inner.get_decoder()
+    if "inputs_embeds" not in inspect.signature(decoder.forward).parameters:
+        what = "reads token ids alone, so its embeddings cannot be scaled"
+        raise EnvironmentFault(Fault(type(inner).__name__, what, "leave bos.scale out"))
+    return BosScaling(decoder, decoder_layers(inner), scale)
+
+
+def installed_scaling(model: nn.Module) -> BosScaling | None:
+    return getattr(unwrapped(model).get_decoder(), _INSTALLED, None)
+
+
+def installed_scale(model: nn.Module) -> float:
+    """The factor in force, 1.0 where there is none."""
+    found = installed_scaling(model)
+    return 1.0 if found is None else found.scale
+
+
+@contextmanager
+def other_scale(scaling: BosScaling, scale: float) -> Iterator[None]:
+    """Inside, the factor is `scale`. Not for compiled code, which keeps the factor that it was compiled with."""
+    own, scaling.scale = scaling.scale, scale
+    try:
+        yield
+    finally:
+        scaling.scale = own
+
+
+def unwrapped(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside DDP's `module`, torch.compile's wrapper and PEFT's."""
+    for name in ("_orig_mod", "module"):
+        inner = model._modules.get(name)
+        if inner is not None and len(model._modules) == 1:
+            return unwrapped(inner)
+    return causal_model(model)
+
+
+def sequence_starts(
+    embedded: torch.Tensor, mask: Any = None, positions: torch.Tensor | None = None, cache: Any = None
+) -> torch.Tensor:
+    """[B, T], True at the first attended token of every sequence among the T tokens of this call.
+
+    embedded: [B, T, H]. mask: [B, S] of real tokens; or the prepared [B, 1, T, S], or several by kind of layer; None:
+    all are real. positions: [B, T] or [1, T]; 0 begins a document of a packed row. cache: transformers' own; what is in
+    it has begun before. Raises ValueError for a mask of another form.
+    """
+    rows, length = embedded.shape[:2]
+    if isinstance(mask, Mapping):
+        mask = mask.get("full_attention", next(iter(mask.values()), None))
+    if mask is None:
+        attended = torch.ones((rows, length), dtype=torch.bool, device=embedded.device)
+        first = attended & (_columns(embedded, cache) == 0)
+    elif isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        real = mask.bool()
+        attended = real[:, -length:]
+        first = attended & (real.cumsum(dim=-1)[:, -length:] == 1)
+    elif isinstance(mask, torch.Tensor) and mask.ndim == 4:
+        seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0  # [B, T, S]; added to scores, 0 is seen
+        own = _columns(embedded, cache)[None, :, None].expand(seen.shape[0], -1, 1)
+        attended = seen.gather(2, own).squeeze(2)
+        first = attended & (seen.sum(dim=-1) == 1)
+    else:
+        raise ValueError(f"bos.scale needs an attention mask of 2 or 4 dimensions, not {type(mask).__name__}")
+    if positions is not None and positions.ndim == 2:
+        first = first | (attended & (positions == 0))
+    return first.expand(rows, -1)
+
+
+def _columns(embedded: torch.Tensor, cache: Any) -> torch.Tensor:
+    """[T]: the place of each token of this call in its row, behind what the cache holds."""
+    past = 0 if cache is None else cache.get_seq_length()
+    return torch.arange(embedded.shape[1], device=embedded.device) + past
+
+
+def _scaled(embedded: torch.Tensor, starts: torch.Tensor, scale: float) -> torch.Tensor:
+    if scale == 0:  # not a product: an infinite gradient times 0 is NaN
+        return embedded.masked_fill(starts[..., None], 0)
+    return torch.where(starts[..., None], embedded * scale, embedded)
+
+
+def _cut_where_zero(hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """The same values [B, T, H]; no gradient passes where a sequence starts with a stream of zeros."""
+    silent = starts & (hidden == 0).all(dim=-1)
+    return torch.where(silent[..., None], hidden.detach(), hidden)
+
+
+def _trains_a_bias(decoder: nn.Module) -> bool:
+    """Whether something trains that is added to the stream, so that its gradient is not zero where the stream is: a
+    bias, or learned positions. What multiplies the stream does not count."""
+    words = decoder.get_input_embeddings()  # type: ignore[operator]
+    tables = [module for module in decoder.modules() if isinstance(module, nn.Embedding)]
+    inside = {id(module) for module in words.modules()}
+    if any(p.requires_grad for table in tables if id(table) not in inside for p in table.parameters()):
+        return True
+    return any(
+        parameter.requires_grad and ("bias" in leaf or (parameter.ndim == 1 and leaf != "weight"))
+        for name, parameter in decoder.named_parameters()
+        for leaf in [name.rpartition(".")[2]]
+    )
+
+
+def bake_obstacle(
+    *, bos_id: int | None, ends: Collection[int], pad_id: int | None, tied: bool, repeats_bos: bool = False
+) -> str:
+    """Why the factor cannot be written into the embedding's row of BOS, as the end of a sentence; empty where it can.
+
+    It can where the id stands at the start of sequences and nowhere else. ends: EOS and whatever ends an answer.
+    tied: the head is the embedding, so that the logit of BOS would be scaled too. repeats_bos: the template writes BOS
+    before later turns as well.
+    """
+    if bos_id is None:
+        return "there is no BOS token, so the scaled token is another one each time"
+    if bos_id in ends:
+        return f"BOS (id {bos_id}) is EOS too, and the end of an answer would be scaled with it"
+    if bos_id == pad_id:
+        return f"BOS (id {bos_id}) is PAD too"
+    if tied:
+        return "the output head is tied to the embedding, and the logit of BOS would be scaled with it"
+    if repeats_bos:
+        return "the chat template writes BOS before later turns too, and those are not scaled"
+    return ""
+
+
+@torch.no_grad()
+def bake(model: nn.Module, bos_id: int, scale: float) -> None:
+    """Multiply the embedding's row of BOS by `scale` and end the scaling of the model. Ask `bake_obstacle` before.
+
+    Raises InputError where the head is tied to the embedding.
+    """
+    inner = unwrapped(model)
+    if is_tied(inner):
+        raise InputError(Fault("bos.scale", bake_obstacle(bos_id=bos_id, ends=(), pad_id=None, tied=True)))
+    installed = installed_scaling(model)
+    if installed is not None:
+        installed.remove()
+    embedding_and_head(inner)[0][bos_id] *= scale
