@@ -62,14 +62,15 @@ def adapter_tensors(model: PeftModel, save_embedding: bool) -> dict[str, torch.T
     return dict(sorted(tensors.items()))
 
 
-def save_full(model: nn.Module, folder: Path) -> None:
+def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) -> None:
     """config.json, generation_config.json and model*.safetensors, as `AutoModelForCausalLM.from_pretrained` reads them.
 
-    Parameters keep their dtype and bits; a tied head is written once and tied again on loading.
+    Parameters keep their dtype and bits; a tied head is written once and tied again on loading. max_shard_size: bytes
+    of a file, which one tensor alone may exceed; transformers' own default.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with quiet_libraries():
-        causal_model(model).save_pretrained(folder)
+        causal_model(model).save_pretrained(folder, max_shard_size=max_shard_size)
 
 
 def _without_sharing(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -77,7 +77,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     plan = saved_plan(trained)
     facts = facts_of(base)
     with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
-    tokens = plan.tokenizer if plan else _plan_tokens(path, facts, with_tokenizer)
+    tokens = plan.tokenizer if plan else plan_tokens(path, facts, with_tokenizer)
     machine = hardware.detect()
     dtype = _dtype(plan.precision.unpacked if plan else facts.stored, machine)
     trained_packed = plan is not None and plan.precision.base.value == "nf4"
@@ -101,7 +101,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         model=model,
         tokenizer=encoder.tokenizer,
         encoder=encoder,
-        template=make_template(_template_name(tokens), encoder, tokens.stop.value),
+        template=make_template(template_name(tokens), encoder, tokens.stop.value),
         bos_id=tokens.bos_id if tokens.bos.value else None,
         pad_id=tokens.pad_id,
         positions=facts.max_positions,
@@ -187,12 +187,13 @@ def saved_plan(folder: Path) -> RunPlan | None:
     return None
 
 
-def _template_name(tokens: TokenizerPlan) -> str:
+def template_name(tokens: TokenizerPlan) -> str:
     """A run on a file of the user's own keeps it as the tokenizer's template."""
     return OWN if is_file(tokens.template.value) else tokens.template.value
 
 
-def _plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
+def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
+    """For a model that no run of surefoot made: as the planner decides. folder: of the tokenizer."""
     data = DataConfig(train=(SourceConfig(path="none"),))
     config = RunConfig(stage="sft", model=ModelConfig(path=path), data=data, output="none")
     notes = Notes()

@@ -1,0 +1,124 @@
+"""An adapter becomes part of its base: the model that multiplies by W' where the adapted one multiplied by W and A, B.
+
+In place, one layer at a time, in the dtype of the base (export holds it in fp32: in bf16 a small update of a large
+weight is rounded away). Tensors that the adapter trained in full take the place of the base's. A head that differs from
+the embedding afterwards is untied, and config.json says so: tied again on loading, one of the two would be lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from surefoot.errors import Fault, InputError
+from surefoot.models.adapters import ADAPTER
+from surefoot.models.effective import weights_of
+from surefoot.models.load import is_finite
+from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, PeftModel
+from surefoot.models.vocabulary import embedding_and_head, is_tied
+
+
+@dataclass(frozen=True)
+class Merged:
+    """model: a plain transformers model. layers: names of those that the adapter changed. replaced: of modules that it
+    trained in full. untied: the head was tied to the embedding and no longer can be."""
+
+    model: PreTrainedModel
+    layers: tuple[str, ...]
+    replaced: tuple[str, ...]
+    untied: bool
+
+
+@torch.no_grad()
+def merge_adapter(adapted: PeftModel) -> Merged:
+    """Consumes `adapted`. Raises InputError for a layer whose adapter cannot be written as one matrix."""
+    base = adapted.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    was_tied = bool(base.config.get_text_config().tie_word_embeddings)
+    layers, replaced = [], []
+    for name, module in list(base.named_modules()):
+        if isinstance(module, LoraLayer):
+            base.set_submodule(name, _merged_layer(name, module))
+            layers.append(name)
+        elif isinstance(module, ModulesToSaveWrapper):
+            base.set_submodule(name, _trained_module(module))
+            replaced.append(name)
+    if hasattr(base, "peft_config"):
+        del base.peft_config  # else PEFT takes it for an adapted model when the next adapter comes
+    if was_tied:
+        _tie_again(base)
+    return Merged(base, tuple(layers), tuple(replaced), untied=was_tied and not is_tied(base))
+
+
+@torch.no_grad()
+def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Every floating-point parameter, in place, one at a time. Raises InputError where a value does not fit."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype)
+            if not is_finite(parameter):
+                largest = f"{torch.finfo(dtype).max:g}"
+                what = f"does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest}"
+                raise InputError(Fault(name, what, "export with --dtype bf16 or fp32"))
+    model.config.dtype = dtype
+
+
+def tensor_digests(model: nn.Module) -> dict[str, str]:
+    """Name -> SHA-256 of dtype, shape and bytes, of everything that a file of the model holds; tied names have equal
+    ones."""
+    return {name: _digest(tensor) for name, tensor in model.state_dict().items()}
+
+
+def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
+    inner = module.get_base_layer()
+    if isinstance(inner, nn.Embedding) and ADAPTER in module.lora_magnitude_vector:
+        raise InputError(Fault(name, "is an embedding under DoRA, which cannot be merged", "export the adapter alone"))
+    weight = weights_of(module).weight
+    assert weight is not None
+    before = inner.get_parameter("weight")
+    # A parameter of its own: a tied head that an adapter changes must not change the embedding.
+    inner.weight = nn.Parameter(weight.to(before.dtype), requires_grad=False)
+    if module.lora_bias.get(ADAPTER):
+        bias = inner.get_parameter("bias")
+        added = module.lora_B[ADAPTER].get_parameter("bias") * module.scaling[ADAPTER]
+        inner.bias = nn.Parameter(bias + added.to(bias.dtype), requires_grad=False)
+    return inner
+
+
+def _trained_module(wrapper: ModulesToSaveWrapper) -> nn.Module:
+    """The base's module with the trained values: of tied ones PEFT makes another class of module."""
+    module, trained = wrapper.original_module, wrapper.modules_to_save[ADAPTER]
+    for name, parameter in list(trained.named_parameters()):
+        place, _, last = name.rpartition(".")
+        dtype = module.get_parameter(name).dtype
+        setattr(module.get_submodule(place), last, nn.Parameter(parameter.data.to(dtype), requires_grad=False))
+    return module
+
+
+def _tie_again(model: PreTrainedModel) -> None:
+    """Embedding and head are one parameter where they are equal; else the config says that they are two."""
+    embedding, head = embedding_and_head(model)
+    if torch.equal(embedding, head):
+        for module in _holders(model, head):
+            module.weight = embedding
+        return
+    model.config.get_text_config().tie_word_embeddings = False
+    model.config.tie_word_embeddings = False
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=False)
+
+
+def _holders(model: PreTrainedModel, parameter: nn.Parameter) -> Iterator[nn.Module]:
+    return (
+        module for module in model.modules() if dict(module.named_parameters(recurse=False)).get("weight") is parameter
+    )
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
