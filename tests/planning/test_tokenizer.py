@@ -1,6 +1,7 @@
 """PAD, BOS, stop tokens and template, over tokenizers laid out like real ones."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -14,6 +15,7 @@ from layouts import (
     run_config,
     small_tokenizer,
 )
+from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.llama import LLAMA
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning import tokenizer as module
@@ -166,8 +168,39 @@ class TestBos:
 
     def test_without_a_token_there_is_none(self, decide, small):
         tokenizer = small(roles={"eos_token": "</s>"})
-        assert decide(tokenizer)[0].bos.value is False
-        assert keys(decide(tokenizer, bos={"prepend": "on"})[1]) == ["bos.prepend"]
+        plan, notes = decide(tokenizer)
+        assert (plan.bos.value, plan.bos_id, notes.cautions) == (False, None, [])
+
+    @pytest.mark.parametrize("request_", [{"prepend": "on"}, {"scale": 0.1}, {"prepend": "on", "scale": 0.0}])
+    def test_eos_stands_in_where_one_is_asked_for(self, decide, small, request_):
+        plan, notes = decide(small(roles={"eos_token": "</s>"}), bos=request_)
+        assert (plan.bos.value, plan.bos.source, plan.bos_id) == (True, "user", 11)
+        assert notes.cautions[0] == "the tokenizer has no BOS: its EOS </s> begins every example instead"
+        assert not decide(small(), bos=request_)[1].cautions  # twin: with a BOS nothing is said
+
+    def test_a_scale_forces_it_on(self, decide, small, monkeypatch):
+        other = dataclasses.replace(LLAMA, uses_bos=False)
+        monkeypatch.setattr("surefoot.families.model_facts.find", lambda model_type: other)
+        plan, _ = decide(small(bos_by_processor=True), bos={"scale": 0.1})
+        assert (plan.bos.value, plan.bos.reason) == (True, "bos.scale 0.1 needs it")
+        assert (plan.bos_scale.value, plan.bos_scale.source) == (0.1, "user")
+        plan, _ = decide(small(bos_by_processor=True), bos={"scale": 1.0})
+        assert (plan.bos.value, plan.bos_scale.value) == (False, 1.0)
+
+    def test_a_base_that_was_trained_with_a_factor_keeps_it_or_the_run_is_refused(self, decide, small, tmp_path):
+        (tmp_path / "model").mkdir()
+        path = tmp_path / "model" / BOS_FILE
+        path.write_text(json.dumps(bos_file(0.1)))
+        plan, notes = decide(small(), bos={"scale": 0.1})
+        assert (plan.bos_scale.value, notes.faults, notes.cautions) == (0.1, [], [])
+        assert keys(decide(small())[1]) == ["bos.scale"]
+        plan, notes = decide(small(), bos={"scale": 0.2})
+        assert plan.bos_scale.value == 0.2
+        assert notes.cautions == [
+            "bos.scale is 0.2, but the model was trained with 0.1 (bos_zero_config.json beside it)"
+        ]
+        path.unlink()
+        assert not decide(small())[1].faults
 
     def test_what_is_asked_for_wins(self, decide, small):
         plan, _ = decide(small(bos_by_processor=True), bos={"prepend": "off"})

@@ -155,6 +155,16 @@ def _noise(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _bos(config: RunConfig) -> Iterator[Problem]:
+    if config.bos.prepend == "off" and config.bos.scale != 1:
+        yield _problem(
+            "bos.scale",
+            f"{config.bos.scale:g} scales the BOS that begins every example, and bos.prepend: off puts none there",
+            "leave bos.prepend out, or set bos.scale to 1",
+            "bos.prepend",
+        )
+
+
 def _batch(config: RunConfig) -> Iterator[Problem]:
     micro, size = config.batch.micro, config.batch.size
     if micro != "auto" and micro > size:
@@ -220,6 +230,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _trackers,
     _schedule,
     _noise,
+    _bos,
     _batch,
     _attention,
     _precision,

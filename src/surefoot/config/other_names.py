@@ -125,6 +125,8 @@ OTHER_NAMES = {
     "early_stopping_threshold": "early_stopping.min_delta",
     "generate_samples": "samples.count",
     "add_bos_token": "bos.prepend",
+    "bos_scaling_factor": "bos.scale",
+    "use_bos_zero_training": "bos.scale",
     "output_dir": "output",
     "run_dir": "output",
     "random_seed": "seed",

@@ -63,6 +63,7 @@ POLICIES: dict[str, Rule] = {
     "early_stopping": Rule("warned", "the run may end at another step"),
     "guard": Rule("warned", "the run may stop at another step"),
     "bos": Rule("refused", "every example would start with other tokens"),
+    "bos.scale": Rule("refused", "the weights were trained with the old factor"),
     "samples": Rule("free", "sample answers do not touch the training"),
     "metrics": Rule("warned", "metrics before and after cannot be compared, so neither can the best checkpoint"),
     "report_to": Rule("free", "trackers only read"),

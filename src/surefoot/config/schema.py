@@ -173,7 +173,11 @@ class GuardConfig(Section):
 
 class BosConfig(Section):
     prepend: Switch = "auto"
-    """Put BOS once before every example. auto: when the tokenizer has one that its family uses."""
+    """Put BOS once before every example. auto: when the tokenizer has one that its family uses, or a scale asks for it.
+    EOS stands in for a BOS that the tokenizer does not have."""
+    scale: Annotated[NonNegative, Field(examples=[0.1])] = 1.0
+    """The embedding of the first token of every sequence is multiplied by this, in training and in use. 1: not at all.
+    0: it begins as zeros."""
 
 
 class MetricsConfig(Section):

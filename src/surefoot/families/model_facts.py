@@ -13,6 +13,7 @@ from typing import Any
 
 from surefoot.errors import InputError
 from surefoot.families import find
+from surefoot.families.bos_zero import read_bos_scale
 from surefoot.families.config_keys import ConfigKeys, Stored
 from surefoot.families.family import Dimension, Family, Linear, Norm
 from surefoot.families.files import read_json
@@ -86,6 +87,7 @@ class ModelFacts:
     dropouts: tuple[tuple[str, float], ...] = ()
     rotary_switch: int | None = None
     without_sdpa: str = ""  # why SDPA cannot run this model, as the end of a sentence; empty where it can
+    bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
     @property
     def parameters(self) -> int:
@@ -118,7 +120,7 @@ def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts
     if keys.faults:
         raise InputError(keys.faults)
     modules = tuple(_expand(family, facts, keys)) if family else tree.modules if tree else ()
-    return replace(facts, modules=modules)
+    return replace(facts, modules=modules, bos_scale=read_bos_scale(folder))
 
 
 def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> ModelFacts:

@@ -61,6 +61,8 @@ class TokenizerPlan:
     dialogues: str = (
         ""  # where the training records are texts, and `template` is theirs: what was planned for dialogues
     )
+    # By what the embedding of the first token of every sequence is multiplied.
+    bos_scale: Choice[float] = Choice(1.0, "as the model has it", "default")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.config.schema import RunConfig
+from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
@@ -40,16 +41,18 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
         template = plan_template(config.data.template, model, tokenizer, notes)
         fallbacks = fallback_templates(template, model.family, tokenizer)
     pad = _pad(config.tokenizer.pad, model, tokenizer, notes)
+    bos = _bos(config, template.value, model.family, tokenizer, notes)
     return TokenizerPlan(
         pad_token=pad.token,
         pad_id=pad.id,
         added_rows=pad.added_rows,
-        bos=_bos(config, template.value, model.family, tokenizer, notes),
-        bos_id=tokenizer.bos.id if tokenizer.bos else None,
+        bos=bos,
+        bos_id=_bos_id(bos, tokenizer),
         stop=_stop(template.value, model.family, tokenizer, notes),
         template=template,
         max_length=plan_max_length(config.data.max_length, model, notes),
         fallbacks=fallbacks,
+        bos_scale=_bos_scale(config.bos.scale, model, notes),
     )
 
 
@@ -169,10 +172,15 @@ def _bos(
     config: RunConfig, template: str, family: Family | None, tokenizer: TokenizerFacts, notes: Notes
 ) -> Choice[bool]:
     """Asked for, else as the family was pretrained, else as the chat template does it, else as the tokenizer does."""
-    if config.bos.prepend != "auto":
-        if config.bos.prepend == "on" and tokenizer.bos is None:
-            notes.refuse("bos.prepend", "is on, but the tokenizer has no BOS token", "leave it out")
-        return Choice(config.bos.prepend == "on", "asked for", "user")
+    scaled = config.bos.scale != 1
+    if config.bos.prepend == "on" or (config.bos.prepend == "auto" and scaled):
+        asked = "asked for" if config.bos.prepend == "on" else f"bos.scale {config.bos.scale:g} needs it"
+        if tokenizer.bos is None and tokenizer.eos is not None:
+            notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} begins every example instead")
+            asked += "; the tokenizer has none, so EOS begins every example"
+        return Choice(True, asked, "user")
+    if config.bos.prepend == "off":
+        return Choice(False, "asked for", "user")
     if tokenizer.bos is None:
         return Choice(False, "the tokenizer has none", "default")
     adds = "the tokenizer adds it too" if tokenizer.adds_bos else "though the tokenizer adds none"
@@ -186,6 +194,24 @@ def _bos(
     if family.uses_bos:
         return Choice(True, f"{family.name} was trained with {tokenizer.bos.text} in front; {adds}", "family")
     return Choice(False, f"{family.name} was trained without", "family")
+
+
+def _bos_id(bos: Choice[bool], tokenizer: TokenizerFacts) -> int | None:
+    """EOS stands in only where a BOS is asked for."""
+    first = tokenizer.bos or (tokenizer.eos if bos.value else None)
+    return first.id if first else None
+
+
+def _bos_scale(scale: float, model: ModelFacts, notes: Notes) -> Choice[float]:
+    before = model.bos_scale
+    if before is not None and before != scale:
+        what = f"is {scale:g}, but the model was trained with {before:g} ({BOS_FILE} beside it)"
+        if scale == 1:
+            notes.refuse("bos.scale", what, f"set it to {before:g}, or remove that file to train without scaling")
+        notes.caution(f"bos.scale {what}")
+    if scale == 1:
+        return Choice(1.0, "as the model has it", "default")
+    return Choice(scale, "asked for: the embedding of the first token of every sequence times this", "user")
 
 
 def _stop(template: str, family: Family | None, tokenizer: TokenizerFacts, notes: Notes) -> Choice[tuple[int, ...]]:

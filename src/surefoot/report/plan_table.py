@@ -61,6 +61,8 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     tokens = plan.tokenizer
     yield _row("tokenizer.pad", tokens.pad_token, f"{tokens.pad_token.value} ({tokens.pad_id})")
     yield _row("tokenizer.bos", tokens.bos)
+    if tokens.bos_scale.value != 1:
+        yield _row("bos.scale", tokens.bos_scale)
     yield _row("tokenizer.stop", tokens.stop)
     yield _row("template", tokens.template)
     yield _row("max_length", tokens.max_length)
