@@ -69,7 +69,7 @@ def generate_answers(
                     answer.append(token)
     finally:
         model.train(was_training)
-    return [_finish(answer, tokenizer, stop_ids) for answer in answers]
+    return [finish(answer, tokenizer, stop_ids) for answer in answers]
 
 
 def decode(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding) -> Iterator[list[int | None]]:
@@ -80,14 +80,14 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
     device = next(model.parameters()).device
-    ids, mask = _left_padded(prompts, decoding.pad_id, device)
+    ids, mask = left_padded(prompts, decoding.pad_id, device)
     cache = DynamicCache(config=causal_model(model).config)
     streams = [np.random.default_rng((decoding.seed, place)) for place in range(len(prompts))]
     running = [True] * len(prompts)
     for _ in range(decoding.max_new_tokens):
         if not any(running):
             return
-        chosen = _choose(_next_logits(model, ids, mask, cache), decoding, streams)
+        chosen = _choose(next_logits(model, ids, mask, cache), decoding, streams)
         yield [token if alive else None for token, alive in zip(chosen, running, strict=True)]
         running = [alive and token not in decoding.stop_ids for token, alive in zip(chosen, running, strict=True)]
         ids = torch.tensor(chosen, device=device).unsqueeze(1)
@@ -112,7 +112,7 @@ def stream_text(
 
 
 @torch.no_grad()
-def _next_logits(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, cache: Cache) -> torch.Tensor:
+def next_logits(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, cache: Cache) -> torch.Tensor:
     """[B, V] in fp32, after the new ids[B, n]. mask: [B, S] over everything so far; the cache grows by n."""
     positions = positions_from_mask(mask)[:, -ids.shape[1] :]
     rows, new = ids.shape
@@ -122,7 +122,7 @@ def _next_logits(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, cache:
         return narrowed_logits(model, last, **inputs, past_key_values=cache, use_cache=True).float()
 
 
-def _left_padded(
+def left_padded(
     prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """ids and mask, [B, longest]: every prompt ends in the last column, where the answers begin."""
@@ -148,7 +148,7 @@ def sample(logits: torch.Tensor, top_p: float, draw: float) -> int:
     return int(order[min(place, kept - 1)])
 
 
-def _finish(answer: list[int], tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> Generated:
+def finish(answer: list[int], tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> Generated:
     stopped = bool(answer) and answer[-1] in stop_ids
     ids = answer[:-1] if stopped else answer
     return Generated(tuple(ids), _text(tokenizer, ids), stopped)

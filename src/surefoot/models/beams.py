@@ -1,0 +1,149 @@
+"""Beam search: the K likeliest ways to go on are kept at every step, and the best finished one is the answer.
+
+    score of a finished way = sum of its log probabilities / its number of tokens, the stop token included
+
+This is what `transformers.generate(num_beams=K, do_sample=False)` does with its defaults (length penalty 1, no early
+stopping), and tests compare the two token by token. What differs: a prompt is computed once, not K times; a prompt
+whose search is over leaves the batch; settings that come with a model are not consulted. Equal weights and equal
+batches give equal answers.
+
+Shapes: B prompts, K beams, V vocabulary, S tokens so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from surefoot.models.forward import causal_model
+from surefoot.models.generate import Generated, finish, left_padded, next_logits
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to go on: its tokens, and the sum of their log probabilities, or the mean once it is finished."""
+
+    tokens: tuple[int, ...]
+    score: float
+
+
+@dataclass
+class _Search:
+    """One prompt's. place: of the prompt. running: K ways, the likeliest first. finished: the best K so far."""
+
+    place: int
+    running: list[Way]
+    finished: list[Way] = field(default_factory=list)
+
+
+def beam_answers(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    *,
+    beams: int,
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    pad_id: int,
+) -> list[Generated]:
+    """One answer per prompt (token ids, at least one each). stop_ids: each ends an answer. The model's mode is
+    restored."""
+    was_training = model.training
+    model.eval()
+    try:
+        ways = beam_search(
+            model, prompts, beams=beams, max_new_tokens=max_new_tokens, stop_ids=frozenset(stop_ids), pad_id=pad_id
+        )
+    finally:
+        model.train(was_training)
+    return [finish(list(way.tokens), tokenizer, stop_ids) for way in ways]
+
+
+@torch.no_grad()
+def beam_search(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    *,
+    beams: int,
+    max_new_tokens: int,
+    stop_ids: frozenset[int],
+    pad_id: int,
+) -> list[Way]:
+    """The best finished way of each prompt; one that reaches max_new_tokens is finished. The model is in eval mode."""
+    if not all(prompts):
+        raise ValueError("a prompt needs at least one token")
+    device = next(model.parameters()).device
+    ids, mask = left_padded(prompts, pad_id, device)
+    cache = DynamicCache(config=causal_model(model).config)
+    # Before the first token there is one way and not K, else all K would go on alike.
+    searches = [_Search(place, [Way((), 0.0)]) for place in range(len(prompts))]
+    best: list[Way] = [Way((), 0.0)] * len(prompts)
+    keep = max(2, 1 + len(stop_ids)) * beams  # candidates: K of them go on even if every stop token is among the first
+    for step in range(1, max_new_tokens + 1):
+        candidates = _candidates(next_logits(model, ids, mask, cache), searches, keep)
+        rows: list[int] = []  # where in the batch the ways that go on come from
+        going_on: list[_Search] = []
+        start = 0
+        for search, found in zip(searches, candidates, strict=True):
+            width = len(search.running)
+            parents = _advance(search, found, beams, stop_ids, last=step == max_new_tokens)
+            if step == max_new_tokens or _is_over(search, beams, step):
+                best[search.place] = search.finished[0]
+            else:
+                going_on.append(search)
+                rows += [start + parent for parent in parents]
+            start += width
+        searches = going_on
+        if not searches:
+            break
+        chosen = torch.tensor(rows, device=device)
+        cache.reorder_cache(chosen)  # pyright: ignore[reportArgumentType]  # any integer index will do
+        mask = mask.index_select(0, chosen)
+        ids = torch.tensor([[way.tokens[-1]] for search in searches for way in search.running], device=device)
+        mask = torch.cat((mask, torch.ones_like(ids)), dim=1)
+    return best
+
+
+def _candidates(logits: torch.Tensor, searches: Sequence[_Search], keep: int) -> list[list[tuple[int, int, float]]]:
+    """Of each prompt the likeliest continuations of its ways, (way, token, score), the likeliest first. logits: [rows,
+    V], the ways of all prompts one after the other."""
+    scores = logits.log_softmax(dim=-1)
+    before = torch.tensor([way.score for search in searches for way in search.running], device=logits.device)
+    scores = scores + before[:, None]
+    vocabulary, width = logits.shape[1], len(searches[0].running)
+    flat = scores.view(len(searches), width * vocabulary)
+    values, places = flat.topk(min(keep, flat.shape[1]))
+    return [
+        [(place // vocabulary, place % vocabulary, value) for value, place in zip(*row, strict=True)]
+        for row in zip(values.tolist(), places.tolist(), strict=True)
+    ]
+
+
+def _advance(
+    search: _Search, candidates: Sequence[tuple[int, int, float]], beams: int, stop_ids: frozenset[int], *, last: bool
+) -> list[int]:
+    """One token further; for each way that goes on, which of the ways before it comes from. Only the first K candidates
+    may finish: the others are there to go on when those do. last: no token comes after this one."""
+    parents: list[int] = []
+    running: list[Way] = []
+    for rank, (parent, token, score) in enumerate(candidates):
+        tokens = (*search.running[parent].tokens, token)
+        if token in stop_ids or last:
+            if rank < beams:
+                search.finished.append(Way(tokens, score / len(tokens)))
+        elif len(running) < beams:
+            running.append(Way(tokens, score))
+            parents.append(parent)
+    search.finished = sorted(search.finished, key=lambda way: -way.score)[:beams]
+    search.running = running
+    return parents
+
+
+def _is_over(search: _Search, beams: int, step: int) -> bool:
+    """K ways are finished, and the likeliest one that is not is worse than all of them as long as it is now. Its mean
+    could still rise; not to wait for that is the usual rule, and part of what was published."""
+    return len(search.finished) == beams and search.running[0].score / step <= search.finished[-1].score

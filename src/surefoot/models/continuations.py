@@ -1,0 +1,107 @@
+"""How likely a model finds given continuations of a prompt: the sum of the log probabilities of their tokens.
+
+    log p(option | prompt) = sum over its tokens t of log softmax(logits_t)[option_t]
+
+Not divided by the length: options of one question differ by a digit, so their lengths are equal or nearly so, and the
+sum is the probability. What all options of a prompt begin with is computed with the prompt, once; only what differs is
+computed for each, over a copy of the prompt's cache.
+
+Shapes: B prompts, N options of all of them, S tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from surefoot.models.attention import decoding_context
+from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
+from surefoot.models.generate import left_padded
+
+
+@torch.no_grad()
+def log_likelihoods(
+    model: nn.Module, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]], *, pad_id: int
+) -> list[list[float]]:
+    """For each prompt the log likelihood of each of its options (token ids, at least one each, as is the prompt), in
+    nats. The model is in eval mode."""
+    if not all(prompts) or not all(option for several in options for option in several):
+        raise ValueError("a prompt and an option need at least one token")
+    shared = [_shared(several) for several in options]
+    # The last shared token but one: the logits behind a prefix predict what follows it.
+    prefixes = [[*prompt, *several[0][:count]] for prompt, several, count in zip(prompts, options, shared, strict=True)]
+    device = next(model.parameters()).device
+    ids, mask = left_padded(prefixes, pad_id, device)
+    tails = [[list(option[count:]) for option in several] for several, count in zip(options, shared, strict=True)]
+    needs_cache = any(len(tail) > 1 for several in tails for tail in several)
+    cache = DynamicCache(config=causal_model(model).config) if needs_cache else None
+    wanted = [count + 1 for count in shared]  # logits of each row, its last so many
+    logits = _last_logits(model, ids, mask, wanted, cache)
+    begun: list[list[float]] = []
+    for row, several, count in zip(logits, options, shared, strict=True):
+        scores = row.log_softmax(dim=-1)
+        start = sum(float(scores[place, several[0][place]]) for place in range(count))
+        begun.append([start + float(scores[count, option[count]]) for option in several])
+    if cache is None:
+        return begun
+    return _with_tails(model, begun, tails, mask, cache, pad_id)
+
+
+def _shared(options: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all options have in common; each keeps at least one of its own."""
+    alike = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, zip(*options, strict=False))
+    return min(sum(1 for _ in alike), min(map(len, options)) - 1)
+
+
+def _with_tails(
+    model: nn.Module,
+    begun: list[list[float]],
+    tails: Sequence[Sequence[Sequence[int]]],
+    mask: torch.Tensor,
+    cache: DynamicCache,
+    pad_id: int,
+) -> list[list[float]]:
+    """What comes behind the first token that differs, for all options at once: [N, longest], padded on the right."""
+    device = mask.device
+    owners = [place for place, several in enumerate(tails) for _ in several]
+    flat = [tail for several in tails for tail in several]
+    longest = max(map(len, flat))
+    chosen = torch.tensor(owners, device=device)
+    cache.reorder_cache(chosen)  # pyright: ignore[reportArgumentType]  # any integer index will do
+    ids = torch.tensor([[*tail, *[pad_id] * (longest - len(tail))] for tail in flat], device=device)
+    real = torch.tensor([[1] * len(tail) + [0] * (longest - len(tail)) for tail in flat], device=device)
+    mask = torch.cat((mask.index_select(0, chosen), real), dim=1)
+    logits = _last_logits(model, ids, mask, [longest] * len(flat), cache)
+    more = [
+        sum(float(value) for value in row.log_softmax(dim=-1)[range(len(tail) - 1), tail[1:]])
+        for row, tail in zip(logits, flat, strict=True)
+    ]
+    rest = iter(more)
+    return [[score + next(rest) for score in several] for several in begun]
+
+
+def _last_logits(
+    model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, wanted: Sequence[int], cache: DynamicCache | None
+) -> list[torch.Tensor]:
+    """For each row of ids[B, T] the logits of its last so many positions, [wanted, V] in fp32. mask: [B, S]."""
+    rows, width = ids.shape
+    places = [
+        row * width + width - count + step
+        for row, count in zip(range(rows), wanted, strict=True)
+        for step in range(count)
+    ]
+    positions = positions_from_mask(mask)[:, -width:]
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    with decoding_context():
+        logits = narrowed_logits(
+            model,
+            torch.tensor(places, device=ids.device),
+            **inputs,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+    return list(logits.float().split(list(wanted)))
