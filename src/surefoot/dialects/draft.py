@@ -29,18 +29,30 @@ _RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
 
 @dataclass(frozen=True)
 class Dialect:
-    """A tool's language. rules: read the joint rows, in this order. hint: about a word that no row has, "" for none."""
+    """A tool's language. rules: read the joint rows, in this order. aliases: older names of a setting -> its name."""
 
     tool: str
     rows: Mapping[str, Row]
     rules: tuple[Callable[[Draft], None], ...]
-    hint: Callable[[str], str] = field(default=lambda name: "")
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 class Draft:
-    def __init__(self, dialect: Dialect, words: Sequence[Word], *, allow_unknown: bool = False):
+    """words: of which a later one goes before an earlier one of the same name. environment: what stood before the
+    command, which some tools read settings from. facts: what a launcher settles."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        words: Sequence[Word],
+        *,
+        allow_unknown: bool = False,
+        environment: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ):
         self.dialect, self.rows = dialect, dialect.rows
         self.config: dict[str, Any] = {}
+        self.environment, self.facts = dict(environment or {}), dict(facts or {})
         self.arguments: list[str] = []
         self.faults: list[Fault] = []
         self._allow_unknown = allow_unknown
@@ -49,15 +61,18 @@ class Draft:
         self._notes: dict[str, Note] = {}
         self._early: list[Note] = []
         for word in words:
-            if word.name in self._given:
-                earlier = self._given.pop(word.name)
-                self._early.append(Note(self._shown(earlier), "listed", (), f"{word.where} goes before it", ""))
-            self._given[word.name] = word
+            name = dialect.aliases.get(word.name, word.name)
+            if (earlier := self._given.pop(name, None)) is not None:
+                why = f"{word.shown} goes before it"
+                self._early.append(Note(self._shown(earlier), "listed", (), why, earlier.where))
+            self._given[name] = word
         for name, word in self._given.items():
-            if name in self.rows:
-                self._values[name] = self._typed(self.rows[name], word)
-            else:
+            if name not in self.rows:
                 self._unknown(word)
+            elif word.value is None:
+                self.note(name, "listed", "null: as if it were not there")
+            else:
+                self._values[name] = self._typed(self.rows[name], word)
 
     def __getitem__(self, name: str) -> Any:
         """The value as given and checked, else the tool's default."""
@@ -68,7 +83,14 @@ class Draft:
         return name in self._values
 
     def where(self, name: str) -> str:
-        return self._given[name].where if name in self._given else name
+        return self._given[name].where if name in self._given else ""
+
+    def has(self, key: str) -> Any:
+        """What was written to a key of ours so far; None where nothing was."""
+        value: Any = self.config
+        for step in key.split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
 
     def set(self, key: str, value: Any, *names: str, why: str = "") -> None:
         """Write one key of ours. names: the words that decide it; why: what is not quite the same here."""
@@ -174,7 +196,7 @@ class Draft:
         near = nearest_word(word.name, self.rows)
         known = f"did you mean {near}?" if near else "check the name, or pass it by with --allow-unknown"
         what = f"{word.name}: {self.dialect.tool} has no such setting"
-        self.faults.append(Fault(word.where, what, self.dialect.hint(word.name) or known))
+        self.faults.append(Fault(word.where, what, known))
 
     def _shown(self, word: Word) -> str:
         if self._secret(word.name):
