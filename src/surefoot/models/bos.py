@@ -65,6 +65,8 @@ class BosScaling:
     def _enter(
         self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[()], dict[str, Any]] | None:
+        if self.scale == 1:  # `other_scale`
+            return None
         inputs = dict(zip(self._names, args, strict=False)) | kwargs
         ids, embedded = inputs.get("input_ids"), inputs.get("inputs_embeds")
         if (ids is None) == (embedded is None):

@@ -26,6 +26,7 @@ _FACTS = (
     "chat_template.jinja",
     "adapter_config.json",
     "plan.json",
+    "bos_zero_config.json",
 )
 # Not *.safetensors: some repositories hold the same weights twice, under consolidated.safetensors or original/.
 _WEIGHTS = (

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot import hardware
+from surefoot import durable, hardware
 from surefoot.config.durations import Duration
 from surefoot.config.schema import RunConfig
+from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
@@ -64,15 +65,21 @@ def make_job(
 ) -> Job:
     """All the loop needs. Saving goes through here, so that its time is not counted as the step's."""
     keep_best = config.checkpoint.best != "none"
+    scale = plan.tokenizer.bos_scale.value
 
     def save(state: RunState) -> Path:
+        def write_model(folder: Path) -> None:
+            setup.write_model(folder)
+            if scale != 1:
+                durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
+
         with observer.during("saving"):
             observer.sync()
             folder = save_checkpoint(
                 run,
                 setup.engine,
                 state,
-                write_model=setup.write_model,
+                write_model=write_model,
                 trainer_state=_trainer_state(config, plan, timetable, observer, state),
                 identity=identity,
             )

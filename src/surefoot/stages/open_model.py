@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,18 +17,20 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
 from surefoot.config.mixture import SourceConfig
-from surefoot.config.schema import DataConfig, ModelConfig, RunConfig
+from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Template, prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError, SurefootError
+from surefoot.families.bos_zero import BOS_FILE, read_bos_scale
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
 from surefoot.libraries import bitsandbytes_obstacle
+from surefoot.models.bos import install_bos_scaling
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE
@@ -47,7 +49,8 @@ class OpenModel:
     """model: in eval mode. positions: the longest sequence it takes. context: to be entered around generation.
     described: one line on what was opened and how it is asked. cautions: sentences on what is not as a run left it.
     base: folder of the base model. trained: folder of the adapter, or `base` where there is none. tokens: how text is
-    laid out and what ends it. plan: of the run that wrote `trained`, None where surefoot did not."""
+    laid out and what ends it. plan: of the run that wrote `trained`, None where surefoot did not. bos_scale: by what
+    the model multiplies the first embedding of every sequence; it does so as it is."""
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
@@ -63,6 +66,7 @@ class OpenModel:
     trained: Path
     tokens: TokenizerPlan
     plan: RunPlan | None
+    bos_scale: float
 
 
 def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
@@ -75,7 +79,8 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     trained = saved.folder if saved else base
     cautions = cautions_about(trained, base)
     plan = saved_plan(trained)
-    facts = facts_of(base)
+    scale = saved_bos_scale(trained, base, plan)
+    facts = replace(facts_of(base), bos_scale=scale)
     with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
     tokens = plan.tokenizer if plan else plan_tokens(path, facts, with_tokenizer)
     machine = hardware.detect()
@@ -94,9 +99,11 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     if packed:
         quantise(base_model, compute=TORCH_DTYPE[dtype], device=device)
     model = open_adapter(base_model, saved) if saved else base_model
+    install_bos_scaling(model, scale)
     encoder = TextEncoder(load_tokenizer(with_tokenizer))
     held = _held(dtype, packed, obstacle)
     over = f" with the adapter {adapter or path}" if saved else ""
+    scaled = f", first embedding times {scale:g}" if scale != 1 else ""
     return OpenModel(
         model=model,
         tokenizer=encoder.tokenizer,
@@ -107,12 +114,13 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         positions=facts.max_positions,
         context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
         described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}, "
-        f"template {tokens.template.value} ({tokens.template.reason})",
+        f"template {tokens.template.value} ({tokens.template.reason}){scaled}",
         cautions=cautions,
         base=base,
         trained=trained,
         tokens=tokens,
         plan=plan,
+        bos_scale=scale,
     )
 
 
@@ -187,6 +195,23 @@ def saved_plan(folder: Path) -> RunPlan | None:
     return None
 
 
+def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
+    """By what the first embedding of every sequence was multiplied in training; 1 where by nothing.
+
+    trained: run, checkpoint or adapter; base: the model under it, or the same folder. An adapter of another tool that
+    says nothing goes by its base. Raises InputError for a file without the factor, and where a run's file is missing.
+    """
+    own = read_bos_scale(trained)
+    if own is not None:
+        return own
+    planned = 1.0 if plan is None else plan.tokenizer.bos_scale.value
+    if planned != 1:
+        what = f"is missing, and the model was trained with bos.scale {planned:g}"
+        raise InputError(Fault(str(trained / BOS_FILE), what, "restore it: without the factor answers make no sense"))
+    under = None if plan is not None else read_bos_scale(base)
+    return 1.0 if under is None else under
+
+
 def template_name(tokens: TokenizerPlan) -> str:
     """A run on a file of the user's own keeps it as the tokenizer's template."""
     return OWN if is_file(tokens.template.value) else tokens.template.value
@@ -195,7 +220,9 @@ def template_name(tokens: TokenizerPlan) -> str:
 def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
     """For a model that no run of surefoot made: as the planner decides. folder: of the tokenizer."""
     data = DataConfig(train=(SourceConfig(path="none"),))
-    config = RunConfig(stage="sft", model=ModelConfig(path=path), data=data, output="none")
+    scale = facts.bos_scale
+    bos = BosConfig() if scale is None else BosConfig(scale=scale)
+    config = RunConfig(stage="sft", model=ModelConfig(path=path), data=data, bos=bos, output="none")
     notes = Notes()
     tokens = plan_tokenizer(config, facts, read_tokenizer_facts(folder), notes)
     if notes.faults:

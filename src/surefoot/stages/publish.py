@@ -18,6 +18,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
 from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, IntegrityError
+from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.planning.plan import RunPlan
 from surefoot.report.card import model_card
 from surefoot.report.events import append_event
@@ -77,6 +78,8 @@ def publish(
     durable.remove(run / MANIFEST)
     step, lost = chosen_step(run, state, keep_best=config.checkpoint.best != "none")
     names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
+    if BOS_FILE in names:
+        durable.write_json(run / BOS_FILE, bos_file(plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
     evaluation = _evaluation_at(rows, step)
     results = write_results(
         run,

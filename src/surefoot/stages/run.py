@@ -14,9 +14,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Batch
 from surefoot.data.loader import prefetched
 from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
 from surefoot.models.attention import verify_attention
+from surefoot.models.bos_check import verify_bos_scaling
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
@@ -81,7 +83,8 @@ def train_run(
             if custom.objective is not None:
                 check_objective(config, custom.objective, setup, run.stage)
             own = {"objective": custom.objective_name} if custom.objective else {}
-            verified = {**setup.verified, **own, "kernels": _verify_kernels(run, setup)}
+            bos = _verify_bos(run, setup)
+            verified = {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
         with occupy(run.found) as rejected:
             for folder in rejected:
                 console.say(f"set aside until the run is finished: {folder}", style="yellow")
@@ -124,10 +127,23 @@ def _set_up(run: Prepared, console: Console) -> Setup:
     return replace(setup, state=replace(setup.state, best=None))
 
 
-def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
-    """One forward pass of the next step's first micro-batch, seen by the profiler."""
+def _next_batch(run: Prepared, setup: Setup) -> Batch:
+    """The next step's first micro-batch."""
     step = min(setup.state.step + 1, run.timetable.total_steps)
-    batch = run.stage.step_batches(step)[0].to(setup.engine.device)
+    return run.stage.step_batches(step)[0].to(setup.engine.device)
+
+
+def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
+    scale = run.plan.tokenizer.bos_scale.value
+    if scale == 1:
+        return {}
+    with setup.settings.kernels(), setup.settings.forward():
+        return {"bos_scale": verify_bos_scaling(setup.model, _next_batch(run, setup), scale)}
+
+
+def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
+    """One forward pass, seen by the profiler."""
+    batch = _next_batch(run, setup)
 
     def forward() -> None:
         with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it

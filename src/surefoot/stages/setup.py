@@ -18,6 +18,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
+from surefoot.models.bos import install_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model
@@ -84,6 +85,7 @@ def set_up(
     set_tf32(plan.precision)
     device = torch.device(plan.device.value)
     model = _load(config, plan, base, checkpoint, device)
+    install_bos_scaling(model, plan.tokenizer.bos_scale.value)
     parameters = trainable_parameters(model)
     optim = config.optim
     chosen = OptimizerSettings(optim.name, optim.betas, optim.momentum, optim.eps, optim.weight_decay)

@@ -1,0 +1,94 @@
+"""Whether the BOS scaling really acts: what the first decoder layer gets, measured on one batch of the run.
+
+The same batch goes in three times: as training puts it in, without scaling, and with the first token's embedding set to
+zero by hand. Whatever a family adds or multiplies on the way (learned positions, sqrt(width), a projection) is the same
+each time, so how far the first lies between the other two is the factor.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.data.batch import Batch
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.models.bos import installed_scaling, other_scale, unwrapped
+from surefoot.models.decoder import decoder_layers
+from surefoot.models.forward import hidden_states, positions_from_mask
+
+# The measured factor is a mean over the width, of values that were rounded to the type of the weights.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+
+@torch.no_grad()
+def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str, Any]:
+    """Raises EnvironmentFault where the first token of an example reaches the first layer at another factor than
+    `scale`, or another token is changed. Returns what was found, JSON-able."""
+    was_training = model.training
+    model.eval()  # dropout would differ from pass to pass
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            found = _measure(model, batch)
+    finally:
+        model.train(was_training)
+    factors, others = found["factor"], found["others_changed"]
+    tolerance = _TOLERANCE[unwrapped(model).get_input_embeddings().get_parameter("weight").dtype]
+    wrong = [factor for factor in factors if not abs(factor - scale) <= tolerance * max(scale, 1)]
+    faults = []
+    if wrong:
+        what = f"planned {scale:g}, but the first layer gets the first token times {wrong[0]:.4g}"
+        faults.append(Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS"))
+    if others:
+        what = f"other tokens than the first of an example are changed, by up to {others:.2g}"
+        faults.append(Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS"))
+    if faults:
+        raise EnvironmentFault(faults)
+    return {"planned": scale, "factor": [min(factors), max(factors)], "sequences": len(factors), "others_changed": 0.0}
+
+
+def _measure(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    scaling = installed_scaling(model)
+    own = _first_layer_sees(model, batch)
+    with nullcontext() if scaling is None else other_scale(scaling, 1.0):
+        plain = _first_layer_sees(model, batch)
+        none = _first_layer_sees(model, batch, silenced=True)
+    rows, columns = torch.arange(len(own), device=own.device), _first_columns(batch)
+    whole, part = ((one - none)[rows, columns] for one in (plain, own))  # [B, H]
+    factors = (part * whole).sum(dim=-1) / (whole * whole).sum(dim=-1)
+    rest = own - plain
+    rest[rows, columns] = 0
+    return {"factor": [round(float(factor), 6) for factor in factors], "others_changed": float(rest.abs().max())}
+
+
+def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False) -> torch.Tensor:
+    """[B, T, H] in float64. silenced: the first embedding of every example is set to zero here."""
+    seen: list[torch.Tensor] = []
+
+    def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args[0] if args else kwargs["hidden_states"]).double())
+
+    inner = unwrapped(model)
+    handle = decoder_layers(inner)[0].register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        if not silenced:
+            hidden_states(inner, batch)
+            return seen[0]
+        embedded = inner.get_input_embeddings()(batch.input_ids).clone()
+        embedded[torch.arange(len(embedded), device=embedded.device), _first_columns(batch)] = 0
+        mask = batch.attention_mask
+        positions = None if mask is None else positions_from_mask(mask)
+        inner.get_decoder()(inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=False)
+        return seen[0]
+    finally:
+        handle.remove()
+
+
+def _first_columns(batch: Batch) -> torch.Tensor:
+    """[B]: where the first real token of each row stands; written without a look at how the scaling finds it."""
+    mask = batch.attention_mask
+    if mask is None:
+        return torch.zeros(len(batch.input_ids), dtype=torch.long, device=batch.input_ids.device)
+    return mask.long().argmax(dim=-1)
