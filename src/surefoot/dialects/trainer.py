@@ -17,8 +17,8 @@ from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, names, 
 _NODES = "is about several processes; surefoot starts one"
 _LOADING = "is about how batches are fetched, and changes no number"
 _ALWAYS_EXACT = "every run repeats bit for bit on one machine"
-_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-_OPTIMIZERS = {
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+OPTIMIZERS = {
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw",
     "adamw_hf": "adamw",
@@ -28,7 +28,7 @@ _OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
-_SCHEDULES = {
+SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
     "constant": "constant",
@@ -195,8 +195,8 @@ def set_length(draft: Draft) -> None:
 
 def set_optimizer(draft: Draft) -> None:
     name = str(draft["optim"])
-    if (ours := _OPTIMIZERS.get(name)) is None:
-        draft.refuse("optim", f"surefoot has no {name}", f"it reads {', '.join(_OPTIMIZERS)}")
+    if (ours := OPTIMIZERS.get(name)) is None:
+        draft.refuse("optim", f"surefoot has no {name}", f"it reads {', '.join(OPTIMIZERS)}")
         return
     paged = "its moments are not paged to the CPU" if name.startswith("paged") else ""
     draft.set("optim.name", ours, "optim", why=paged)
@@ -210,8 +210,8 @@ def set_optimizer(draft: Draft) -> None:
 
 def set_schedule(draft: Draft) -> None:
     name = str(draft["lr_scheduler_type"])
-    if (ours := _SCHEDULES.get(name)) is None:
-        draft.refuse("lr_scheduler_type", f"surefoot has no {name}", f"it reads {', '.join(_SCHEDULES)}")
+    if (ours := SCHEDULES.get(name)) is None:
+        draft.refuse("lr_scheduler_type", f"surefoot has no {name}", f"it reads {', '.join(SCHEDULES)}")
         return
     once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
     draft.set("optim.schedule", ours, "lr_scheduler_type", why=once)
@@ -318,8 +318,8 @@ def set_trackers(draft: Draft) -> None:
     except ValueError:
         asked = []
     chosen = [name for name in asked if name not in ("none", "false")]
-    if unknown := [name for name in chosen if name not in _TRACKERS]:
-        fix = f"it knows {', '.join(_TRACKERS)}, none"
+    if unknown := [name for name in chosen if name not in TRACKERS]:
+        fix = f"it knows {', '.join(TRACKERS)}, none"
         draft.refuse("report_to", f"surefoot has no tracker {unknown[0]}", fix)
         return
     draft.set("report_to", list(dict.fromkeys(chosen)), "report_to")
