@@ -8,27 +8,18 @@ A tool claims a command by the program's name and a file by its keys; the first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from surefoot.dialects.launch import Command, Options, read_command
+from surefoot.dialects.launch import Options, read_command
+from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
+from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
 from surefoot.errors import Fault, InputError
 
 
-@dataclass(frozen=True)
-class Tool:
-    """claims_command, claims_file(path, text): whether it is this tool's. from_file(path, text, overrides, options)."""
-
-    name: str
-    claims_command: Callable[[Command], bool]
-    from_command: Callable[[Command, Options], Translation]
-    claims_file: Callable[[str, str], bool] = lambda path, text: False
-    from_file: Callable[[str, str, Sequence[str], Options], Translation] | None = None
-
-
 def tools() -> tuple[Tool, ...]:
-    return ()
+    return (LLAMAFACTORY,)
 
 
 def translate_command(words: Sequence[str], options: Options) -> Translation:
@@ -38,7 +29,8 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
         if tool.claims_command(command):
             found = tool.from_command(command, options)
             environment = {**command.environment, **found.environment}
-            return replace(found, notes=(*command.notes, *found.notes), environment=environment)
+            notes = tuple(tool.environment_note(note) for note in command.notes)
+            return replace(found, notes=(*notes, *found.notes), environment=environment)
     known = ", ".join(tool.name for tool in tools())
     raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
 

@@ -1,0 +1,159 @@
+"""Axolotl's lists of data sets in surefoot's words: where the records lie, how they are laid out, which template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.dialects.draft import Draft
+from surefoot.nearest import nearest_word
+
+# Axolotl's chat_template -> ours. The others have templates of their own, whose texts nobody here has compared.
+TEMPLATES: Mapping[str, str] = {
+    "tokenizer_default": "tokenizer",
+    "chatml": "chatml",
+    "llama3": "llama3",
+    "alpaca": "alpaca",
+    "gemma": "gemma",
+    "phi_3": "phi3",
+    "qwen3": "qwen3",
+}
+_LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_shards", "input_format")
+_LISTED_ONLY_IF_WHOLE = ("shards", "shards_idx")
+_SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
+_READ = ("path", "type", "data_files", "chat_template", "conversation", "field", "field_messages")
+_TURNS = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
+_TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
+_ENTRY = (*_READ, *_SOURCE, *_TURNS, *_TRAINED, *_LISTED)
+_USUAL_ROLES = {"human", "user", "gpt", "assistant", "model", "system", "tool", "ipython"}
+
+
+class Sources:
+    """What a list of data sets comes to: plain sources, their template, and whether they are plain texts."""
+
+    def __init__(self, draft: Draft, name: str):
+        self.draft, self.name = draft, name
+        self.sources: list[Any] = []
+        self.templates: list[str] = []
+        self.kinds: set[str] = set()
+        entries = draft[name]
+        if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+            draft.refuse(name, "expected a list of data sets, each with a path and a type")
+            return
+        for number, entry in enumerate(entries):
+            self._read(number, entry)
+
+    def _read(self, number: int, entry: dict[str, Any]) -> None:
+        given = {key: value for key, value in entry.items() if value is not None}
+        for key in given:
+            if key not in _ENTRY:
+                near = nearest_word(key, _ENTRY)
+                fix = f"did you mean {near}?" if near else "surefoot cannot give what it asks for; leave it out"
+                self._refuse(number, key, "is none of the settings of a data set that surefoot knows", fix)
+        for key in _LISTED_ONLY_IF_WHOLE:
+            if given.get(key):
+                self._refuse(number, key, "takes a part of the data", "use max_samples in surefoot's config")
+        path = given.get("path")
+        if not isinstance(path, str):
+            self._refuse(number, "path", "is required", "name a file, a folder or a hub data set")
+            return
+        source: dict[str, Any] = {"path": self._file(number, path, given)}
+        source |= {ours: given[theirs] for theirs, ours in _SOURCE.items() if theirs in given}
+        if source.get("split") == "train":
+            del source["split"]
+        self._kind(number, given, source)
+        self.sources.append(source)
+
+    def _file(self, number: int, path: str, given: Mapping[str, Any]) -> str:
+        """`path: json` with data_files names files, as datasets.load_dataset does."""
+        files = given.get("data_files")
+        if files is None:
+            return path
+        files = files if isinstance(files, list) else [files]
+        if len(files) != 1:
+            self._refuse(number, "data_files", "names several files", "give each its own entry")
+        return str(files[0])
+
+    def _kind(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
+        kind = given.get("type")
+        if kind in ("alpaca", "alpaca:instruct"):
+            source["format"] = "alpaca"
+            self._conversations("alpaca")
+        elif kind in ("chat_template", "chat_template.default"):
+            self._turns(number, given, source)
+            asked = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
+            self._conversations(self._template(number, str(asked)))
+        elif kind == "completion":
+            source["format"] = "text"
+            if (field := given.get("field", "text")) != "text":
+                source["columns"] = {"text": field}
+            self.kinds.add("texts")
+        else:
+            fix = "use alpaca, chat_template or completion; surefoot renders no prompt of another layout"
+            self._refuse(number, "type", f"{shown(kind)} is no layout that surefoot reads in Axolotl's way", fix)
+
+    def _turns(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
+        mapping = given.get("message_property_mappings") or {}
+        role = given.get("message_field_role") or mapping.get("role") or "role"
+        content = given.get("message_field_content") or mapping.get("content") or "content"
+        layouts = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
+        if (role, content) not in layouts:
+            self._refuse(number, "message_property_mappings", f"turns with {role} and {content} are read by no format")
+            return
+        layout, usual = layouts[role, content]
+        source["format"] = layout
+        if (field := given.get("field_messages", "messages")) != usual:
+            source["columns"] = {usual: field}
+        roles = given.get("roles") or {}
+        if unusual := [name for names in roles.values() for name in names if name not in _USUAL_ROLES]:
+            self._refuse(number, "roles", f"{unusual[0]} is no role that surefoot reads", "rename it in the data")
+        if given.get("roles_to_train", ["assistant"]) not in (["assistant"], ["gpt"], ["assistant", "gpt"]):
+            self._refuse(number, "roles_to_train", "surefoot trains on answers", "leave it out, or train_on_inputs")
+        for key in ("train_on_eos", "train_on_eot"):
+            if given.get(key, "turn") not in ("turn", True):
+                self._refuse(number, key, "surefoot learns the end of every trained turn", "leave it out")
+
+    def _template(self, number: int, asked: str) -> str:
+        if asked == "jinja":
+            asked = str(self.draft["chat_template_jinja"] or "")
+        if asked.endswith(".jinja"):
+            return asked
+        asked = asked.removeprefix("tokenizer_default_fallback_")
+        if asked not in TEMPLATES:
+            fix = f"use one of {', '.join(TEMPLATES)}, or a .jinja file"
+            self._refuse(number, "chat_template", f"surefoot has no template like Axolotl's {shown(asked)}", fix)
+            return "tokenizer"
+        return TEMPLATES[asked]
+
+    def _conversations(self, template: str) -> None:
+        self.kinds.add("conversations")
+        self.templates.append(template)
+
+    def _refuse(self, number: int, key: str, what: str, fix: str = "") -> None:
+        self.draft.refuse(self.name, f"[{number}].{key}: {what}", fix)
+
+
+def set_data(draft: Draft) -> None:
+    """data.train, data.eval, data.template, and the stage."""
+    train = Sources(draft, "datasets")
+    kinds, templates, sources = set(train.kinds), list(train.templates), train.sources
+    if draft.given("test_datasets"):
+        test = Sources(draft, "test_datasets")
+        kinds, templates = kinds | test.kinds, [*templates, *test.templates]
+        draft.set("data.eval", _short(test.sources), "test_datasets")
+    if len(kinds) > 1:
+        draft.refuse("datasets", "plain texts and conversations in one run", "train on one kind of them")
+    if len(set(templates)) > 1:
+        draft.refuse("datasets", f"one run has one template, and these ask for {', '.join(dict.fromkeys(templates))}")
+    draft.set("stage", "pretrain" if kinds == {"texts"} else "sft", "datasets")
+    draft.set("data.train", _short(sources), "datasets")
+    used = ("chat_template", "chat_template_jinja")
+    if templates:
+        draft.set("data.template", templates[0], "datasets", *(used if "chat_template" in str(draft["datasets"]) else ()))
+    draft.drop("no data set is rendered by it", *(name for name in used if not draft.noted(name)))
+
+
+def _short(sources: list[Any]) -> Any:
+    plain = [source["path"] if source.keys() == {"path"} else source for source in sources]
+    return plain[0] if len(plain) == 1 else plain

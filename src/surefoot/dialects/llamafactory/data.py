@@ -1,0 +1,136 @@
+"""LLaMA-Factory's data settings: names of described sets become sources, and what is evaluated on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from surefoot.dialects.draft import Draft
+from surefoot.errors import InputError
+from surefoot.locations import DESCRIPTION
+
+_MIXES = ("concat", "interleave_under", "interleave_over", "interleave_once")
+_EPOCH = "an epoch is as long as all sets together, shared out by weight"
+
+
+def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
+    """`set_data` where the texts of files can be had: plain texts need the entry of dataset_info.json itself."""
+
+    def rule(draft: Draft) -> None:
+        set_data(draft, read)
+
+    return rule
+
+
+def set_data(draft: Draft, read: Callable[[str], str] | None = None) -> None:
+    train, evaluation = draft["dataset"], draft["eval_dataset"]
+    if train is None:
+        fix = "name a set of dataset_info.json"
+        draft.refuse("dataset", "is required", fix)
+        draft.drop("there is no training data", "dataset_dir", "streaming", "mix_strategy", "interleave_probs")
+        draft.drop("there is no training data", "eval_dataset", "val_size", "max_samples", "tokenized_path")
+        return
+    if str(draft["dataset_dir"]).startswith("REMOTE:"):
+        draft.refuse("dataset_dir", "surefoot reads descriptions on this machine only", "download the folder")
+        return
+    draft.drop("tokenised data are cached by their content", "tokenized_path")
+    sources = [_source(draft, name, read) for name in train]
+    names = _mix(draft, sources)
+    _stream(draft, sources)
+    draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset", "dataset_dir", *names)
+    if (most := draft["max_samples"]) is not None:
+        if most < 1:
+            draft.refuse("max_samples", f"expected a number from 1, got {most}")
+            return
+        draft.set("data.max_samples", most, "max_samples")
+    _set_evaluation(draft, evaluation, read)
+
+
+def _source(draft: Draft, name: str, read: Callable[[str], str] | None) -> dict[str, Any]:
+    folder = draft["dataset_dir"]
+    if folder == "ONLINE":
+        return {"path": name}
+    if draft["stage"] == "pt" and read is not None and (plain := _texts(folder, name, read)):
+        return plain
+    return {"path": folder, "name": name}
+
+
+def _texts(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
+    """A described set of plain texts: the file itself, whose column the description calls prompt."""
+    try:
+        entry = json.loads(read(f"{folder}/{DESCRIPTION}")).get(name)
+    except (InputError, ValueError, AttributeError):
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("columns"), dict):
+        return None
+    column = entry["columns"].get("prompt", "text")
+    columns = {} if column == "text" else {"columns": {"text": column}}
+    if "hf_hub_url" in entry:
+        also = {key: entry[key] for key in ("subset", "split") if key in entry}
+        return {"path": entry["hf_hub_url"], "format": "text", **columns, **also}
+    if "file_name" in entry:
+        return {"path": f"{folder}/{entry['file_name']}", "format": "text", **columns}
+    return None
+
+
+def _mix(draft: Draft, sources: list[dict[str, Any]]) -> list[str]:
+    """Give the sources their weights; returns the words that did."""
+    strategy, shares = draft["mix_strategy"], draft["interleave_probs"]
+    if strategy not in _MIXES:
+        draft.refuse("mix_strategy", f"LLaMA-Factory has no {strategy}", f"it has {', '.join(_MIXES)}")
+    elif strategy in ("interleave_under", "interleave_over") and len(sources) > 1:
+        try:
+            weights = [1.0] * len(sources) if shares is None else [float(share) for share in shares]
+        except ValueError:
+            weights = []
+        if len(weights) != len(sources) or any(weight <= 0 for weight in weights):
+            draft.refuse("interleave_probs", f"expected {len(sources)} numbers above 0, one for each set")
+            return []
+        for source, weight in zip(sources, weights, strict=True):
+            source["weight"] = weight
+        for name in ("mix_strategy", "interleave_probs"):
+            draft.note(name, "changed", _EPOCH, "data.train")
+        return ["mix_strategy", "interleave_probs"]
+    else:
+        draft.note("mix_strategy", "carried", "every record once per epoch, all shuffled together", "data.train")
+        draft.drop(f"mix_strategy is {strategy}" if len(sources) > 1 else "there is one set", "interleave_probs")
+    return []
+
+
+def _stream(draft: Draft, sources: list[dict[str, Any]]) -> None:
+    if not draft["streaming"]:
+        draft.drop("asks for nothing", "streaming")
+        return
+    if draft["max_steps"] <= 0:
+        draft.refuse("streaming", "needs max_steps", "a stream has no end of its own")
+        return
+    if draft["max_samples"] is not None:
+        draft.refuse("max_samples", "excludes streaming", "leave it out")
+        return
+    if draft["dataset_dir"] != "ONLINE":
+        draft.drop("described sets are read whole; the outcome is the same", "streaming")
+        return
+    size = draft["per_device_train_batch_size"] * draft["gradient_accumulation_steps"]
+    for source in sources:
+        source |= {"streaming": True, "max_samples": draft["max_steps"] * size}
+    draft.note("streaming", "changed", "as many records are read as max_steps takes", "data.train")
+
+
+def _set_evaluation(draft: Draft, evaluation: list[str] | None, read: Callable[[str], str] | None) -> None:
+    share = draft["val_size"]
+    if evaluation and share:
+        draft.refuse("val_size", "excludes eval_dataset", "keep one")
+    elif evaluation:
+        sources = [_source(draft, name, read) for name in evaluation]
+        if (most := draft["max_samples"]) is not None:
+            sources = [source | {"max_samples": most} for source in sources]
+        draft.set("data.eval", sources[0] if len(sources) == 1 else sources, "eval_dataset", "dataset_dir")
+        draft.drop("eval_dataset goes before it", "val_size")
+    elif share:
+        if share < 0 or (share > 1 and share != int(share)):
+            draft.refuse("val_size", f"expected a share below 1 or a count, got {share:g}")
+            return
+        draft.set("data.eval", int(share) if share >= 1 else share, "val_size")
+    else:
+        draft.drop("nothing is held out", "val_size")

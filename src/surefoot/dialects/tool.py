@@ -1,0 +1,22 @@
+"""How a dialect presents itself: which commands and files are its own, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.translation import Note, Translation
+
+
+@dataclass(frozen=True)
+class Tool:
+    """claims_command, claims_file(path, text): whether it is this tool's. from_file(path, text, overrides, options).
+    environment_note: what it says of a NAME=value or a launcher's word."""
+
+    name: str
+    claims_command: Callable[[Command], bool]
+    from_command: Callable[[Command, Options], Translation]
+    claims_file: Callable[[str, str], bool] = lambda path, text: False
+    from_file: Callable[[str, str, Sequence[str], Options], Translation] | None = None
+    environment_note: Callable[[Note], Note] = lambda note: note
