@@ -20,6 +20,19 @@ from surefoot.errors import Diverged, EnvironmentFault, Fault, InputError, Integ
 # The surface of the command line. It grows by decision, not by accident: a knob of a run belongs into the config.
 SURFACE = {
     "board": ["runs", "--port", "--open"],
+    "capture": [
+        "model",
+        "--adapter",
+        "--out",
+        "--seq-len",
+        "--layers",
+        "--text",
+        "--data",
+        "--attention",
+        "--dtype",
+        "--against",
+        "--overwrite",
+    ],
     "chat": ["model", "--adapter", "--system", "--max-new-tokens", "--temperature", "--top-p", "--seed"],
     "completion": ["shell"],
     "compare": ["run_a", "run_b", "--json", "--plot"],
@@ -44,11 +57,12 @@ SURFACE = {
     "push": ["run", "name", "--public", "--base", "--dry-run"],
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
     "schema": [],
-    "train": ["config", "overrides", "--resume", "--overwrite", "--quiet", "--push", "--dry-run"],
+    "train": ["config", "overrides", "--resume", "--overwrite", "--quiet", "--push", "--profile", "--dry-run"],
     "verify": ["folder", "--same-as", "--json"],
 }
 
 MEASUREMENTS_SURFACE = {
+    "norms": ["model", "--adapter", "--data", "--max-samples", "--generate-samples", "--json", "--out"],
     "loss": [
         "model",
         "--adapter",

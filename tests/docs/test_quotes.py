@@ -36,6 +36,7 @@ NOT_RUN = {
     "quickstart": "tests/quickstart runs it",
     "chat": "reads what is typed; tests/cli/test_generate.py",
     "board": "serves until it is stopped; tests/web",
+    "--against": "needs an earlier capture; tests/cli/test_capture.py",
     "push": "sends to a hub; tests/stages/test_push.py",
     "recipes/": "tests/recipes",
 }
@@ -50,7 +51,8 @@ def workplace(tmp_path, monkeypatch):
 
 
 def furnish(folder: Path) -> None:
-    for name in ("data", "models/base", "runs/my-run/checkpoint-200", "runs/other-run"):
+    runs, captures = ("runs/my-run/checkpoint-200", "runs/other-run"), ("captures/base", "captures/tuned")
+    for name in ("data", "models/base", *runs, *captures):
         (folder / name).mkdir(parents=True)
     (folder / "models" / "base" / "config.json").write_text("{}")
     (folder / "data" / "alpaca.json").write_text(json.dumps(ROWS))

@@ -48,6 +48,7 @@ COMMANDS = {
     "compare": Entry("surefoot.cli.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.cli.board", "Watch the runs of a folder on a live local page."),
     "evaluate": Entry("surefoot.cli.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
+    "capture": Entry("surefoot.cli.capture", "Store what a model's layers hold and compute; compare two."),
     "push": Entry("surefoot.cli.push", "Upload the model of a finished run to the hub, privately."),
     "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
     "schema": Entry("surefoot.cli.schema", "Print the JSON Schema of the config, for editors."),

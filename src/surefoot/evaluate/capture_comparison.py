@@ -50,13 +50,13 @@ def compare_captures(reference: Capture, other: Capture) -> CaptureComparison:
     common = [name for name in reference.entries if name in other.entries]
     notes = tuple(_notes(reference, other, common))
     return CaptureComparison(
-        str(reference.folder), str(other.folder), tuple(_difference(reference, other, name) for name in common), notes
+        reference.name, other.name, tuple(_difference(reference, other, name) for name in common), notes
     )
 
 
 def check_comparable(reference: Capture, other: Capture) -> None:
-    where = f"{reference.folder} and {other.folder}"
-    check_ids(reference, other.ids, str(other.folder))
+    where = f"{reference.name} and {other.name}"
+    check_ids(reference, other.ids, other.name)
     common = [name for name in reference.entries if name in other.entries]
     if not common:
         a, b = (_numbers(one.layers) for one in (reference, other))
@@ -76,7 +76,7 @@ def check_ids(reference: Capture, ids: list[int], name: str) -> None:
     pairs = zip(reference.ids, ids, strict=False)
     at = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(reference.ids), len(ids)))
     what = f"was made of {len(reference.ids)} other token ids than the {len(ids)} of {name} (position {at} differs)"
-    raise InputError(Fault(str(reference.folder), what, "leave --text, --data and --seq-len out to take its ids"))
+    raise InputError(Fault(reference.name, what, "leave --text, --data and --seq-len out to take its ids"))
 
 
 def _difference(reference: Capture, other: Capture, name: str) -> TensorDifference:
@@ -100,21 +100,20 @@ def _notes(reference: Capture, other: Capture, common: list[str]) -> Iterator[st
     alone = [sorted({*one.layers} - {*two.layers}) for one, two in ((reference, other), (other, reference))]
     for one, layers in zip((reference, other), alone, strict=True):
         if layers:
-            yield f"layers {_numbers(layers)} are in {one.folder} alone and not compared"
+            yield f"layers {_numbers(layers)} are in {one.name} alone and not compared"
     in_both = {*reference.layers} & {*other.layers} | {None}
     lonely = {
-        one.folder: [
-            name for name, entry in one.entries.items() if name not in two.entries and entry["layer"] in in_both
-        ]
+        one.name: [name for name, entry in one.entries.items() if name not in two.entries and entry["layer"] in in_both]
         for one, two in ((reference, other), (other, reference))
     }
-    for folder, names in lonely.items():
+    for where, names in lonely.items():
         if names:
-            yield f"{len(names)} tensors are in {folder} alone and not compared, first {names[0]}"
+            yield f"{len(names)} tensors are in {where} alone and not compared, first {names[0]}"
     dtypes = [(name, *(one.entries[name]["dtype"] for one in (reference, other))) for name in common]
     if different := [one for one in dtypes if one[1] != one[2]]:
         name, a, b = different[0]
-        yield f"{len(different)} tensors are stored in other dtypes, first {name}: {a} and {b}; rounding counts as difference"
+        what = f"{len(different)} tensors are stored in other dtypes, first {name}: {a} and {b}"
+        yield f"{what}; rounding counts as difference"
 
 
 def _numbers(layers: list[int]) -> str:

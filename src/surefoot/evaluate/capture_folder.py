@@ -1,26 +1,30 @@
-"""Read a capture back: its index, and its tensors one at a time."""
+"""Read a capture back: its index, and its tensors one at a time; and find room for one. torch comes with a tensor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-
+from surefoot import durable
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 
+if TYPE_CHECKING:
+    import torch
+
 INDEX = "index.json"
+COMPARISON = "comparison.json"
 FORMAT = "surefoot capture 1"
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A capture on disk. index: as `index.json` holds it. entries: its tensors by name, in the order of the model."""
+    """A capture on disk. name: as a reader would recognise it. index: as `index.json` holds it. entries: its tensors by
+    name, in the order of the model."""
 
     folder: Path
+    name: str
     index: dict[str, Any]
     entries: dict[str, dict[str, Any]]
 
@@ -34,6 +38,8 @@ class Capture:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Raises InputError where its file is damaged or gone."""
+        from safetensors import SafetensorError, safe_open
+
         entry = self.entries[name]
         path = self.folder / entry["file"]
         try:
@@ -61,5 +67,29 @@ def open_capture(folder: Path) -> Capture:
     if not is_capture(folder):
         raise InputError(Fault(str(folder), f"is no capture: it has no {INDEX} of one", "name a folder of `capture`"))
     index = read_json(folder / INDEX)
-    entries = {entry["name"]: entry for entry in index["tensors"]}
-    return Capture(folder, index, entries)
+    return make_capture(folder, str(folder), index)
+
+
+def make_capture(folder: Path, name: str, index: dict[str, Any]) -> Capture:
+    return Capture(folder, name, index, {entry["name"]: entry for entry in index["tensors"]})
+
+
+def require_room(out: Path, overwrite: bool, against: Path | None = None) -> None:
+    """Raises InputError unless a capture may be put there, EnvironmentFault where the disk does not take it."""
+    require_empty(out, overwrite, INDEX)
+    if against is not None and out.resolve() == against.resolve():
+        raise InputError(Fault("--out", f"{out} is what it would be compared with", "choose another folder"))
+    durable.require_writable(out)
+
+
+def require_empty(out: Path, overwrite: bool, holds: str) -> None:
+    """Raises InputError for a folder with anything in it, unless it may be overwritten and holds what we wrote."""
+    if out.is_file():
+        raise InputError(Fault("--out", f"{out} is a file", "name a folder"))
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    ours = is_capture(out) if holds == INDEX else (out / holds).is_file() and not is_capture(out)
+    if not ours:
+        raise InputError(Fault("--out", f"{out} holds something else", "choose another folder"))
+    if not overwrite:
+        raise InputError(Fault("--out", f"{out} is there already", "choose another folder, or add --overwrite"))

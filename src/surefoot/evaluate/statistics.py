@@ -67,7 +67,7 @@ def split_first(activation: torch.Tensor) -> Split:
 
 
 def relative_difference(new: torch.Tensor, old: torch.Tensor) -> float | None:
-    """|new - old| / |old| over all values; 0.0 where both are zero, None where the old alone is or one is not finite."""
+    """|new - old| / |old|. 0.0 where both are zero, None where only the old is or where one is not finite."""
     difference, length = 0.0, 0.0
     for one, other in zip(_pieces(new), _pieces(old), strict=True):
         difference += float((one - other).square().sum())

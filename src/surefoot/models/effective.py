@@ -42,7 +42,7 @@ def weights_of(module: nn.Module) -> Weights:
 
 
 def _adapted(module: LoraLayer, base: nn.Module, before: torch.Tensor) -> torch.Tensor:
-    changed = before.float() + module.get_delta_weight(ADAPTER).float()  # pyright: ignore[reportCallIssue]
+    changed = before.float() + module.get_delta_weight(ADAPTER).float()  # pyright: ignore[reportAttributeAccessIssue]
     if ADAPTER not in module.lora_magnitude_vector:
         return changed
     inputs = 0 if isinstance(base, Conv1D) else 1

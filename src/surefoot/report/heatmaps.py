@@ -1,8 +1,8 @@
 """Pictures of what was captured: one sheet of heat maps per layer, and one of all layers together.
 
-A matrix is shown as the rms of its blocks, so that a single large channel is seen however wide the matrix is. Each panel
-has its own scale, from the 1st to the 99.5th percentile: one outlier, such as the first position's, would turn the rest
-black. What is brighter than the scale is drawn in the brightest colour.
+A matrix is shown as the rms of its blocks, so that a single large channel is seen however wide the matrix is. Each
+panel has its own scale, from the 1st to the 99.5th percentile: one outlier, such as the first position's, would turn
+the rest black. What is brighter than the scale is drawn in the brightest colour.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
 
 
 def difference_sheet(title: str, names: Sequence[str], layers: Sequence[str], values: np.ndarray) -> Figure:
-    """values: [names, layers], relative differences; NaN where there is none. Zero is drawn as the darkest colour."""
+    """values: [names, layers], relative differences; NaN where there is none. Grey: equal, or no value."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
@@ -75,10 +75,11 @@ def difference_sheet(title: str, names: Sequence[str], layers: Sequence[str], va
     positive = values[np.isfinite(values) & (values > 0)]
     low, high = (positive.min(), positive.max()) if positive.size else (1e-6, 1.0)
     low = max(low, high * 1e-8)
+    axes.set_facecolor("#dcdcdc")
     shades = LogNorm(low, high if high > low else low * 10)
-    shown = np.where(values == 0, low, values)
+    shown = np.where(values == 0, np.nan, np.maximum(values, low))
     image = axes.imshow(shown, aspect="auto", cmap=_COLOURS, norm=shades, interpolation="nearest")
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_title(f"{title} (grey: none)", loc="left", fontsize=11)
     axes.set_xlabel("layer")
     axes.set_xticks(range(len(layers)), layers, rotation=0 if len(layers) <= 16 else 90)
     axes.set_yticks(range(len(names)), names, fontsize=8)

@@ -1,0 +1,65 @@
+"""`surefoot evaluate norms`: lengths of vectors and attention on the first token, layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from surefoot.cli.answering import check_models, introduce, model_options, printable
+
+
+@click.command()
+@model_options
+@click.option("--data", help="Data as in data.train.  [default: a built-in text]")
+@click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")
+@click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for norms.json and pictures.")
+def norms(
+    model: str,
+    adapter: str | None,
+    data: str | None,
+    max_samples: int,
+    generate_samples: bool,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
+    first position gets. With an adapter the base stands beside it.
+    """
+    from surefoot.stages.asked_data import DataRequest, check_request
+
+    check_models(model, adapter)
+    if data is not None:
+        check_request(DataRequest(data))
+
+    import json
+    import sys
+
+    from surefoot import durable, hardware
+    from surefoot.report.console import open_console
+    from surefoot.report.norm_pictures import layer_table, norm_table
+    from surefoot.stages.measure_norms import measure_model_norms, norms_to_json, results_to_json
+
+    if out is not None:
+        durable.require_writable(out)
+    found = measure_model_norms(
+        model, adapter=adapter, data=data, out=out, generate_samples=generate_samples, texts=max_samples
+    )
+    introduce(found.opened, template=False)
+    if as_json:
+        click.echo(json.dumps(norms_to_json(found, model, adapter), indent=2, ensure_ascii=False))
+        return
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    report = next(iter(found.reports.values()))
+    console.say(f"{report.texts} texts, {report.tokens} tokens ({found.origin})")
+    console.show(layer_table(results_to_json(found)))
+    console.say()
+    console.show(norm_table(results_to_json(found)))
+    for sample in found.samples:
+        console.say()
+        for side, text in sample.items():
+            console.say(printable(f"{side}: {text}"))
+    if out is not None:
+        console.say(f"in {out}: norms.json, {', '.join(found.pictures)}")

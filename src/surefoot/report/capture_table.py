@@ -1,0 +1,85 @@
+"""What `surefoot capture` prints: a line per layer, what is not finite, and how two captures differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MOST_LAYERS = 40  # lines; index.json has all
+_SHOWN = 3  # names in a warning
+
+
+def layer_table(index: Mapping[str, Any]) -> Table:
+    """The residual stream into each layer and the attention on the first position."""
+    entries = {(entry["layer"], entry["kind"]): entry["statistics"] for entry in index["tensors"]}
+    rows = []
+    for layer in index["layers"][:_MOST_LAYERS]:
+        stream, maps = entries[layer, "residual_in"], entries.get((layer, "attention"))
+        rest = stream["rest"]
+        row = [str(layer), _short(stream["first"]["norm"]), _short(rest["norm"] if rest else None)]
+        rows.append(row + ([_short(maps["first_mass"])] if maps else []))
+    heads = ["layer", "norm into it, first position", "the rest"]
+    return _table([*heads, *(["attention on the first"] if index["attention"] else [])], rows)
+
+
+def warning_lines(index: Mapping[str, Any]) -> list[str]:
+    """Loud ones: tensors with values that are no numbers."""
+    lines = []
+    for key, what in (
+        ("non_finite", "hold values that are NaN or infinite"),
+        ("overflown", f"have values beyond the largest {index['stored_as']} number, stored as infinite"),
+    ):
+        if names := index[key]:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            lines.append(f"NOT FINITE: {len(names)} tensors {what}: {', '.join(names[:_SHOWN])}{more}")
+    return lines
+
+
+def difference_table(differences: Sequence[Any]) -> Table:
+    """By kind and role, over the layers: how far the tensors are from the reference's."""
+    groups: dict[str, list[Any]] = {}
+    for one in differences:
+        groups.setdefault(_group(one), []).append(one)
+    rows = []
+    for name, found in groups.items():
+        worst = max(found, key=lambda one: one.relative or 0.0)
+        rows.append(
+            [
+                name,
+                str(len(found)),
+                str(sum(one.equal for one in found)),
+                *(_short(_mean([getattr(one, key) for one in found])) for key in ("relative", "first", "rest")),
+                f"{_short(worst.relative)} {worst.name}" if worst.relative else "–",
+            ]
+        )
+    return _table(["tensor", "count", "equal", "|B-A|/|A|", "first position", "the rest", "largest"], rows)
+
+
+def _group(one: Any) -> str:
+    """Role and kind; for what has no role, such as a norm, the module's own name."""
+    if one.kind.startswith("residual"):
+        return one.kind
+    return f"{one.role or one.name.split('.')[-2]} {one.kind}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if 0 < place < 6 else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
