@@ -1,0 +1,57 @@
+"""Axolotl's YAML, with `key=value` or flags behind it, and its commands.
+
+axolotl train run.yml --learning-rate 1e-4
+accelerate launch -m axolotl.cli.train run.yml
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from surefoot.dialects.axolotl.rows import ALIASES, ROWS
+from surefoot.dialects.axolotl.rules import RULES
+from surefoot.dialects.draft import Dialect, Draft
+from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.translation import Translation
+from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs
+from surefoot.errors import Fault, InputError
+
+TOOL = "Axolotl"
+_DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES)
+_SWITCHES = tuple(name for name, row in ROWS.items() if isinstance(row.default, bool))
+_MODULES = ("axolotl.cli.train",)
+_SCRIPTS = ("finetune.py", "train.py")
+_OF_THE_LAUNCH = ("launcher", "accelerate", "num_processes", "main_process_port", "debug", "sweep")
+
+
+def claims_command(command: Command) -> bool:
+    if command.module:
+        return command.program in _MODULES
+    first = command.arguments[0] if command.arguments else ""
+    return command.name == "axolotl" or (command.name in _SCRIPTS and first.endswith((".yml", ".yaml")))
+
+
+def claims_keys(keys: frozenset[str]) -> bool:
+    return "base_model" in keys and bool(keys & {"datasets", "pretraining_dataset", "sequence_len", "micro_batch_size"})
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    arguments = list(command.arguments)
+    if command.name == "axolotl":
+        if arguments[:1] != ["train"]:
+            told = arguments[0] if arguments else "nothing"
+            raise InputError(Fault("axolotl", f"{told} is no training", "surefoot reads `axolotl train CONFIG`"))
+        del arguments[0]
+    words, left = read_flags(arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
+    words = [word for word in words if word.name not in _OF_THE_LAUNCH]
+    if len(left) != 1:
+        raise InputError(Fault(command.program, f"names {len(left)} config files", "name one"))
+    return _translate([*read_document(parse_document(options.read(left[0]), left[0])), *words], options)
+
+
+def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    return _translate([*read_document(parse_document(text, path)), *read_pairs(overrides)], options)
+
+
+def _translate(words: Sequence[Word], options: Options) -> Translation:
+    return Draft(_DIALECT, words, allow_unknown=options.allow_unknown).finish("train")

@@ -37,6 +37,7 @@ class Sources:
         self.sources: list[Any] = []
         self.templates: list[str] = []
         self.kinds: set[str] = set()
+        self.uses_chat_template = False
         entries = draft[name]
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             draft.refuse(name, "expected a list of data sets, each with a path and a type")
@@ -82,6 +83,7 @@ class Sources:
             self._conversations("alpaca")
         elif kind in ("chat_template", "chat_template.default"):
             self._turns(number, given, source)
+            self.uses_chat_template |= not given.get("chat_template")
             asked = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
             self._conversations(self._template(number, str(asked)))
         elif kind == "completion":
@@ -137,21 +139,24 @@ class Sources:
 def set_data(draft: Draft) -> None:
     """data.train, data.eval, data.template, and the stage."""
     train = Sources(draft, "datasets")
-    kinds, templates, sources = set(train.kinds), list(train.templates), train.sources
+    kinds, templates = set(train.kinds), list(train.templates)
+    rendered = train.uses_chat_template
     if draft.given("test_datasets"):
         test = Sources(draft, "test_datasets")
         kinds, templates = kinds | test.kinds, [*templates, *test.templates]
+        rendered |= test.uses_chat_template
         draft.set("data.eval", _short(test.sources), "test_datasets")
     if len(kinds) > 1:
         draft.refuse("datasets", "plain texts and conversations in one run", "train on one kind of them")
     if len(set(templates)) > 1:
         draft.refuse("datasets", f"one run has one template, and these ask for {', '.join(dict.fromkeys(templates))}")
     draft.set("stage", "pretrain" if kinds == {"texts"} else "sft", "datasets")
-    draft.set("data.train", _short(sources), "datasets")
-    used = ("chat_template", "chat_template_jinja")
+    draft.set("data.train", _short(train.sources), "datasets")
+    words = ("chat_template", "chat_template_jinja")
     if templates:
-        draft.set("data.template", templates[0], "datasets", *(used if "chat_template" in str(draft["datasets"]) else ()))
-    draft.drop("no data set is rendered by it", *(name for name in used if not draft.noted(name)))
+        draft.set("data.template", templates[0], "datasets", *(words if rendered else ()))
+    if not rendered:
+        draft.drop("no data set is rendered by it", *words)
 
 
 def _short(sources: list[Any]) -> Any:

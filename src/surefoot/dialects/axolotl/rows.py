@@ -1,4 +1,4 @@
-"""Axolotl's settings, each with its default and its fate. Facts: the config schema of Axolotl 0.19 and its reference."""
+"""Axolotl's settings, each with its default and fate. Facts: the config schema of Axolotl 0.19 and its reference."""
 
 from __future__ import annotations
 
@@ -185,7 +185,8 @@ _ROWS: tuple[Row, ...] = (
     *_refused(
         "surefoot has no such setting",
         "leave it out",
-        "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs model_config rope_scaling "
+        "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs model_config "
+        "rope_scaling "
         "lora_model_dir lora_target_parameters lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform "
         "peft_layers_pattern peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
         "added_tokens_overrides resize_token_embeddings_to_32x shrink_embeddings shuffle_before_merging_datasets "
