@@ -136,6 +136,14 @@ def test_pad_that_a_text_contains_is_refused(encoder, ids):
     assert audited(data, encoder, ids, pad_id=4).pad == "row 4"
 
 
+def test_words_behind_a_stop_are_learned_only_where_the_template_says_so(encoder, ids):
+    data = dataset((numbers("bos 5 eot 7", ids), "..##"), (numbers("bos 6 8 eot 7 5 eot", ids), ".####.#"))
+    assert audited(data, encoder, ids, learns_behind_stop=True).ended == 3
+    assert "does not end with a supervised stop" in fault_of(data, encoder, ids)
+    none = dataset((numbers("bos 5 eot 7 3 8", ids), ".##.##"))
+    assert "does not end with a supervised stop" in fault_of(none, encoder, ids, learns_behind_stop=True)
+
+
 def test_pad_may_be_a_stop_token(encoder, ids):
     audit = audited(dataset((numbers("bos 5 eot", ids), ".##")), encoder, ids, pad_id=ids["eot"])
     assert (audit.answers, audit.ended, audit.pad) == (1, 1, "<|eot_id|>")

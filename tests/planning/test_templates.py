@@ -7,7 +7,8 @@ import pytest
 from layouts import LLAMA3_CHAT, LLAMA31_8B, model_facts, small_tokenizer
 from surefoot.families import FAMILIES
 from surefoot.families.llama import LLAMA
-from surefoot.families.templates import ANYWHERE, NAMES, ROWS, Dialogue
+from surefoot.families.template_row import Dialogue
+from surefoot.families.templates import ANYWHERE, NAMES, ROWS
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 from surefoot.planning.templates import fallback_templates, plan_template, turn_ends

@@ -84,10 +84,12 @@ def audit_dataset(
     seen: set[bytes],
     training: Collection[bytes] = (),
     repeats_bos: bool = False,
+    learns_behind_stop: bool = False,
 ) -> Audit:
     """Count and prove. bos_id: None where no BOS is to be put. seen: fingerprints of the examples audited before, which
     these are added to: copies of them are duplicates. training: those of the training set, for evaluation data.
-    repeats_bos: the template writes BOS before later turns as well.
+    repeats_bos: the template writes BOS before later turns as well. learns_behind_stop: what it writes behind a stop
+    token is part of the answer.
 
     Raises InputError, naming the first record, when a proof fails.
     """
@@ -99,6 +101,7 @@ def audit_dataset(
         stop_ids=stop_ids,
         train_on=train_on,
         repeats_bos=repeats_bos,
+        learns_behind_stop=learns_behind_stop,
     )
     flags, prints = dataset.flags(), [dataset.fingerprint(index) for index in range(len(dataset))]
     known = len(seen)

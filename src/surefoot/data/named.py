@@ -8,13 +8,14 @@ Definitions of tools belong to no turn (-1), so a long conversation loses other 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from surefoot.data.chat_messages import call_ids
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Segment, require_turns
-from surefoot.families.templates import Dialogue, Prompt
+from surefoot.families.template_row import ALONE, Dialogue, Prompt
 from surefoot.families.tool_layouts import ToolLayout
 
 _NO_TURN = -1
@@ -27,7 +28,19 @@ def lay_out_dialogue(row: Dialogue, conversation: Conversation) -> tuple[Segment
         return (text, Segment(row.close, 0, answer=True))
     require_turns(conversation, row.name)
     _check(row, conversation)
-    return tuple(segment for segment in _dialogue(row, conversation) if segment.text)
+    return tuple(_marked(_dialogue(row, conversation)))
+
+
+def _marked(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Those with text; {alone} in a row's words marks the text behind it, which may be the data's, and goes."""
+    alone = False
+    for segment in segments:
+        parts = [segment.text] if segment.content else segment.text.split(ALONE)
+        for number, text in enumerate(parts):
+            alone = alone or number > 0
+            if text:
+                yield replace(segment, text=text, alone=alone)
+                alone = False
 
 
 def lay_out_prompt(row: Prompt, conversation: Conversation, eos: str) -> tuple[Segment, ...]:

@@ -244,6 +244,7 @@ class _Auditor:
                     pad_id=self._pad_id,
                     stop_ids=template.stop_ids,
                     repeats_bos=template.repeats_bos,
+                    learns_behind_stop=template.learns_behind_stop,
                     train_on=self._method.train_on,
                     seen=self._seen,
                     training=training,

@@ -39,14 +39,16 @@ def prove(
     stop_ids: Collection[int],
     train_on: TrainOn,
     repeats_bos: bool = False,
+    learns_behind_stop: bool = False,
 ) -> Proven:
     """bos_id: None where no BOS is to be put. An answer cut by max_length may lack its stop, and a text in several
-    examples has BOS in the first and its stop in the last. repeats_bos: the template writes BOS before later turns."""
+    examples has BOS in the first and its stop in the last. repeats_bos: the template writes BOS before later turns.
+    learns_behind_stop: what it writes behind a stop token is part of the answer."""
     supervised = answers = closed = 0
     for part in _parts(dataset):
         _prove_bos(part, encoder, bos_id, repeats_bos or (bos_id if bos_id is not None else encoder.bos_id) in stop_ids)
         _prove_pad(part, encoder, pad_id, stop_ids)
-        ends = _prove_ends(part, stop_ids, train_on)
+        ends = _prove_ends(part, stop_ids, train_on, learns_behind_stop)
         supervised += int(part.mask.sum())
         answers += len(ends)
         closed += int(ends.sum())
@@ -108,13 +110,16 @@ def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collect
         part.fail(found[0], what, "choose another tokenizer.pad")
 
 
-def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn) -> np.ndarray:
+def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learns_behind_stop: bool) -> np.ndarray:
     """For each supervised stretch whether a stop token closes it: [stretches] bool."""
     is_stop = np.isin(part.ids, list(stop_ids)) & part.mask
     ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
     owner = part.owner - part.owner[0]
     if train_on == "everything":  # templates may write a line end after the stop token, and it is learned as well
         closed = np.bincount(owner, weights=is_stop)[owner[ends]] > 0
+    elif learns_behind_stop:
+        stretch = np.searchsorted(ends, np.arange(len(part.mask)))
+        closed = np.bincount(stretch, weights=is_stop, minlength=len(ends))[: len(ends)] > 0
     else:
         closed = is_stop[ends]
     cut = part.flags[ends] & (STOP_LOST | CONTINUED) > 0

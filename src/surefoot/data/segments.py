@@ -6,7 +6,8 @@ mask follows from the marks; no text is ever searched for where an answer begins
 Where text is cut for the tokenizer: at the borders between prompt and answer, and nowhere else. A prompt is encoded in
 one go, so its ids are what every program gets that renders the same prompt and tokenises it, and they are the ids that
 `prompt_ids` gives for generation. The answer starts afresh, as it does when a model writes it. Only where the data
-spells out a control token is the run cut further, around each content, so that those characters stay text.
+spells out a control token is the run cut further, around each content, so that those characters stay text; and where a
+template says so itself, because the tool whose layout it is encodes every slot alone.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from surefoot.data.text_encoder import Piece, TextEncoder
 @dataclass(frozen=True)
 class Segment:
     """turn: index of the turn it belongs to; -1 for none (definitions of tools), which is never cut. content: written
-    in the data, not by the template. answer: the model's."""
+    in the data, not by the template. answer: the model's. alone: a text of its own begins here for the tokenizer."""
 
     text: str
     turn: int
     content: bool = False
     answer: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Template:
     identity: all that its output depends on besides the conversation. stop_ids: tokens that end an answer.
     jinja: the chat template that makes other programs write the same; takes BOS, which it puts at the start, or "".
     notes, dialogue_notes: what a reader of the audit should know, always and where there are several answers.
-    repeats_bos: BOS stands before later turns as well.
+    repeats_bos: BOS stands before later turns as well. learns_behind_stop: what follows a stop token is learned, too.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Template:
     notes: tuple[str, ...] = ()
     dialogue_notes: tuple[str, ...] = ()
     repeats_bos: bool = False
+    learns_behind_stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Run:
     @property
     def turn(self) -> int:
         return self.segments[0].turn
+
+    @property
+    def alone(self) -> bool:
+        return self.segments[0].alone
 
 
 def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None) -> list[list[Run]]:
@@ -99,7 +106,8 @@ def require_turns(conversation: Conversation, name: str) -> None:
 
 
 def pieces_of(run: Run, encoder: TextEncoder, opening: bool) -> list[Piece]:
-    """One piece, or one per segment where the data spells out a control token."""
+    """One piece, or one per segment where the data spells out a control token. opening: nothing comes before."""
+    opening = opening or run.alone
     text = "".join(segment.text for segment in run.segments)
     ours = sum(len(encoder.control_text(segment.text)) for segment in run.segments if not segment.content)
     spelled_out = any(encoder.control_text(segment.text) for segment in run.segments if segment.content)
@@ -113,10 +121,11 @@ def pieces_of(run: Run, encoder: TextEncoder, opening: bool) -> list[Piece]:
 
 def _runs(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[Run]:
     filled = [segment for segment in segments if segment.text]
-    before = ""
-    for _, group in itertools.groupby(filled, key=lambda segment: segment.turn if segment.answer else None):
-        run = list(group)
-        if before.endswith(encoder.swallows_blanks) and not run[0].content:  # as if both were encoded in one go
+    texts = list(itertools.accumulate(segment.alone for segment in filled))  # which text of the tokenizer's it is in
+    before, kind = "", lambda pair: (pair[1], pair[0].turn if pair[0].answer else None)
+    for _, group in itertools.groupby(zip(filled, texts, strict=True), key=kind):
+        run = [segment for segment, _ in group]
+        if before.endswith(encoder.swallows_blanks) and not (run[0].content or run[0].alone):  # as if encoded in one go
             run[0] = replace(run[0], text=run[0].text.lstrip())
         before = run[-1].text
         if any(segment.text for segment in run):

@@ -1,7 +1,5 @@
 """The named templates, one row each: what stands around every text of a conversation.
 
-Plain text, so that planning, encoding and the docs read one table. Slots: {content} is the text; {bos} and {eos} are
-the tokenizer's own tokens. Whether BOS stands at the very start is the plan's choice, not the row's.
 `surefoot.data.named` lays conversations out with a row, `surefoot.data.jinja_writer` turns it into the chat template
 that other programs read.
 """
@@ -9,70 +7,16 @@ that other programs read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from surefoot.errors import Fault
-from surefoot.families.tool_layouts import HERMES, LLAMA31, MISTRAL, ToolLayout
+from surefoot.families.llamafactory_templates import LLAMAFACTORY
+from surefoot.families.template_row import Dialogue, Prompt, Row
+from surefoot.families.tool_layouts import LLAMA31, MISTRAL
 from surefoot.locations import TEMPLATE_SUFFIX
 from surefoot.nearest import nearest_word
 
 OWN = "tokenizer"  # the tokenizer's chat template
 
-
-@dataclass(frozen=True)
-class Dialogue:
-    """A template for any number of turns.
-
-    user, system: around the text. merged: the system text stands inside the first user turn, before its text.
-    prefix: {bos} where the published template writes it as text: some tokenizers put a blank before a text, but none
-    behind BOS. opening: what the program writes before an answer. lead: what the model writes before its text, left out
-    where the text holds `own_lead`. close: ends an answer, and is learned. after, between, finish: written by the
-    program behind an answer, before every user turn but the first, behind the last answer. trimmed: roles whose texts
-    lose blanks around them. control: tokens that the tokenizer must have as special ones. stops: those of them that end
-    an answer, besides EOS. tools: None where it has no place for them. takes_text: a text without turns is learned as
-    it is.
-    """
-
-    name: str
-    about: str
-    user: str
-    opening: str
-    close: str
-    system: str
-    merged: bool = False
-    default_system: str = ""
-    prefix: str = ""
-    lead: str = ""
-    own_lead: str = ""
-    after: str = ""
-    between: str = ""
-    finish: str = ""
-    trimmed: tuple[str, ...] = ()
-    control: tuple[str, ...] = ()
-    stops: tuple[str, ...] = ()
-    tools: ToolLayout | None = HERMES
-    takes_text: bool = False
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A template for one prompt and one answer. header: what it begins with; header_input: where there is an input
-    (context) as well. A system text takes the header's place where that is allowed. EOS ends the answer."""
-
-    name: str
-    about: str
-    header: str
-    header_input: str
-    instruction: str
-    input: str
-    response: str
-    system_as_header: bool = False
-    lead: str = ""
-    control: tuple[str, ...] = ()
-    stops: tuple[str, ...] = ()
-
-
-Row = Dialogue | Prompt
 
 _TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
 _PAIRED = ", paired with an input that provides further context."
@@ -241,7 +185,7 @@ ANYWHERE = "alpaca, vicuna or plain"  # rows that need nothing of a tokenizer bu
 
 def find_row(name: str) -> Row | None:
     """The row called `name`; None for the tokenizer's own template, a file, or an unknown name."""
-    return next((row for row in ROWS if row.name == name), None)
+    return next((row for row in (*ROWS, *LLAMAFACTORY) if row.name == name), None)
 
 
 def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
@@ -249,7 +193,7 @@ def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
     is_control: whether the tokenizer has this text as a special token."""
     row = find_row(name)
     if row is None:
-        near = nearest_word(name, NAMES)
+        near = nearest_word(name, [*NAMES, *(row.name for row in LLAMAFACTORY)])
         known = f"use auto, {', '.join(NAMES)}, or a file that ends in {TEMPLATE_SUFFIX}"
         return Fault("data.template", f"unknown template {name!r}", f"did you mean {near}?" if near else known)
     if missing := [token for token in row.control if not is_control(token)]:

@@ -9,7 +9,8 @@ from surefoot.errors import Fault, InputError
 from surefoot.families.family import Family
 from surefoot.families.files import read_text
 from surefoot.families.model_facts import ModelFacts
-from surefoot.families.templates import ANYWHERE, OWN, Dialogue, find_row, is_file, named_row
+from surefoot.families.template_row import Dialogue
+from surefoot.families.templates import ANYWHERE, OWN, find_row, is_file, named_row
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import yaml
 
-from surefoot.families.templates import Prompt, find_row
+from surefoot.families.template_row import Prompt
+from surefoot.families.templates import find_row
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
 

@@ -1,0 +1,146 @@
+"""LLaMA-Factory's templates, so that a config of that tool trains on the same token ids under the same label mask.
+
+They differ from the rows of the same name in `surefoot.families.templates`, which follow what the models' publishers
+write: here every slot is encoded alone, what follows the end of an answer is learned with it, and some put no BOS.
+Facts: LLaMA-Factory 0.9.5, its token ids in `tests/equality`. Not here: templates that put another label on a token
+than the token itself (gemma2, falcon, solar: `efficient_eos`) or that end no answer (empty), and layouts for tools.
+"""
+
+from __future__ import annotations
+
+from surefoot.families.template_row import ALONE, Dialogue
+
+PREFIX = "llamafactory-"
+_TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+_NO_THOUGHT = "<think>\n\n</think>\n\n"
+
+
+def _row(
+    name: str,
+    user: str,
+    *,
+    answer: str = "{content}{eos}",
+    system: str = "{content}",
+    default_system: str = "",
+    begins: str = "",
+    merged: bool = False,
+    control: tuple[str, ...] = (),
+    stops: tuple[str, ...] = (),
+    thought: str = "",
+    thought_learned: bool = True,
+) -> Dialogue:
+    """user: with what opens the answer. answer: {content} and what ends it. begins: {bos} or nothing."""
+    lead, close = answer.split("{content}")
+    return Dialogue(
+        name=PREFIX + name,
+        about=f"LLaMA-Factory's {name}, token for token",
+        user=("" if merged else ALONE) + user,
+        system=(ALONE if not merged else "") + system,
+        merged=merged,
+        default_system=default_system,
+        prefix=begins + ALONE,
+        opening="" if thought_learned else ALONE + thought,
+        lead=ALONE + (thought + ALONE if thought and thought_learned else "") + lead,
+        own_lead="</think>" if thought and thought_learned else "",
+        close=close.replace("{eos}", "{eos}" + ALONE),
+        control=control,
+        stops=stops,
+        tools=None,
+    )
+
+
+def _chatml(name: str, default_system: str = "", **more: object) -> Dialogue:
+    return _row(
+        name,
+        "<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n",
+        answer="{content}<|im_end|>\n",
+        system="<|im_start|>system\n{content}<|im_end|>\n",
+        default_system=default_system,
+        control=("<|im_start|>", "<|im_end|>"),
+        stops=("<|im_end|>",),
+        **more,  # pyright: ignore[reportArgumentType]
+    )
+
+
+LLAMAFACTORY: tuple[Dialogue, ...] = (
+    _row(
+        "alpaca",
+        "### Instruction:\n{content}\n\n### Response:\n",
+        answer="{content}{eos}\n\n",
+        default_system=_TASK,
+    ),
+    _chatml("chatml"),
+    _row(
+        "default",
+        "Human: {content}{eos}{alone}\nAssistant:",
+        answer="{content}{eos}\n",
+        system="System: {content}{eos}{alone}\n",
+    ),
+    _row(
+        "gemma",
+        "<start_of_turn>user\n{content}<end_of_turn>\n<start_of_turn>model\n",
+        answer="{content}<end_of_turn>\n",
+        system="{content}\n\n",
+        begins="{bos}",
+        merged=True,
+        control=("<start_of_turn>", "<end_of_turn>"),
+        stops=("<end_of_turn>",),
+    ),
+    _row(
+        "llama2",
+        "{bos}{alone}[INST] {content} [/INST]",
+        system="<<SYS>>\n{content}\n<</SYS>>\n\n",
+        merged=True,
+    ),
+    _row(
+        "llama3",
+        "<|start_header_id|>user<|end_header_id|>\n\n{content}<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        answer="{content}<|eot_id|>",
+        system="<|start_header_id|>system<|end_header_id|>\n\n{content}<|eot_id|>",
+        begins="{bos}",
+        control=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        stops=("<|eot_id|>",),
+    ),
+    _row(
+        "mistral",
+        "[INST] {content}[/INST]",
+        answer=" {content}{eos}",
+        system="{content}\n\n",
+        begins="{bos}",
+        merged=True,
+    ),
+    _row(
+        "phi",
+        # <|end|> becomes EOS there, and so loses its way of swallowing the line end behind it.
+        "<|user|>\n{content}<|end|>{alone}\n<|assistant|>\n",
+        answer="{content}<|end|>{alone}\n",
+        system="<|system|>\n{content}<|end|>{alone}\n",
+        control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        stops=("<|end|>",),
+    ),
+    _row(
+        "phi4",
+        "<|im_start|>user<|im_sep|>{content}<|im_end|><|im_start|>assistant<|im_sep|>",
+        answer="{content}<|im_end|>",
+        system="<|im_start|>system<|im_sep|>{content}<|im_end|>",
+        control=("<|im_start|>", "<|im_sep|>", "<|im_end|>"),
+        stops=("<|im_end|>",),
+    ),
+    _chatml("qwen", _QWEN),
+    _chatml("qwen3", thought=_NO_THOUGHT),
+    _chatml("qwen3-unthinking", thought=_NO_THOUGHT, thought_learned=False),
+    _chatml("qwen3_nothink"),
+    _row("vicuna", "USER: {content} ASSISTANT:", default_system=_VICUNA),
+    _row(
+        "zephyr",
+        "<|user|>\n{content}{eos}{alone}<|assistant|>\n",
+        system="<|system|>\n{content}{eos}",
+        default_system="You are Zephyr, a helpful assistant.",
+    ),
+)
