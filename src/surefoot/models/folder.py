@@ -7,32 +7,20 @@ cannot find is a flipped bit: safetensors keeps no checksum.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import shlex
 from pathlib import Path
 from typing import Any
 
+from surefoot.convert.safetensors_file import INDEX, SINGLE, StoredTensor, stored_in
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 _DISTRIBUTED = "shard-*-model-*-of-*.safetensors"  # transformers would prefer these to model.safetensors
-_HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
 
 # Keys that name code or kernels to fetch, or a file to load in place of the usual one. They are never passed on.
 _CODE_PREFIXES = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 _DROPPED = ("auto_map", "custom_pipelines", "fusion_config", "transformers_weights", "name_or_path", "_name_or_path")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor on disk. dtype: the safetensors name, such as "BF16"."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def check_folder(folder: Path) -> None:
@@ -59,19 +47,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Name -> where and what, for all weights. Raises InputError: no safetensors, missing or damaged files."""
-    tensors: dict[str, StoredTensor] = {}
-    faults: list[Fault] = []
-    for file in _weight_files(folder):
-        try:
-            tensors.update(read_header(file))
-        except InputError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise InputError(faults)
-    return tensors
+    return stored_in(weight_files(folder))
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model. Raises InputError where there are none, with the way out for pickled ones."""
     if any(folder.glob(_DISTRIBUTED)):
         what = "a distributed checkpoint, whose metadata is pickled and can run code when opened"
         raise InputError(Fault(str(folder), what, "use a plain safetensors version of this model"))
@@ -89,35 +69,14 @@ def _weight_files(folder: Path) -> list[Path]:
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
         what = f"only pickled weights ({pickled[0]}), which can run code when opened"
-        raise InputError(Fault(str(folder), what, "use a safetensors version of this model"))
+        raise InputError(Fault(str(folder), what, convert_command(folder)))
     raise InputError(Fault(str(folder), f"no weights: neither {SINGLE} nor {INDEX}"))
 
 
-def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor, from the header of one safetensors file: 8 bytes of length, then JSON with data offsets."""
-    if not file.is_file():
-        raise InputError(Fault(str(file), f"missing, but {INDEX} names it", "copy or download the model again"))
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 + length or length > _HEADER_LIMIT:
-            raise _cut(file, size, "a complete header")
-        try:
-            header = json.loads(stream.read(length))
-            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            tensors = {
-                name: StoredTensor(file, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()
-            }
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise InputError(Fault(str(file), "not a safetensors file", "copy or download the model again")) from error
-    if size != 8 + length + end:
-        raise _cut(file, size, f"{8 + length + end:,} bytes")
-    return tensors
-
-
-def _cut(file: Path, size: int, expected: str) -> InputError:
-    return InputError(Fault(str(file), f"damaged: {size:,} bytes, expected {expected}", "copy or download it again"))
+def convert_command(folder: Path) -> str:
+    """What turns pickled weights into safetensors: the fix of a fault."""
+    source = shlex.quote(str(folder))
+    return f"run: surefoot convert {source} --out {shlex.quote(str(folder).rstrip('/') + '-safetensors')}"
 
 
 def _hostile_fields(value: Any, where: str) -> list[Fault]:

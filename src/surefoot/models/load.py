@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import safe_open
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from surefoot.convert.safetensors_file import StoredTensor, unread
+from surefoot.convert.tensors import Tensors
 from surefoot.errors import EnvironmentFault, Fault, InputError
-from surefoot.models.folder import StoredTensor, read_config, stored_tensors
+from surefoot.models.folder import read_config, stored_tensors
+from surefoot.models.layout import other_layout, said
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.vocabulary import check_tied, resize_vocabulary
 
@@ -49,23 +54,36 @@ def load_model(
     attention_implementation: str,
     device: torch.device,
     vocab_rows: int | None = None,
+    say: Callable[[str], object] | None = None,
 ) -> PreTrainedModel:
     """The causal language model in `folder`, in eval mode, all floating-point parameters in `dtype`.
 
     attention_implementation: eager | sdpa | flash_attention_2. vocab_rows: embedding rows wanted, more than there are
-    (see `resize_vocabulary`). Raises InputError for anything that is not an intact model: each fault names file or
-    tensor.
+    (see `resize_vocabulary`). say: is told where the files are in another layout than transformers' and rules apply.
+    Raises InputError for anything that is not an intact model: each fault names file or tensor.
     """
     config = model_config(folder)
     stored = stored_tensors(folder)
-    model, info = _open(folder, config, dtype, attention_implementation)
-    faults = [*_key_faults(info, stored, folder), *_non_finite(model, stored, folder, dtype)]
+    with _library_faults(folder):
+        converted = other_layout(stored, config, folder)
+    model, info = _open(folder, config, dtype, attention_implementation, converted.tensors if converted else None)
+    if converted and say:
+        say(said(folder, converted.layouts, value_head=bool(converted.value_head)))
+    tensors = converted.tensors if converted else unread(stored)
+    faults = [*_key_faults(info, stored, folder), *_non_finite(model, tensors, stored, folder, dtype)]
     if faults:
         raise InputError(faults)
     check_tied(model, str(folder))
     if vocab_rows is not None:
         resize_vocabulary(model, vocab_rows)
     return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
+
+
+def layout_caution(folder: Path) -> str | None:
+    """What `load_model` would say of the folder's files, without reading a weight. Raises InputError as it does."""
+    with _library_faults(folder):
+        found = other_layout(stored_tensors(folder), model_config(folder), folder)
+    return said(folder, found.layouts, value_head=bool(found.value_head)) if found else None
 
 
 def model_config(folder: Path) -> PreTrainedConfig:
@@ -84,25 +102,42 @@ def model_config(folder: Path) -> PreTrainedConfig:
 
 
 def _open(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, attention_implementation: str
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, attention_implementation: str, converted: Tensors | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    try:
-        with quiet_libraries():
-            return AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportReturnType]
-                folder,
-                config=config,
-                dtype=dtype,
-                attn_implementation=attention_implementation,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,  # they are listed in the info, and refused by us, all at once
-                output_loading_info=True,
+    """converted: what to load in place of the folder's files; transformers reads them one at a time."""
+    settings: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype,
+        "attn_implementation": attention_implementation,
+        "ignore_mismatched_sizes": True,  # they are listed in the info, and refused by us, all at once
+        "output_loading_info": True,
+    }
+    with _library_faults(folder), quiet_libraries():
+        if converted is not None:
+            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            generation = _generation_config(folder)
+            return model_class.from_pretrained(
+                None, state_dict=dict(converted), generation_config=generation, **settings
             )
+        return AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportReturnType]
+            folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **settings
+        )
+
+
+@contextmanager
+def _library_faults(folder: Path) -> Iterator[None]:
+    """What transformers raises for a config that makes no model, or files that it cannot read, as one line."""
+    try:
+        yield
     except ImportError as error:
         raise EnvironmentFault(Fault("attention", _one_line(error), "choose sdpa or eager")) from error
     except (ValueError, OSError, TypeError, AssertionError, KeyError) as error:
         raise InputError(Fault(str(folder), _one_line(error))) from error
+
+
+def _generation_config(folder: Path) -> GenerationConfig | None:
+    there = (folder / "generation_config.json").is_file()
+    return GenerationConfig.from_pretrained(folder, local_files_only=True) if there else None
 
 
 def _key_faults(info: Mapping[str, Any], stored: Mapping[str, StoredTensor], folder: Path) -> list[Fault]:
@@ -122,14 +157,14 @@ def _key_faults(info: Mapping[str, Any], stored: Mapping[str, StoredTensor], fol
 
 
 def _non_finite(
-    model: PreTrainedModel, stored: Mapping[str, StoredTensor], folder: Path, dtype: torch.dtype
+    model: PreTrainedModel, tensors: Tensors, stored: Mapping[str, StoredTensor], folder: Path, dtype: torch.dtype
 ) -> list[Fault]:
     faults = []
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not tensor.is_floating_point() or is_finite(tensor):
             continue
         place = _place([name], stored, folder)
-        if name in stored and _finite_on_disk(stored[name], name):
+        if name in tensors and is_finite(tensors[name].read()):
             largest = torch.finfo(dtype).max
             what = f"{name} does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest:g}"
             faults.append(Fault(place, what, "hold the base in bf16 or fp32 (precision.base)"))
@@ -146,11 +181,6 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     low, high = torch.aminmax(tensor.detach())
     return math.isfinite(low.item()) and math.isfinite(high.item())
-
-
-def _finite_on_disk(entry: StoredTensor, name: str) -> bool:
-    with safe_open(entry.file, framework="pt") as file:
-        return is_finite(file.get_tensor(name))
 
 
 def _place(names: Collection[str], stored: Mapping[str, StoredTensor], folder: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from surefoot.convert.tensors import Tensors
 from surefoot.errors import Fault, InputError
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.folder import ADAPTER_CONFIG
@@ -40,10 +41,16 @@ def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool) -> Non
     (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
-def load_adapter_weights(model: PeftModel, folder: Path, *, save_embedding: bool) -> None:
-    """Put saved weights into a model with the same adapter, bit for bit. Raises InputError where it is another one."""
+def load_adapter_weights(
+    model: PeftModel, folder: Path, *, save_embedding: bool, tensors: Tensors | None = None
+) -> None:
+    """Put saved weights into a model with the same adapter, bit for bit. Raises InputError where it is another one.
+
+    tensors: in place of the file's, where that is in another layout than PEFT's.
+    """
     path = folder / ADAPTER_WEIGHTS
-    saved, expected = load_file(path), adapter_tensors(model, save_embedding)
+    saved = load_file(path) if tensors is None else {name: tensor.read() for name, tensor in tensors.items()}
+    expected = adapter_tensors(model, save_embedding)
     if different := sorted(saved.keys() ^ expected.keys()):
         what = f"{len(different)} weights are in only one of file and model, first {different[0]}"
         raise InputError(Fault(str(path), what, "it belongs to another model or adapter"))

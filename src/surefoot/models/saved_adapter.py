@@ -7,6 +7,7 @@ result and is not known here is refused instead of ignored, and so are pickled w
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from surefoot.convert.recognise_adapter import RecognisedAdapter, fit_to_base, recognise_adapter
+from surefoot.convert.safetensors_file import read_header, unread
+from surefoot.convert.target import Target
+from surefoot.convert.tensors import Tensors
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
-from surefoot.models.folder import ADAPTER_CONFIG, StoredTensor, read_header
+from surefoot.families.model_facts import ModelFacts
+from surefoot.models.folder import ADAPTER_CONFIG, convert_command
 from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from surefoot.models.quiet import quiet_libraries
@@ -63,13 +69,18 @@ _PLAIN_STARTS = (True, False, None, "gaussian")  # others (pissa, olora …) alt
 
 @dataclass(frozen=True)
 class SavedAdapter:
-    """base, revision: as the adapter's author wrote them. rows: of the embedding it brings along, if it does."""
+    """base, revision: as the adapter's author wrote them. rows: of the embedding it brings along, if it does.
+
+    tensors: under PEFT's names, unread. layouts: those that rules led from; () for PEFT's own.
+    """
 
     folder: Path
     base: str
     revision: str | None
     rows: int | None
     settings: dict[str, Any]
+    tensors: Tensors
+    layouts: tuple[str, ...] = ()
 
 
 def is_adapter(folder: Path) -> bool:
@@ -78,18 +89,27 @@ def is_adapter(folder: Path) -> bool:
 
 def read_adapter(folder: Path) -> SavedAdapter:
     """What the folder says of itself. Raises InputError for another kind of adapter and for pickled weights."""
-    path = folder / ADAPTER_CONFIG
-    config = read_json(path)
-    faults = _unknown_settings(config, str(path))
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        what = f"has no {ADAPTER_WEIGHTS}"
-        faults.append(Fault(str(folder), what, "save the adapter as safetensors; pickled ones are not opened"))
-    if faults:
+    path, weights = folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS
+    if not weights.is_file():
+        pickled = (folder / ADAPTER_WEIGHTS).with_suffix(".bin").is_file()
+        what = "only pickled weights, and pickled ones are not opened" if pickled else f"has no {ADAPTER_WEIGHTS}"
+        fix = convert_command(folder) if pickled else "save the adapter as safetensors"
+        raise InputError([*_unknown_settings(read_json(path), str(path)), Fault(str(folder), what, fix)])
+    found = recognise_adapter(unread(read_header(weights)), read_json(path), str(path))
+    if faults := _unknown_settings(found.config, str(path)):
         raise InputError(faults)
-    settings = {key: value for key, value in config.items() if key in _READ}
-    tensors = read_header(folder / ADAPTER_WEIGHTS)
-    base = config.get("base_model_name_or_path") or ""
-    return SavedAdapter(folder, base, config.get("revision"), _embedding_rows(tensors, settings), settings)
+    settings = {key: value for key, value in found.config.items() if key in _READ}
+    base, revision = found.config.get("base_model_name_or_path") or "", found.config.get("revision")
+    rows = _embedding_rows(found.tensors, settings)
+    return SavedAdapter(folder, base, revision, rows, settings, found.tensors, found.layouts)
+
+
+def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
+    """The same on the matrices that the base has: fused ones split, or parts put together. Raises InputError where that
+    is not exact."""
+    plain = RecognisedAdapter(saved.layouts, (), saved.tensors, saved.settings)
+    found = fit_to_base(plain, Target({}, facts), str(saved.folder / ADAPTER_CONFIG))
+    return dataclasses.replace(saved, settings=dict(found.config), tensors=found.tensors, layouts=found.layouts)
 
 
 def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
@@ -101,14 +121,14 @@ def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
             adapted = get_peft_model(model, config)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(Fault(str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}")) from error
-    load_adapter_weights(adapted, saved.folder, save_embedding=saved.rows is not None)
+    load_adapter_weights(adapted, saved.folder, save_embedding=saved.rows is not None, tensors=saved.tensors)
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and not is_finite(parameter):
             raise InputError(Fault(str(path), f"{name} has values that are NaN or infinite", "use another checkpoint"))
     return adapted.eval()
 
 
-def _unknown_settings(config: dict[str, Any], where: str) -> list[Fault]:
+def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:
     if config.get("peft_type") != "LORA":
         what = f"is a {config.get('peft_type')} adapter"
         return [Fault(where, what, "only LoRA and DoRA adapters are read")]
@@ -126,7 +146,7 @@ def _unknown_settings(config: dict[str, Any], where: str) -> list[Fault]:
     return faults
 
 
-def _embedding_rows(tensors: dict[str, StoredTensor], settings: dict[str, Any]) -> int | None:
+def _embedding_rows(tensors: Tensors, settings: dict[str, Any]) -> int | None:
     """Rows of an embedding that was saved because it had been resized, not because it was trained.
 
     Whatever the model calls it: besides the adapter and what trained in full, PEFT saves embedding and head alone.

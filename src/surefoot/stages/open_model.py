@@ -32,10 +32,11 @@ from surefoot.hardware import Hardware
 from surefoot.libraries import bitsandbytes_obstacle
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.hub import resolve_folder
+from surefoot.models.layout import said
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quantised import quantise
-from surefoot.models.saved_adapter import SavedAdapter, is_adapter, open_adapter, read_adapter
+from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
 from surefoot.models.tree import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
@@ -77,7 +78,9 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     """
     base, saved = find_parts(path, adapter)
     trained = saved.folder if saved else base
-    cautions = cautions_about(trained, base)
+    notes = list(cautions_about(trained, base))
+    if saved and saved.layouts:
+        notes.append(said(saved.folder, saved.layouts))
     plan = saved_plan(trained)
     scale = saved_bos_scale(trained, base, plan)
     facts = replace(facts_of(base), bos_scale=scale)
@@ -95,6 +98,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         attention_implementation="eager" if facts.without_sdpa else "sdpa",
         device=torch.device("cpu") if packed else device,
         vocab_rows=saved.rows if saved else None,
+        say=notes.append,
     )
     if packed:
         quantise(base_model, compute=TORCH_DTYPE[dtype], device=device)
@@ -115,7 +119,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
         described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}, "
         f"template {tokens.template.value} ({tokens.template.reason}){scaled}",
-        cautions=cautions,
+        cautions=tuple(notes),
         base=base,
         trained=trained,
         tokens=tokens,
@@ -153,7 +157,7 @@ def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | 
 
 
 def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
-    """The folder of the model, and the adapter over it."""
+    """The folder of the model, and the adapter over it, on the matrices that the model has."""
     folder = resolve_folder(path, None, weights=True)
     require_weights(folder, path)
     if adapter is not None:
@@ -161,16 +165,17 @@ def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | Non
         require_weights(over, adapter)
         if not is_adapter(over):
             raise InputError(Fault(adapter, "is no adapter: it has no adapter_config.json", "name it as the model"))
-        return folder, read_adapter(over)
+        return folder, fitted(read_adapter(over), facts_of(folder))
     if not is_adapter(folder):
         return folder, None
     saved = read_adapter(folder)
     try:
-        return _find_base(saved), saved
+        base = _find_base(saved)
     except SurefootError as error:
         what = f"its base model {saved.base} cannot be opened: {error.faults[0]}"
         fault = Fault(str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}")
         raise type(error)(fault) from error
+    return base, fitted(saved, facts_of(base))
 
 
 def _find_base(saved: SavedAdapter) -> Path:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
 from surefoot.models.hub import resolve_folder
+from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import RunPlan
@@ -84,7 +85,7 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
         stage.step_tokens,
         eval_at_start=config.eval_at_start,
     )
-    for caution in _cautions(config, stage, timetable):
+    for caution in _cautions(config, base, stage, timetable):
         console.say(f"caution: {caution}", style="yellow")
     identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
     if found.checkpoint is not None:
@@ -93,8 +94,10 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
     return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
 
 
-def _cautions(config: RunConfig, stage: Stage, timetable: Timetable) -> Iterator[str]:
-    """What only config and data together show, and what does not stop a run."""
+def _cautions(config: RunConfig, base: Path, stage: Stage, timetable: Timetable) -> Iterator[str]:
+    """What only config, model and data together show, and what does not stop a run."""
+    if caution := layout_caution(base):
+        yield caution
     warmup = make_schedule(config, stage, timetable).warmup
     if warmup >= timetable.total_steps:
         yield f"optim.warmup takes {warmup} steps and the run has {timetable.total_steps}: optim.lr is never reached"

@@ -1,0 +1,193 @@
+"""From the names and shapes of an adapter's state dict to the rules that lead to PEFT's own, and its config with them.
+
+Two steps, for the second needs the base model: `recognise_adapter` finds PEFT's names, `fit_to_base` the modules that
+the base has. Where a rule changes which modules carry the adapter, `adapter_config.json` changes with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.convert.adapter_rules import OLD_MAGNITUDE, is_stacked, shares_a
+from surefoot.convert.naming import some
+from surefoot.convert.recognise import WRAPPERS, places
+from surefoot.convert.rules import Rule, apply
+from surefoot.convert.target import Group, Target, groups
+from surefoot.convert.tensors import LazyTensor, Tensors
+from surefoot.errors import Fault, InputError
+
+PEFT_FRONT = "base_model.model"
+_NAMED = re.compile(
+    r"\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|modules_to_save)\.(?!weight$|bias$)([^.]+)"
+)
+_PART = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|weight_m_wdecomp|modules_to_save)\b")
+# Of the first DoRA code and of PEFT 0.3. Those that hold something here would change the result.
+_OLD_SETTINGS = ("merge_weights", "enable_lora", "Wdecompose_target_modules")
+_TRAINING_ONLY = ("dora_simple",)
+_EDGES = 3  # neighbours of a float that are tried for alpha
+
+
+@dataclass(frozen=True)
+class RecognisedAdapter:
+    """layouts: () for PEFT's own. config: of adapter_config.json, changed where a rule asks for it."""
+
+    layouts: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    tensors: Mapping[str, LazyTensor]
+    config: Mapping[str, Any]
+
+
+def halves(tensors: Tensors) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
+    """The base's weights and the adapter's, of a state dict that may hold both."""
+    adapter = {name: tensor for name, tensor in tensors.items() if _PART.search(name)}
+    return {name: tensor for name, tensor in tensors.items() if name not in adapter}, adapter
+
+
+def is_adapter_dict(tensors: Tensors) -> bool:
+    """Whether it is nothing but an adapter: PEFT also saves whole modules, and no layer without an adapter on it."""
+    base, adapter = halves(tensors)
+    return bool(adapter) and not any(".base_layer." in name or ".layers.0." in name for name in base)
+
+
+def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -> RecognisedAdapter:
+    """The way to PEFT's names. config: adapter_config.json's. Raises InputError for what is unknown or ambiguous."""
+    layouts: list[str] = []
+    rules: list[Rule] = []
+
+    def change(layout: str, kind: str, settings: Mapping[str, Any]) -> None:
+        nonlocal tensors
+        rules.append(Rule(kind, settings))
+        tensors = apply(rules[-1], tensors)
+        if layout not in layouts:
+            layouts.append(layout)
+
+    for piece in ("module", *WRAPPERS):
+        anywhere = sorted({place for name in tensors for place in places(name, piece)})
+        at = anywhere if piece in WRAPPERS else [""] if all(name.startswith(f"{piece}.") for name in tensors) else []
+        if at:
+            change("wrapped", "unwrap", {"piece": piece, "at": at, "but": []})
+    while all(name.startswith(f"{PEFT_FRONT}.{PEFT_FRONT}.") for name in tensors):
+        change("wrapped", "unwrap", {"piece": PEFT_FRONT, "at": [""], "but": []})
+    if not all(name.startswith(f"{PEFT_FRONT}.") for name in tensors):
+        if any(name.startswith(f"{PEFT_FRONT}.") for name in tensors):
+            outside = [name for name in tensors if not name.startswith(f"{PEFT_FRONT}.")]
+            raise InputError(Fault(where, f"{len(outside)} names do not begin with {PEFT_FRONT}: {some(outside)}"))
+        change("live-peft", "wrap", {"piece": PEFT_FRONT, "at": [""], "but": []})
+    adapters = sorted({found[1] for name in tensors if (found := _NAMED.search(name))})
+    if len(adapters) > 1:
+        what = f"holds {len(adapters)} adapters: {', '.join(adapters)}"
+        raise InputError(Fault(where, what, "save the one that you want with PEFT's save_pretrained"))
+    if adapters:
+        change("live-peft", "unname adapter", {"name": adapters[0]})
+    if any(name.endswith(OLD_MAGNITUDE) for name in tensors):
+        change("old-dora", "new magnitude", {})
+    modern = _modern(config, where, dora="old-dora" in layouts)
+    return RecognisedAdapter(tuple(layouts), tuple(rules), tensors, modern)
+
+
+def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> RecognisedAdapter:
+    """The adapter on the modules that the base has. Raises InputError where that cannot be exact."""
+    tensors, config = adapter.tensors, dict(adapter.config)
+    layouts, rules = list(adapter.layouts), list(adapter.rules)
+    for group in groups(target):
+        rule = _regrouped(tensors, group)
+        if rule is None:
+            continue
+        splits = rule.kind == "split adapter"
+        config = _regrouped_config(config, rule, where)
+        tensors = apply(rule, tensors)
+        rules.append(rule)
+        layouts.append("fused-adapter" if splits else "split-adapter")
+    return RecognisedAdapter(tuple(layouts), tuple(rules), tensors, config)
+
+
+def _regrouped(tensors: Tensors, group: Group) -> Rule | None:
+    def carries(path: str) -> bool:
+        return any(f".{path}.lora_A." in name for name in tensors)
+
+    settings: dict[str, Any] = {"sizes": list(group.sizes)}
+    if group.own_is_fused:
+        parts = next((paths for paths in group.parts if any(map(carries, paths))), None)
+        if parts is None:
+            return None
+        settings |= {"fused": group.fused[0], "parts": list(parts), "stacked": not shares_a(tensors, list(parts))}
+        return Rule("fuse adapter", settings)
+    fused = next((path for path in group.fused if carries(path)), None)
+    if fused is None:
+        return None
+    stacked = is_stacked(tensors, fused, list(group.sizes))
+    settings |= {"fused": fused, "parts": list(group.parts[0]), "stacked": stacked}
+    return Rule("split adapter", settings)
+
+
+def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[str, Any]:
+    """adapter_config.json after `rule`: other targets and, in the stacked form, another rank with alpha / rank kept."""
+    return _regrouped_config(dict(config), rule, where)
+
+
+def _regrouped_config(config: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
+    fused, parts = _leaf(rule.settings["fused"]), [_leaf(path) for path in rule.settings["parts"]]
+    gone, come = ([fused], parts) if rule.kind == "split adapter" else (parts, [fused])
+    targets = config.get("target_modules")
+    if isinstance(targets, list):
+        kept = [name for name in targets if _leaf(name) not in gone]
+        if len(kept) == len(targets) or any("." in name for name in targets if name not in kept):
+            raise InputError(Fault(where, f"target_modules {targets} do not name {', '.join(gone)} plainly"))
+        config["target_modules"] = sorted({*kept, *come})
+    elif isinstance(targets, str) and targets != "all-linear":
+        raise InputError(Fault(where, f"target_modules is a pattern, {targets!r}", "list the names of the modules"))
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        patterns = {**(config.get("rank_pattern") or {}), **(config.get("alpha_pattern") or {})}
+        if any(_leaf(name) in (*gone, *come) for name in patterns):
+            raise InputError(Fault(where, "rank_pattern or alpha_pattern names modules that would change"))
+    if rule.settings["stacked"] and "r" in config:
+        old = int(config["r"])
+        new = old // len(parts) if rule.kind == "split adapter" else old * len(parts)
+        alpha = _scaled_alpha(float(config.get("lora_alpha", 8)), old, new, bool(config.get("use_rslora")), where)
+        config["rank_pattern"] = {**(config.get("rank_pattern") or {}), **dict.fromkeys(come, new)}
+        config["alpha_pattern"] = {**(config.get("alpha_pattern") or {}), **dict.fromkeys(come, alpha)}
+    return config
+
+
+def _scaled_alpha(alpha: float, old: int, new: int, rslora: bool, where: str) -> float | int:
+    """The alpha with which alpha / rank, or alpha / sqrt(rank), is the same float as before."""
+
+    def scale(alpha: float, rank: int) -> float:
+        return alpha / (math.sqrt(rank) if rslora else rank)
+
+    candidate = alpha * (math.sqrt(new / old) if rslora else new / old)
+    low = high = candidate
+    for _ in range(_EDGES + 1):
+        for value in (low, high):
+            if scale(value, new) == scale(alpha, old):
+                return int(value) if value.is_integer() else value
+        low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
+    raise InputError(Fault(where, f"no alpha keeps the scale {scale(alpha, old)!r} at rank {new}"))
+
+
+def _modern(config: Mapping[str, Any], where: str, dora: bool) -> dict[str, Any]:
+    """The settings of the first DoRA code and of PEFT 0.3 as PEFT's today."""
+    result = dict(config)
+    faults = [
+        Fault(where, f"{key}: {result[key]!r} is not supported", "only plain LoRA and DoRA are converted")
+        for key in _OLD_SETTINGS
+        if result.get(key)
+    ]
+    if faults:
+        raise InputError(faults)
+    for key in (*_OLD_SETTINGS, *_TRAINING_ONLY):
+        result.pop(key, None)
+    if str(result.get("peft_type")).upper() == "DORA":
+        result["peft_type"] = "LORA"
+        result["use_dora"] = True
+    if dora and result:
+        result["use_dora"] = True
+    return result
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]

@@ -1,0 +1,110 @@
+"""Weights of any kind: a model folder, an adapter, one file, a ZeRO checkpoint; pickled or safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.convert import zero
+from surefoot.convert.pickled import open_pickled, state_dict
+from surefoot.convert.safetensors_file import INDEX, SINGLE, stored_in, unread
+from surefoot.convert.tensors import LazyTensor
+from surefoot.errors import Fault, InputError
+from surefoot.families.files import read_json
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+_ADAPTER = "adapter_model"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_ORDER = ("model", "pytorch_model", _ADAPTER)  # which weights of a folder are meant where it has several
+
+
+@dataclass
+class Source:
+    """files: those that were read. folder: where config and tokenizer may stand. zero: a ZeRO checkpoint."""
+
+    folder: Path
+    files: list[Path]
+    tensors: dict[str, LazyTensor]
+    zero: bool = False
+
+
+@dataclass
+class Scratch:
+    """Numbered folders for what child processes give back."""
+
+    root: Path
+    count: int = field(default=0)
+
+    def next(self) -> Path:
+        self.count += 1
+        return self.root / str(self.count)
+
+
+def open_source(path: Path, scratch: Scratch) -> Source:
+    """The weights at `path`, unread. scratch: kept until they are. Raises InputError for what holds none."""
+    if path.is_file():
+        return Source(path.parent, [path], _file(path, scratch))
+    if not path.is_dir():
+        raise InputError(Fault(str(path), "no such file or folder"))
+    if (checkpoint := zero.find_checkpoint(path)) is not None:
+        files: list[Path] = []
+
+        def opened(file: Path, wanted: Sequence[str]) -> Any:
+            files.append(file)
+            return open_pickled(file, scratch.next(), wanted).value
+
+        return Source(path, files, zero.consolidate(checkpoint, opened), zero=True)
+    files = _weights(path)
+    tensors: dict[str, LazyTensor] = {}
+    for file in files:
+        more = _file(file, scratch)
+        if twice := sorted(more.keys() & tensors.keys()):
+            raise InputError(Fault(str(file), f"{len(twice)} weights stand in another file as well, first {twice[0]}"))
+        tensors |= more
+    head = path / VALUE_HEAD_FILE
+    if head.is_file():
+        files.append(head)
+        tensors |= _file(head, scratch)
+    return Source(path, files, tensors)
+
+
+def _file(path: Path, scratch: Scratch) -> dict[str, LazyTensor]:
+    if path.suffix == ".safetensors":
+        return unread(stored_in([path]))
+    if path.suffix not in _PICKLED:
+        what = f"is no file of weights: {', '.join(('.safetensors', *_PICKLED))} are read"
+        raise InputError(Fault(str(path), what))
+    return state_dict(open_pickled(path, scratch.next()), path)
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The files that make up the model or adapter; safetensors where both kinds stand there."""
+    for index in (INDEX, "pytorch_model.bin.index.json"):
+        if (folder / index).is_file() and not (folder / SINGLE).is_file():
+            return _shards(folder, index)
+    for stem in _ORDER:
+        for suffix in (".safetensors", *_PICKLED):
+            if (folder / f"{stem}{suffix}").is_file():
+                return [folder / f"{stem}{suffix}"]
+    loose = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", *_PICKLED))
+    loose = [path for path in loose if path.name != VALUE_HEAD_FILE and not path.name.startswith("training_args")]
+    if len(loose) == 1:
+        return loose
+    what = f"holds {len(loose)} files that could be the weights: {', '.join(p.name for p in loose[:3])}"
+    raise InputError(Fault(str(folder), what if loose else "holds no weights", "give the file" if loose else ""))
+
+
+def _shards(folder: Path, index: str) -> list[Path]:
+    weight_map = read_json(folder / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise InputError(Fault(str(folder / index), "has no weight_map"))
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name:
+            raise InputError(Fault(str(folder / index), f"points outside its folder: {json.dumps(name)}"))
+        if not (folder / name).is_file():
+            raise InputError(Fault(str(folder / name), f"missing, but {index} names it", "copy all shards"))
+    return [folder / name for name in names]

@@ -1,0 +1,50 @@
+"""A model or adapter folder in another layout than transformers': recognised by its names, read through rules.
+
+What transformers reads by itself (a backbone without its prefix, tables from older versions) is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from surefoot.convert.recognise import Recognised, recognise
+from surefoot.convert.safetensors_file import StoredTensor, unread
+from surefoot.convert.target import Target
+from surefoot.errors import InputError
+from surefoot.models.quiet import quiet_libraries
+from surefoot.models.tree import facts_of
+
+_LEFT_TO_TRANSFORMERS = frozenset({"backbone", "buffers"})
+
+
+def expected_tensors(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every weight that transformers saves for this config, a tied head too. Takes no memory."""
+    with quiet_libraries(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, folder: Path) -> Recognised | None:
+    """The rules to read these files by; None where transformers reads them as they are, or says what is wrong.
+
+    Raises InputError where a layout is recognised and weights are missing, surplus or ill-shaped nevertheless.
+    """
+    expected = expected_tensors(config)
+    if all(expected.get(name) == tensor.shape for name, tensor in stored.items()):
+        return None
+    found = recognise(unread(stored), Target(expected, facts_of(folder)), str(folder))
+    if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
+        return None
+    if found.faults:
+        raise InputError(found.faults)
+    return found
+
+
+def said(folder: Path, layouts: Sequence[str], *, value_head: bool = False) -> str:
+    """One sentence for the user."""
+    head = "; its value head is not part of the model" if value_head else ""
+    return f"{folder} is in another layout ({', '.join(layouts)}) and is read through rules{head}"
