@@ -5,7 +5,8 @@ from __future__ import annotations
 from surefoot.dialects import trainer
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.llamafactory.data import set_data
-from surefoot.dialects.llamafactory.templates import SAME, why_not
+from surefoot.dialects.llamafactory.templates import SAME, UNTHINKING, why_not, writes_bos
+from surefoot.families.llamafactory_templates import PREFIX
 
 _LATER_STAGES = ("rm", "ppo", "dpo", "kto")
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
@@ -97,27 +98,27 @@ def set_template(draft: Draft) -> None:
         draft.set("data.template", "tokenizer", "template", why="the tokenizer's chat template")
         if draft.given("default_system"):
             draft.refuse("default_system", "surefoot writes no system text of its own", "put it into the data")
-        _check_thinking(draft, "tokenizer")
+        _check_thinking(draft)
         return
-    same = SAME.get(name)
-    if same is None:
+    if name not in SAME:
         draft.refuse("template", *why_not(name))
         draft.drop("the template is refused", "default_system", "enable_thinking")
         return
-    draft.set("data.template", same.ours, "template", why=same.differs)
+    unthinking = name == "qwen3" and not draft["enable_thinking"]
+    draft.set("data.template", PREFIX + UNTHINKING if unthinking else SAME[name].name, "template")
     if not draft["use_bos_zero_training"]:
-        draft.set("bos.prepend", "on" if same.bos else "off", "template", why=same.differs)
-    if (system := draft["default_system"]) is not None and system != same.system:
+        draft.set("bos.prepend", "on" if writes_bos(name) else "off", "template")
+    if (system := draft["default_system"]) is not None and system != SAME[name].default_system:
         draft.refuse("default_system", "surefoot writes no system text but the template's", "put it into the data")
     draft.note("default_system", "carried", "the template's own")
-    _check_thinking(draft, same.ours)
+    draft.note("enable_thinking", "carried", "no matter to this template" if name != "qwen3" else "")
 
 
-def _check_thinking(draft: Draft, template: str) -> None:
-    if not draft["enable_thinking"] and template in ("qwen3", "tokenizer"):
-        fix = "leave it out, or use template: qwen3_nothink"
-        draft.refuse("enable_thinking", "surefoot lets the model learn its empty thinking block", fix)
-    draft.note("enable_thinking", "carried", "no matter to this template" if template != "qwen3" else "")
+def _check_thinking(draft: Draft) -> None:
+    if not draft["enable_thinking"]:
+        what = "the tokenizer's chat template says itself where thoughts stand"
+        draft.refuse("enable_thinking", what, "leave it out, or name a template")
+    draft.note("enable_thinking", "carried", "no matter to this template")
 
 
 def set_learned(draft: Draft) -> None:
