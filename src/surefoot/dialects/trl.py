@@ -1,0 +1,348 @@
+"""TRL's `trl sft`: flags, `--config run.yaml`, that file alone, and its script `sft.py`.
+
+    trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --use_peft --lora_r 32
+
+TRL learns every token of texts and conversations unless told otherwise, and of prompt-completion records the
+completions; which of these a data set holds is looked up where it is a file. Facts: the dataclasses of TRL 1.16.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.dialects import trainer
+from surefoot.dialects.draft import Dialect, Draft
+from surefoot.dialects.finetune import module_names, set_default_targets
+from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth
+from surefoot.dialects.translation import Translation
+from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs
+from surefoot.errors import Fault, InputError
+
+NAME = "TRL"
+LATER = ("dpo", "kto", "reward", "grpo", "rloo")
+_KERNELS = "is about speed; surefoot chooses its kernels itself"
+_STREAM = "surefoot reads a set whole, or so many records as max_samples says"
+_PACKED = "surefoot does not pack: a step has so many examples, not so many packed rows"
+_LOSS = "surefoot's loss is the negative log-likelihood"
+_UNSEEN = "TRL's default for conversations; of prompt-completion records it learns completions: data.train_on=responses"
+_CUT = "a longer example loses prompt tokens first; TRL cuts its end off"
+_LAUNCH = ("accelerate_config", "num_processes", "num_machines")
+
+OWN_ROWS: tuple[Row, ...] = (
+    carried("model_name_or_path", None, "model.path", type=text),
+    carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
+    joint("dtype", "float32", ("precision.base",), "the type in which weights are held", type=text),
+    joint("attn_implementation", None, ("attention.implementation",), type=text),
+    joint("use_peft", False, ("adapter.kind",)),
+    joint("lora_r", 16, ("adapter.rank",)),
+    joint("lora_alpha", 32, ("adapter.alpha",), type=number),
+    joint("lora_dropout", 0.05, ("adapter.dropout",)),
+    joint("lora_target_modules", None, ("adapter.targets",), type=module_names),
+    joint("lora_modules_to_save", None, ("adapter.modules_to_save",), type=module_names),
+    refused("lora_target_parameters", None, "surefoot adapts linear layers only", "leave it out"),
+    refused("lora_task_type", "CAUSAL_LM", "surefoot trains causal language models", "leave it out"),
+    joint("use_rslora", False, ("adapter.rslora",)),
+    joint("use_dora", False, ("adapter.kind",)),
+    refused("load_in_8bit", False, "a base in 8 bits is not in surefoot", "use load_in_4bit, or leave it out"),
+    joint("load_in_4bit", False, ("precision.base",)),
+    refused("bnb_4bit_quant_type", "nf4", "surefoot's 4 bits are nf4", "leave it out"),
+    joint("use_bnb_nested_quant", False, ("precision.base",)),
+    listed("bnb_4bit_quant_storage", None, "is about several processes; surefoot starts one"),
+    joint("dataset_name", None, ("data.train",), type=text),
+    joint("dataset_config", None, ("data.train",), "the subset", type=text),
+    joint("dataset_train_split", "train", ("data.train",), type=text),
+    joint("dataset_test_split", "test", ("data.eval",), "read where eval_strategy is not no", type=text),
+    refused("dataset_streaming", False, _STREAM, "leave it out"),
+    joint("datasets", None, ("data.train",)),
+    refused("streaming", False, _STREAM, "leave it out"),
+    joint("test_split_size", None, ("data.eval",), type=number),
+    listed("ignore_bias_buffers", False, "is about several processes; surefoot starts one"),
+    listed("trust_remote_code", False, "surefoot runs no code that comes with a model"),
+    refused("model_init_kwargs", None, "surefoot loads models in one way", "leave it out", same=({},)),
+    refused("router_aux_loss_coef", None, "surefoot's loss has no part for routers", "leave it out", same=(0,)),
+    joint("chat_template_path", None, ("data.template",), type=text),
+    joint("dataset_text_field", "text", ("data.train",), type=text),
+    refused("dataset_kwargs", None, "surefoot prepares data in one way", "leave it out", same=({},)),
+    listed("dataset_num_proc", None, "is about speed, and changes no number"),
+    refused("eos_token", None, "surefoot takes the tokenizer's own", "change the tokenizer's files"),
+    carried("pad_token", None, "tokenizer.pad", type=text),
+    carried("max_length", 1024, "data.max_length", None, _CUT),
+    refused("truncation_mode", "keep_start", "surefoot keeps the answer first", "leave it out"),
+    listed("shuffle_dataset", False, "every epoch is shuffled by the seed"),
+    refused("packing", False, _PACKED, "leave it out"),
+    listed("packing_strategy", "bfd", "nothing is packed"),
+    listed("eval_packing", None, "evaluation reads every example once"),
+    listed("padding_free", False, "padding changes no number here"),
+    listed("pad_to_multiple_of", "auto", "padding changes no number here"),
+    joint("completion_only_loss", None, ("data.train_on",), type=truth),
+    joint("assistant_only_loss", False, ("data.train_on",)),
+    refused("loss_type", "nll", _LOSS, "leave it out", same=("chunked_nll",)),
+    listed("activation_offloading", False, _KERNELS),
+    carried("learning_rate", 2e-5, "optim.lr"),
+    joint("logging_steps", 10, ("log_every",), type=number),
+    joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
+    joint("bf16", None, ("precision.compute",), "on unless fp16 is", type=truth),
+)  # fmt: skip
+ROWS: Mapping[str, Row] = {row.name: row for row in (*trainer.ROWS, *OWN_ROWS)}
+ALIASES = {
+    **trainer.ALIASES,
+    "torch_dtype": "dtype",
+    "max_seq_length": "max_length",
+    "dataset_train_name": "dataset_train_split",
+}
+FORMS = ("eager", "sdpa", "flash_attention_2")
+HELD = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
+
+
+def set_model(draft: Draft) -> None:
+    if not draft["model_name_or_path"]:
+        draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
+    form = draft["attn_implementation"]
+    if form in FORMS:
+        draft.set("attention.implementation", form, "attn_implementation")
+    elif form is not None:
+        draft.refuse("attn_implementation", f"surefoot has no {form}", f"it has {', '.join(FORMS)}")
+
+
+def set_adapter(draft: Draft) -> None:
+    shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save")
+    if not draft["use_peft"]:
+        draft.drop("use_peft is off", "use_peft", *shape, "use_dora", "use_rslora")
+        if draft["load_in_4bit"]:
+            draft.refuse("load_in_4bit", "4-bit weights cannot train", "add use_peft")
+        return
+    draft.set("adapter.kind", "dora" if draft["use_dora"] else "lora", "use_peft", "use_dora")
+    draft.set("adapter.rank", draft["lora_r"], "lora_r")
+    draft.set("adapter.alpha", draft["lora_alpha"], "lora_alpha")
+    draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
+    draft.set("adapter.modules_to_save", draft["lora_modules_to_save"] or [], "lora_modules_to_save")
+    set_targets(draft, "lora_target_modules")
+
+
+def set_targets(draft: Draft, name: str) -> None:
+    named = draft[name]
+    if named is None:
+        set_default_targets(draft, name)
+    else:
+        draft.set("adapter.targets", "all-linear" if named == ["all-linear"] else named, name)
+
+
+def set_precision(draft: Draft) -> None:
+    if draft["fp16"] and draft["bf16"]:
+        draft.refuse("fp16", "bf16 and fp16 exclude each other", "keep one")
+        return
+    if draft["fp16"]:
+        draft.set("precision.compute", "fp16", "fp16")
+    else:
+        draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
+    draft.drop("asks for nothing", *([] if draft["fp16"] else ["fp16"]))
+    if draft["load_in_4bit"]:
+        both = "" if draft["use_bnb_nested_quant"] else "with double quantisation as well"
+        draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)
+        draft.drop("the base is held in 4 bits", "dtype")
+        return
+    draft.drop("nothing is quantised", "load_in_4bit", "use_bnb_nested_quant")
+    set_base(draft, "dtype", trained=not draft["use_peft"])
+
+
+def set_base(draft: Draft, name: str, *, trained: bool) -> None:
+    """The type in which weights are held. trained: all of them, which surefoot does in fp32 only."""
+    held = HELD.get(str(draft[name]).removeprefix("torch."))
+    if held is None:
+        draft.refuse(name, f"{draft[name]} is no type to hold weights in", f"use {', '.join(HELD)}")
+    elif trained:
+        fixed = (
+            "weights that train are held in fp32: a scaler cannot unscale fp16 gradients, and bf16 loses small steps"
+        )
+        draft.note(name, "carried" if held == "fp32" else "changed", "" if held == "fp32" else fixed, "precision.base")
+    else:
+        draft.set("precision.base", held, name)
+
+
+def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
+    """`set_data` where a file's first record can be seen."""
+
+    def rule(draft: Draft) -> None:
+        _set_data(draft, read)
+
+    return rule
+
+
+def _set_data(draft: Draft, read: Callable[[str], str]) -> None:
+    whole_sets = ("dataset_name", "dataset_config", "dataset_train_split")
+    if draft["datasets"]:
+        sources = _mixture(draft)
+        draft.set("data.train", sources[0] if len(sources) == 1 else sources, "datasets")
+        draft.drop("datasets goes before it", *whole_sets)
+    elif draft["dataset_name"]:
+        source = _source(draft["dataset_name"], draft["dataset_config"], draft["dataset_train_split"])
+        sources = [source]
+        draft.set("data.train", source, *whole_sets)
+    else:
+        draft.refuse("dataset_name", "is required", "name a data set, or give datasets")
+        draft.drop("there is no training data", *_ABOUT_DATA)
+        return
+    layout = _layout(sources, read)
+    if (field := draft["dataset_text_field"]) != "text" and layout is None:
+        for source in sources if isinstance(sources[0], dict) else []:
+            source |= {"format": "text", "columns": {"text": field}}
+        layout = "text"
+    draft.note(
+        "dataset_text_field", "carried" if layout == "text" else "listed", "" if layout == "text" else "no texts"
+    )
+    draft.set("stage", "pretrain" if layout == "text" else "sft")
+    _set_evaluation(draft, sources)
+    _set_learned(draft, layout)
+    _set_template(draft)
+
+
+_ABOUT_DATA = (
+    "dataset_config", "dataset_train_split", "dataset_test_split", "test_split_size", "dataset_text_field",
+    "completion_only_loss", "assistant_only_loss", "chat_template_path",
+)  # fmt: skip
+
+
+def _source(path: str, subset: Any, split: str) -> Any:
+    source = {"path": path}
+    source |= {"subset": subset} if subset else {}
+    source |= {"split": split} if split != "train" else {}
+    return source if len(source) > 1 else path
+
+
+def _mixture(draft: Draft) -> list[Any]:
+    known = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
+    entries = draft["datasets"]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in entries):
+        draft.refuse("datasets", "expected a list of data sets, each with a path")
+        return ["?"]
+    sources: list[Any] = []
+    for at, entry in enumerate(entries):
+        for key in entry:
+            if key not in known:
+                draft.refuse("datasets", f"[{at}].{key}: TRL has no such setting", f"it has {', '.join(known)}")
+        if entry.get("data_dir") or entry.get("fraction") not in (None, 1, 1.0):
+            draft.refuse("datasets", f"[{at}]: takes a part of the data", "use max_samples in surefoot's config")
+        files = entry.get("data_files") or entry["path"]
+        if not isinstance(files, str):
+            draft.refuse("datasets", f"[{at}].data_files: {shown(files)} is not one file", "give each its own entry")
+            continue
+        sources.append(_source(files, entry.get("name"), entry.get("split", "train")))
+    return sources
+
+
+def _layout(sources: Sequence[Any], read: Callable[[str], str]) -> str | None:
+    """ "text", "completions" or "turns" by the first record, where every source is a file that says so; else None."""
+    kinds = set()
+    for source in sources:
+        path = source if isinstance(source, str) else source["path"]
+        try:
+            content = read(path) if path.endswith((".json", ".jsonl")) else ""
+            first = json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
+        except (InputError, ValueError, IndexError, KeyError):
+            return None
+        kinds.add(
+            "completions" if {"prompt", "completion"} <= set(first) else "turns" if "messages" in first else "text"
+        )
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
+    split, share = draft["dataset_test_split"], draft["test_split_size"]
+    if share:
+        draft.set("data.eval", int(share) if share >= 1 else share, "test_split_size")
+        draft.drop("test_split_size goes before it", "dataset_test_split")
+    elif draft["eval_strategy"] == "no":
+        draft.drop("eval_strategy is no", "dataset_test_split", "test_split_size")
+    else:
+        held = [{**({"path": one} if isinstance(one, str) else one), "split": split} for one in sources]
+        draft.set("data.eval", held[0] if len(held) == 1 else held, "dataset_test_split")
+        draft.drop("asks for nothing", "test_split_size")
+
+
+def _set_learned(draft: Draft, layout: str | None) -> None:
+    words = ("completion_only_loss", "assistant_only_loss")
+    if layout == "text":
+        draft.drop("plain texts are learned as a whole", *words)
+        return
+    completions = draft["completion_only_loss"]
+    answers = draft["assistant_only_loss"] or (layout == "completions" if completions is None else completions)
+    unseen = layout is None and completions is None and not draft["assistant_only_loss"]
+    draft.set("data.train_on", "responses" if answers else "everything", *words, why=_UNSEEN if unseen else "")
+
+
+def _set_template(draft: Draft) -> None:
+    path = draft["chat_template_path"]
+    if path is not None and not path.endswith(".jinja"):
+        draft.refuse("chat_template_path", "surefoot reads a .jinja file", "write the template into one")
+    elif path is not None:
+        draft.set("data.template", path, "chat_template_path")
+
+
+def dialect(read: Callable[[str], str]) -> Dialect:
+    rules = (set_model, set_adapter, reading(read), set_precision, trainer.set_checkpointing, trainer.set_do_train)
+    return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES)
+
+
+_SWITCHES = tuple(name for name, row in ROWS.items() if row.type is truth)
+_LISTS = ("lora_target_modules", "lora_modules_to_save", "lora_target_parameters", "report_to")
+
+
+def claims_command(command: Command) -> bool:
+    return command.name in ("trl", "sft.py", "trl.scripts.sft")
+
+
+def claims_keys(keys: frozenset[str]) -> bool:
+    return "model_name_or_path" in keys and bool(keys & {"dataset_name", "datasets"}) and "dataset" not in keys
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    arguments = list(command.arguments)
+    if command.name == "trl":
+        verb = arguments.pop(0) if arguments else ""
+        if verb in LATER:
+            raise InputError(Fault(f"trl {verb}", "comes with a later version", "surefoot trains sft now"))
+        if verb != "sft":
+            raise InputError(Fault(f"trl {verb}".strip(), "is no training that surefoot reads", "it reads `trl sft`"))
+    words, left = read_flags(arguments, switches=_SWITCHES, lists=_LISTS)
+    if left:
+        raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+    held: list[Word] = []
+    environment: dict[str, str] = {}
+    for word in [word for word in words if word.name == "config"]:
+        found = read_document(parse_document(options.read(str(word.value)), str(word.value)))
+        environment |= _environment(found)
+        held += [one for one in found if one.name != "env"]
+    _check_launch(words)
+    words = [word for word in words if word.name not in ("config", *_LAUNCH)]
+    return _translate([*held, *words], options, replace(command, environment={**environment, **command.environment}))
+
+
+def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    found = read_document(parse_document(text, path))
+    command = Command(path, environment=_environment(found))
+    words = [word for word in found if word.name != "env"]
+    return _translate([*words, *read_pairs(overrides)], options, command)
+
+
+def _environment(words: Sequence[Word]) -> dict[str, str]:
+    """The file's own `env: {NAME: value}`."""
+    held = next((word.value for word in words if word.name == "env"), None) or {}
+    return {str(name): str(value) for name, value in held.items()}
+
+
+def _check_launch(words: Sequence[Word]) -> None:
+    for word in words:
+        if word.name in ("num_processes", "num_machines") and word.value != 1:
+            raise InputError(Fault(word.where, "surefoot starts one process", "leave it out"))
+
+
+def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
+    settings = {"allow_unknown": options.allow_unknown, "environment": command.environment, "facts": command.facts}
+    draft = Draft(dialect(options.read), words, **settings)
+    return draft.finish("train", environment=draft.environment)
