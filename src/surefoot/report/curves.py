@@ -36,12 +36,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines in one unit."""
+    """Lines in one unit. x: what they go over, in one word."""
 
     key: str
     title: str
     unit: str
     lines: tuple[Line, ...]
+    x: str = "step"
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ def to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
             "key": chart.key,
             "title": chart.title,
             "unit": chart.unit,
+            "x": chart.x,
             "label": described(chart),
             "lines": [
                 {
@@ -153,7 +155,8 @@ def to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
 def described(chart: Chart) -> str:
     """What the picture shows, in words."""
     unit = f" ({chart.unit})" if chart.unit else ""
-    return f"{chart.title}{unit} by optimizer step. {' '.join(map(_line_in_words, chart.lines))}"
+    over = "optimizer step" if chart.x == "step" else chart.x
+    return f"{chart.title}{unit} by {over}. {' '.join(_line_in_words(line, chart.x) for line in chart.lines)}"
 
 
 def number(value: object) -> float | None:
@@ -193,7 +196,7 @@ def _extremes(stretch: Sequence[Point]) -> list[Point]:
     return [stretch[place] for place in sorted(places if gap is None else places | {gap})]
 
 
-def _line_in_words(line: Line) -> str:
+def _line_in_words(line: Line, x: str) -> str:
     finite = [(value, step) for step, value in line.points if value is not None]
     missing = f"; {len(line.gaps)} not finite" if line.gaps else ""
     if not finite:
@@ -201,6 +204,6 @@ def _line_in_words(line: Line) -> str:
     (first, at), (last, end) = finite[0], finite[-1]
     low, high = min(finite), max(finite)
     return (
-        f"{line.name}: {first:.4g} at step {at}, {last:.4g} at step {end}, "
+        f"{line.name}: {first:.4g} at {x} {at}, {last:.4g} at {x} {end}, "
         f"lowest {low[0]:.4g} at {low[1]}, highest {high[0]:.4g} at {high[1]}{missing}."
     )

@@ -118,6 +118,7 @@ def capture(
             "model": model,
             "adapter": adapter,
             "opened": opened.described,
+            "bos_scale": opened.bos_scale,
             "text": tokens.origin,
             "ids": tokens.ids,
             "layers": list(numbers),

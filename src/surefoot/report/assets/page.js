@@ -7,6 +7,8 @@
   let marks = [];
 
   const BAD = new Set(["non_finite", "skipped", "diverged", "failed"]);
+  const SHADES = ["train", "eval", "third", "fourth", "fifth"]; // of lines side by side
+  const DASHES = [undefined, [10, 4], [6, 4], [3, 4], [1, 4]]; // what lies below shows through the gaps
   const TALL = new Set(["diverged", "failed"]);
   const BREAKS = new Set(["resume", "stopped"]);
   const KEYS = { gap: "× not finite or skipped", break: "┆ stopped or resumed", saved: "╵ checkpoint", best: "◆ best evaluation" };
@@ -26,15 +28,16 @@
     return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(step)))));
   }
 
-  function series(line, index) {
-    const shade = { raw: "train-raw", smooth: "train", points: "eval" }[line.style] || (index ? "eval" : "train");
+  function series(line, index, lines) {
+    const several = lines.filter((one) => one.style === "line").length > 2;
+    const shade = { raw: "train-raw", smooth: "train", points: "eval" }[line.style] || SHADES[index % SHADES.length];
     const stroke = () => colour(shade);
     const diamonds = line.style === "points";
     return {
       label: line.name,
       stroke,
       width: line.style === "raw" ? 1 : 2,
-      dash: diamonds ? [5, 4] : undefined,
+      dash: diamonds ? [5, 4] : several ? DASHES[index % DASHES.length] : undefined,
       points: diamonds
         ? { show: line.x.length <= 120, size: 7, stroke, fill: () => colour("paper"), width: 2 }
         : { show: line.x.length <= 40 && line.style !== "smooth" ? true : undefined, size: 4, stroke, fill: stroke },
@@ -99,10 +102,10 @@
     return {
       width,
       height: tall(chart),
-      cursor: { sync: { key: "run" }, y: false, points: { size: 7 }, drag: { x: true, y: false } },
+      cursor: { sync: { key: chart.x }, y: false, points: { size: 7 }, drag: { x: true, y: false } },
       legend: { live: true },
       scales: { x: { time: false } },
-      series: [{ label: "step", value: (plot, step) => (step === null ? "–" : step.toLocaleString("en-US")) }, ...chart.lines.map(series)],
+      series: [{ label: chart.x, value: (plot, step) => (step === null ? "–" : step.toLocaleString("en-US")) }, ...chart.lines.map(series)],
       axes: [
         { ...axis, incrs: [1, 2, 5].flatMap((base) => [...Array(8).keys()].map((power) => base * 10 ** power)).sort((a, b) => a - b), values: (plot, steps) => steps.map((step) => step.toLocaleString("en-US")), size: 30, space: 70 },
         { ...axis, values: (plot, values, axis, space, step) => values.map((value) => tick(value, step)), size: 62, space: 40 },
