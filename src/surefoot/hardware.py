@@ -191,6 +191,11 @@ def _cpu_flags() -> set[str]:
     return set((_cpuinfo("flags") or _cpuinfo("Features")).split()) & set(_CPU_FLAGS)
 
 
+def accelerators() -> int:
+    """NVIDIA devices of this machine, counted without torch: what a launcher would take that is told no number."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 def read_environment() -> dict[str, str]:
     """Those of ENVIRONMENT_NAMES that are set, by name."""
     return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}

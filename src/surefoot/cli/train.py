@@ -13,9 +13,11 @@ import click
 
 from surefoot import durable
 from surefoot.cli.options import config_arguments, load_or_exit
+from surefoot.cli.translated import checked, recognised
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
+    from surefoot.dialects.translation import Translation
     from surefoot.stages.run_folder import Mode
 
 
@@ -42,16 +44,59 @@ def train(
     """Fine-tune the model that CONFIG.yaml describes.
 
     Any key can be overridden: surefoot train run.yaml optim.lr=1e-4 precision=bf16
+
+    A config of another tool is recognised and translated; surefoot translate shows what becomes of it.
     """
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+    if (found := recognised(config, overrides)) is not None:
+        if found.command != "train":
+            raise click.UsageError(f"{config} is for {found.command}: surefoot run -- {found.tool}'s command does that")
+        asked: Mode | None = "resume" if resume else "overwrite" if overwrite else None
+        return train_translation(
+            found, asked, quiet=quiet, name=name, profile=profile, dry_run=dry_run, read_from=config
+        )
     loaded = load_or_exit(config, overrides)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with _told_if_interrupted(Path(loaded.config.output), mode):
         return _train(loaded.config, mode, quiet, name, profile, dry_run)
 
 
-def _train(config: RunConfig, mode: Mode, quiet: bool, name: str | None, profile: int | None, dry_run: bool) -> int:
+def train_translation(
+    found: Translation,
+    mode: Mode | None = None,
+    *,
+    quiet: bool = False,
+    name: str | None = None,
+    profile: int | None = None,
+    dry_run: bool = False,
+    read_from: Path | None = None,
+) -> int:
+    """Train what another tool's words mean. mode, name, profile: those of the words unless given. read_from: the file
+    that was recognised, where one was."""
+    words = list(found.arguments)
+    mode = mode or ("resume" if "--resume" in words else "overwrite" if "--overwrite" in words else "new")
+    name = name or _after("--push", words)
+    profile = profile or int(_after("--profile", words) or 0) or None
+    config = checked(found)
+    with _told_if_interrupted(Path(config.output), mode):
+        return _train(config, mode, quiet, name, profile, dry_run, found, read_from)
+
+
+def _after(flag: str, words: list[str]) -> str | None:
+    return words[words.index(flag) + 1] if flag in words else None
+
+
+def _train(
+    config: RunConfig,
+    mode: Mode,
+    quiet: bool,
+    name: str | None,
+    profile: int | None,
+    dry_run: bool,
+    origin: Translation | None = None,
+    read_from: Path | None = None,
+) -> int:
     from surefoot import hardware
     from surefoot.report.console import open_console
     from surefoot.stages.push import check_push, push_run
@@ -62,10 +107,19 @@ def _train(config: RunConfig, mode: Mode, quiet: bool, name: str | None, profile
     typed = ["surefoot", *sys.argv[1:]]
     with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stdout) as stream:
         console = open_console(stream, hardware.terminal_wishes())
-        code = train_run(config, mode, console, typed=typed, dry_run=dry_run, profile_every=profile)
+        if origin is not None:
+            console.say(_read_as(origin, read_from))
+        code = train_run(config, mode, console, typed=typed, dry_run=dry_run, profile_every=profile, origin=origin)
         if name is not None and code == 0 and not dry_run:
             console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code
+
+
+def _read_as(origin: Translation, read_from: Path | None) -> str:
+    from surefoot.dialects.account import summary
+
+    what, shown = ("config", str(read_from)) if read_from else ("command", "-- COMMAND")
+    return f"read as a {origin.tool} {what}; {summary(origin)}: surefoot translate {shown} shows them"
 
 
 @contextmanager

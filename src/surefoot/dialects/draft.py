@@ -130,7 +130,7 @@ class Draft:
             self.note(name, "listed", why)
 
     def refuse(self, name: str, what: str, fix: str = "") -> None:
-        self.faults.append(Fault(self.where(name), f"{name}: {what}", fix))
+        self.faults.append(_fault(self.where(name), name, what, fix))
         self.note(name, "listed", "refused")
 
     def assume(self, word: str, why: str, *keys: str) -> None:
@@ -152,7 +152,7 @@ class Draft:
         return Translation(
             tool=self.dialect.tool,
             command=command,
-            config=self.config,
+            config=in_order(self.config),
             notes=(*self._early, *(note for _, note in notes)),
             arguments=tuple(self.arguments),
             given={**self._read_values(), **more.pop("given", {})},
@@ -186,7 +186,7 @@ class Draft:
         try:
             return row.type(word.value)
         except (ValueError, OverflowError) as error:
-            self.faults.append(Fault(word.where, f"{row.name}: expected {error}, got {shown(word.value)}"))
+            self.faults.append(_fault(word.where, row.name, f"expected {error}, got {shown(word.value)}"))
             return row.default
 
     def _unknown(self, word: Word) -> None:
@@ -195,8 +195,7 @@ class Draft:
             return
         near = nearest_word(word.name, self.rows)
         known = f"did you mean {near}?" if near else "check the name, or pass it by with --allow-unknown"
-        what = f"{word.name}: {self.dialect.tool} has no such setting"
-        self.faults.append(Fault(word.where, what, known))
+        self.faults.append(_fault(word.where, word.name, f"{self.dialect.tool} has no such setting", known))
 
     def _shown(self, word: Word) -> str:
         if self._secret(word.name):
@@ -210,3 +209,25 @@ class Draft:
         values = {name: row.default for name, row in self.rows.items()} | self._values
         values |= {name: word.value for name, word in self._given.items() if name not in self.rows}
         return {name: "…" if value is not None and self._secret(name) else value for name, value in values.items()}
+
+
+def in_order(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the keys in the order of the schema."""
+    places = {key: place for place, key in enumerate(all_keys())}
+
+    def ordered(group: Mapping[str, Any], path: str) -> dict[str, Any]:
+        def place(name: str) -> int:
+            return places.get(f"{path}{name}", len(places))
+
+        return {
+            name: ordered(group[name], f"{path}{name}.") if isinstance(group[name], dict) else group[name]
+            for name in sorted(group, key=place)
+        }
+
+    return ordered(config, "")
+
+
+def _fault(where: str, name: str, what: str, fix: str = "") -> Fault:
+    """A flag or an override says its name itself; a line of a file does not."""
+    said = where.lstrip("-").replace("-", "_").partition("=")[0] == name
+    return Fault(where, what if said else f"{name}: {what}", fix)

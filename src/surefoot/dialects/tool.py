@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from surefoot.dialects.launch import Command, Options
 from surefoot.dialects.translation import Note, Translation
+from surefoot.dialects.voice import Voice, silent
 
 
 @dataclass(frozen=True)
 class Tool:
     """claims_command, claims_file(path, text): whether it is this tool's. from_file(path, text, overrides, options).
-    environment_note: what it says of a NAME=value or a launcher's word."""
+    environment_note: what it says of a NAME=value or a launcher's word. voice: the lines
+    that its users search a log for."""
 
     name: str
     claims_command: Callable[[Command], bool]
@@ -20,3 +22,4 @@ class Tool:
     claims_file: Callable[[str, str], bool] = lambda path, text: False
     from_file: Callable[[str, str, Sequence[str], Options], Translation] | None = None
     environment_note: Callable[[Note], Note] = lambda note: note
+    voice: Callable[[Translation], Voice] = silent

@@ -15,6 +15,7 @@ from surefoot.dialects.launch import Options, read_command
 from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
+from surefoot.dialects.voice import SILENT, Voice
 from surefoot.errors import Fault, InputError
 
 
@@ -47,3 +48,8 @@ def translate_file(path: str, text: str, overrides: Sequence[str], options: Opti
         known = ", ".join(tool.name for tool in tools())
         raise InputError(Fault(path, "is no config of a tool that surefoot understands", f"it reads {known}"))
     return tool.from_file(path, text, overrides, options)
+
+
+def voice_of(translation: Translation) -> Voice:
+    """How the tool that the words came from would speak of the run."""
+    return next((tool.voice(translation) for tool in tools() if tool.name == translation.tool), SILENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,12 @@ def make_job(
 
 
 def make_schedule(config: RunConfig, stage: Stage, timetable: Timetable) -> Schedule:
-    """Shares become steps. A share is rounded to the nearest step."""
+    """Shares become steps: the nearest one, or as transformers' warm-up from 0 has it, the next higher one."""
     optim, total = config.optim, timetable.total_steps
     if isinstance(optim.warmup, Duration):
         warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, stage.step_tokens)
     else:
-        warmup = round(optim.warmup * total)
+        warmup = math.ceil(optim.warmup * total) if optim.warmup_from_zero else round(optim.warmup * total)
     decay = round(optim.decay * total)
     return Schedule(optim.schedule, optim.lr, total, warmup, decay, from_zero=optim.warmup_from_zero)
 

@@ -27,6 +27,7 @@ from surefoot.report.plots import draw_curves
 from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.stages.card_facts import card_facts
+from surefoot.stages.records import ORIGIN
 from surefoot.stages.timetable import Timetable
 from surefoot.training.checkpoint import (
     MANIFEST,
@@ -103,7 +104,8 @@ def publish(
     append_event(run, "published", state.step, f"published the weights of step {step}")
     report, missing = draw_report(run)
     listed = (*names, "config.yaml", "plan.json", "environment.json", "data.json", "all_results.json", "README.md")
-    paths = [run / name for name in (*listed, *plots, *report)]
+    origin = [ORIGIN] if (run / ORIGIN).is_file() else []
+    paths = [run / name for name in (*listed, *origin, *plots, *report)]
     durable.write_json(run / MANIFEST, manifest(run, paths, state.step, {**identity, "published_step": step}))
     clear_rejected(run)
     return Published(results, step, (*lost, *cautions, *missing))

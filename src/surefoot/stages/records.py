@@ -9,6 +9,8 @@ from typing import Any
 from surefoot import durable, hardware
 from surefoot.config.load import dump_config
 from surefoot.config.schema import RunConfig
+from surefoot.dialects.account import to_json
+from surefoot.dialects.translation import Translation
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_to_json
 from surefoot.stages.run_folder import CONFIG, PLAN
@@ -16,12 +18,19 @@ from surefoot.training.checkpoint import MANIFEST
 
 ENVIRONMENT = "environment.json"
 DATA = "data.json"
+ORIGIN = "training_args.json"
 
 
 def write_records(
-    config: RunConfig, run: Path, plan: RunPlan, verified: Mapping[str, Any], data: Mapping[str, Any]
+    config: RunConfig,
+    run: Path,
+    plan: RunPlan,
+    verified: Mapping[str, Any],
+    data: Mapping[str, Any],
+    origin: Translation | None = None,
 ) -> None:
     """config.yaml re-runs the run; plan.json holds every choice and what was verified; data.json the audit.
+    training_args.json holds the words of another tool that the config came from; one that is there stays.
 
     The plan comes first: by it a folder is known as a run. The manifest of an outcome that this run goes beyond goes.
     """
@@ -30,3 +39,5 @@ def write_records(
     durable.write_text(run / CONFIG, dump_config(config))
     durable.write_json(run / ENVIRONMENT, hardware.describe())
     durable.write_json(run / DATA, data)
+    if origin is not None:
+        durable.write_json(run / ORIGIN, to_json(origin))

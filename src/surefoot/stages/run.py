@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.loader import prefetched
+from surefoot.dialects.translation import Translation
+from surefoot.dialects.voice import Voice
 from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos_check import verify_bos_scaling
@@ -24,6 +26,7 @@ from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_to_json
 from surefoot.report.html import draw_report
+from surefoot.report.rows import Row
 from surefoot.stages.card_facts import example_question
 from surefoot.stages.custom import NOTHING, Custom, check_objective
 from surefoot.stages.evaluating import make_evaluate
@@ -37,6 +40,7 @@ from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup, set_up
 from surefoot.stages.tracking import open_trackers
 from surefoot.stages.trained_template import is_on_texts
+from surefoot.stages.voices import end_facts, find_voice, run_facts
 from surefoot.training.checkpoint import read_state, verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, has_ended, train
@@ -55,6 +59,7 @@ def train_run(
     prompt: str | None = None,
     custom: Custom = NOTHING,
     profile_every: int | None = None,
+    origin: Translation | None = None,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
 
@@ -64,7 +69,10 @@ def train_run(
     else one of the data's.
     custom: what a Python caller brings of its own.
     profile_every: time forward and backward of every N-th step.
+    origin: the words of another tool that the config came from; its log lines are said beside surefoot's.
     """
+    voice = find_voice(origin)
+    _say(console, voice.started())
     with captured_libraries(console):
         found = claim(config, mode)
         if _is_untouched(found):
@@ -89,11 +97,13 @@ def train_run(
             for folder in rejected:
                 console.say(f"set aside until the run is finished: {folder}", style="yellow")
             records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)}
-            write_records(config, run.found.folder, run.plan, verified, records)
+            write_records(config, run.found.folder, run.plan, verified, records, origin)
             console.log_to(run.found.folder / "run.log")
+            if origin is not None:
+                _say(console, voice.ready(run_facts(run, setup)))
             try:
                 with memory_faults("training", config, run.plan):
-                    return _train_and_publish(run, setup, console, typed, figures, prompt, custom, profile_every)
+                    return _train_and_publish(run, setup, console, typed, figures, prompt, custom, profile_every, voice)
             except SurefootError as error:
                 console.note(f"error: {error}")  # the screen gets it from the command line
                 draw_report(run.found.folder)
@@ -161,12 +171,18 @@ def _train_and_publish(
     prompt: str | None,
     custom: Custom,
     profile_every: int | None,
+    voice: Voice,
 ) -> int:
     config, folder, stage = run.config, run.found.folder, run.stage
     trackers = open_trackers(config, folder, setup.state, console)
+
+    def on_row(row: Row) -> None:
+        _say(console, voice.row(row))
+        trackers.row(row)
+
     with (
         trackers,
-        open_observer(config, folder, setup, run.timetable, console, trackers.row) as observer,
+        open_observer(config, folder, setup, run.timetable, console, on_row) as observer,
         StopRequest() as stop,
         prefetched(stage.step_batches, config.data.workers, last=run.timetable.total_steps) as batches,
     ):
@@ -204,7 +220,13 @@ def _train_and_publish(
         more=more,
     )
     _say_the_end(run, outcome, published, prompt, console)
+    _say(console, voice.finished(end_facts(run, published)))
     return 0
+
+
+def _say(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.say(line)
 
 
 def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: str | None, console: Console) -> None:

@@ -44,13 +44,14 @@ def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown:
         draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
         return draft.finish(verb)
     chain = names(adapters) if adapters is not None else []
-    if len(chain) > 1:
-        draft.refuse("adapter_name_or_path", "surefoot merges one adapter", "merge them one after the other")
+    if len(chain) > 1 and verb == "chat":
+        draft.refuse("adapter_name_or_path", "surefoot talks to one adapter", "export them merged first")
     draft.note("model_name_or_path", "carried", "", "MODEL")
     draft.arguments = [model]
     if chain:
         draft.note("adapter_name_or_path", "carried", "", "--adapter")
-        draft.arguments += ["--adapter", chain[0]]
+        for adapter in chain:
+            draft.arguments += ["--adapter", adapter]
     draft.drop("is seen from the folder", "finetuning_type", "stage")
     draft.drop("is read from the tokenizer and the run", "template")
     if draft.given("model_revision") and draft["model_revision"] != "main":
@@ -84,7 +85,12 @@ def _export(draft: Draft, merged: bool) -> None:
         draft.note("infer_dtype", "carried", "", "--dtype")
     else:
         draft.drop("the type of the base", "infer_dtype")
-    draft.drop("weights are merged in fp32 on the CPU", "export_device")
+    device = draft["export_device"]
+    if device not in ("cpu", "auto"):
+        draft.refuse("export_device", f"expected cpu or auto, got {device}")
+        return
+    draft.arguments += ["--device", device] if draft.given("export_device") else []
+    draft.note("export_device", "carried", "", "--device")
     if draft["export_legacy_format"]:
         draft.refuse("export_legacy_format", "surefoot writes safetensors and pickles nothing", "leave it out")
     draft.drop("asks for nothing", "export_legacy_format")

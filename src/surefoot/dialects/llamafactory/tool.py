@@ -15,6 +15,7 @@ from surefoot.dialects.llamafactory.data import reading, set_data
 from surefoot.dialects.llamafactory.export import export
 from surefoot.dialects.llamafactory.rows import ROWS
 from surefoot.dialects.llamafactory.rules import RULES
+from surefoot.dialects.llamafactory.voice import voice
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Note, Translation
 from surefoot.dialects.words import Word, parse_document, plain_truth, read_document, read_flags, read_pairs
@@ -154,4 +155,5 @@ LLAMAFACTORY = Tool(
     claims_file=claims_file,
     from_file=from_file,
     environment_note=environment_note,
+    voice=voice,
 )

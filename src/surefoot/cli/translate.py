@@ -1,0 +1,59 @@
+"""`surefoot translate`: another tool's config or command line as surefoot YAML, and what became of every word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from surefoot.cli.translated import WordsCommand, is_command, reading_options
+
+if TYPE_CHECKING:
+    from surefoot.dialects.translation import Translation
+
+
+@click.command(cls=WordsCommand, context_settings={"ignore_unknown_options": False})
+@click.argument("words", nargs=-1, required=True, metavar="FILE [KEY=VALUE]... | -- COMMAND...")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the YAML there, if nothing is.")
+@click.option("--json", "as_json", is_flag=True, help="Print config and account as JSON.")
+@click.option(
+    "--allow-unknown", is_flag=True, help="List words that the tool does not know, in place of refusing them."
+)
+@click.pass_context
+def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_json: bool, allow_unknown: bool) -> None:
+    """Translate a config of another tool, or a command behind --, and say what was carried over and what was not.
+
+    surefoot translate examples/llama3_lora_sft.yaml lora_rank=16
+
+    surefoot translate -- llamafactory-cli train --stage sft --do_train ...
+    """
+    from surefoot.dialects.account import as_yaml, to_json
+    from surefoot.errors import Fault, InputError
+
+    found = _translation(words, command=is_command(ctx), allow_unknown=allow_unknown)
+    if as_json:
+        import json
+
+        shown = json.dumps({"config": found.config, **to_json(found)}, indent=2, ensure_ascii=False, default=str)
+    else:
+        shown = as_yaml(found).rstrip("\n")
+    if out is None:
+        click.echo(shown)
+        return
+    if out.exists():
+        raise InputError(Fault(str(out), "exists", "name another file, or remove it"))
+    from surefoot import durable
+    from surefoot.dialects.account import summary
+
+    durable.write_text(out, f"{shown}\n")
+    click.echo(f"{out}: {summary(found)}")
+
+
+def _translation(words: tuple[str, ...], *, command: bool, allow_unknown: bool) -> Translation:
+    from surefoot.dialects.tools import translate_command, translate_file
+
+    options = reading_options(allow_unknown=allow_unknown)
+    if command:
+        return translate_command(words, options)
+    return translate_file(words[0], options.read(words[0]), words[1:], options)

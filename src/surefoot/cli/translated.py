@@ -1,0 +1,71 @@
+"""What `translate`, `run` and `train` share: reading another tool's words at the edge, where files may be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from surefoot.cli.errors import Invocation
+from surefoot.errors import Fault, SurefootError
+
+if TYPE_CHECKING:
+    from surefoot.config.schema import RunConfig
+    from surefoot.dialects.launch import Options
+    from surefoot.dialects.translation import Translation
+
+
+class WordsCommand(click.Command):
+    """Takes every word as it is behind `--`, and remembers whether there was one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_DASHES] = "--" in args
+        return super().parse_args(ctx, args)
+
+
+_DASHES = "surefoot.dashes"
+
+
+def is_command(ctx: click.Context) -> bool:
+    """Whether the words stand behind `--`."""
+    return ctx.meta[_DASHES]
+
+
+def reading_options(*, allow_unknown: bool = False) -> Options:
+    from surefoot import hardware
+    from surefoot.config.yaml_reader import read_text
+    from surefoot.dialects.launch import Options
+
+    return Options(allow_unknown, hardware.accelerators(), lambda path: read_text(Path(path)))
+
+
+def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
+    """What another tool's file means; None where the file is surefoot's own, or nobody's."""
+    from surefoot.config.yaml_reader import read_text
+    from surefoot.dialects.tools import file_tool, translate_file
+
+    if not config.is_file():
+        return None  # the reader of our own configs says what is there instead
+    try:
+        text = read_text(config)
+    except SurefootError:
+        return None
+    if file_tool(str(config), text) is None:
+        return None
+    return translate_file(str(config), text, overrides, reading_options())
+
+
+def checked(translation: Translation) -> RunConfig:
+    """The surefoot config of a translation. Its faults, now and later, are shown at the words that they come from."""
+    from surefoot.config.load import check_config
+    from surefoot.dialects.account import locate
+
+    def at_its_word(fault: Fault) -> Fault:
+        return locate(translation, fault)
+
+    click.get_current_context().ensure_object(Invocation).locate = at_its_word
+    os.environ.update(translation.environment)  # before torch looks for devices
+    return check_config(translation.config)
