@@ -1,7 +1,7 @@
 """Base and adapter side by side: one set of weights in memory, asked with the adapter switched off and on.
 
 With its adapters off a model computes what the base alone computes, bit for bit: `tests/stages/test_side_by_side.py`
-holds that against the base opened by itself.
+holds that against the base opened by itself. A BOS that the adapter was trained with scaled is then as the base has it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
 from surefoot.errors import Fault, InputError
+from surefoot.models.bos import install_bos_scaling
 from surefoot.models.peft import PeftModel
-from surefoot.stages.open_model import OpenModel
+from surefoot.stages.open_model import OpenModel, saved_bos_scale, saved_plan
 
 Only = Literal["base", "adapter"]
 
@@ -34,13 +33,19 @@ def sides(opened: OpenModel, only: Only | None = None) -> tuple[Side, ...]:
         if only == "adapter":
             raise InputError(Fault("--only", "asks for an adapter, and there is none", "leave it out"))
         return (Side("model", nullcontext),)
-    both = (Side("base", lambda: adapter_off(opened.model)), Side("adapter", nullcontext))
+    both = (Side("base", lambda: adapter_off(opened)), Side("adapter", nullcontext))
     return tuple(side for side in both if only in (None, side.name))
 
 
 @contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The base model alone, inside. model: one with adapters."""
+def adapter_off(opened: OpenModel) -> Iterator[None]:
+    """The base model alone, inside. opened: one with an adapter."""
+    model = opened.model
     assert isinstance(model, PeftModel)
-    with model.disable_adapter():
-        yield
+    alone = saved_bos_scale(opened.base, opened.base, saved_plan(opened.base))
+    install_bos_scaling(model, alone)
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        install_bos_scaling(model, opened.bos_scale)

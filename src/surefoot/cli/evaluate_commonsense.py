@@ -1,0 +1,116 @@
+"""`surefoot evaluate commonsense`: eight question sets, asked as the published numbers were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from surefoot.cli.answering import check_models, introduce, model_options
+
+_ROWS = {"published": 8, "fast": 16}
+
+
+@click.command()
+@model_options
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder that holds dataset/SET/test.json.",
+)
+@click.option("--sets", default="all", show_default=True, help="Names with commas between them, such as boolq,piqa.")
+@click.option(
+    "--mode",
+    type=click.Choice(["published", "fast"]),
+    default="published",
+    show_default=True,
+    help="published: 4 beams, 32 tokens, first match. fast: the likeliest option.",
+)
+@click.option(
+    "--template",
+    default="commonsense-eval",
+    show_default=True,
+    help="The published prompt; a template's name; or trained, to ask as training did.",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Questions at once.  [default: 8; fast: 16]")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Only the first so many records of each set.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the files.  [default: experiment; fast: experiment-fast]",
+)
+@click.option("--label", help="What files and rows call the adapter, or a model without one.")
+@click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
+@click.option("--overwrite", is_flag=True, help="Start anew where answers are there already.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON; progress goes to stderr.")
+def commonsense(
+    model: str,
+    adapter: str | None,
+    data: Path,
+    sets: str,
+    mode: str,
+    template: str,
+    batch_size: int | None,
+    max_samples: int | None,
+    out: Path | None,
+    label: str | None,
+    only: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Accuracy of MODEL on boolq, piqa, social_i_qa, hellaswag, winogrande, ARC-Easy, ARC-Challenge and openbookqa,
+    beside the published numbers of LoRA and DoRA.
+
+    Writes OUT/<model>-<adapter>-<set>.json after every batch; the same command goes on where it stopped.
+    """
+    from surefoot.evaluate.commonsense import choose_sets, read_set
+
+    chosen = choose_sets(sets)
+    check_models(model, adapter)
+    for one in chosen:
+        read_set(data, one, max_samples)
+
+    import json
+    import sys
+
+    from surefoot import durable, hardware
+    from surefoot.report.console import open_console
+    from surefoot.report.plots import png
+    from surefoot.report.score_table import draw_scores, score_table
+    from surefoot.stages.commonsense import CommonsenseRequest, evaluate_commonsense
+    from surefoot.stages.commonsense_report import cautions, found_to_json, score_rows
+    from surefoot.stages.open_model import open_for_use
+
+    out = out or Path("experiment" if mode == "published" else "experiment-fast")
+    durable.require_writable(out)
+    opened = open_for_use(model, adapter)
+    introduce(opened, template=False)
+    whole = opened.trained == opened.base
+    asked = CommonsenseRequest(
+        data,
+        chosen,
+        out,
+        mode=mode,  # pyright: ignore[reportArgumentType]
+        rows=batch_size or _ROWS[mode],
+        max_samples=max_samples,
+        template=template,
+        names=(label, None) if whole else (None, label),
+        overwrite=overwrite,
+        only=only,  # pyright: ignore[reportArgumentType]
+    )
+    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    found = evaluate_commonsense(opened, asked, model=model, adapter=adapter, say=console.say)
+    rows, headings = score_rows(found, chosen), [one.label for one in chosen]
+    stem = f"{list(found.labels.values())[-1]}-commonsense"
+    as_plain = found_to_json(found, asked)
+    durable.write_json(out / f"{stem}.json", as_plain)
+    chance = {one.label: one.chance for one in chosen}
+    durable.write_bytes(out / f"{stem}.png", png(draw_scores(rows, headings, chance, f"{stem}, {mode}")))
+    if as_json:
+        click.echo(json.dumps(as_plain, indent=2, ensure_ascii=False))
+        return
+    console.show(score_table(rows, headings))
+    for caution in cautions(found, asked):
+        console.say(f"caution: {caution}")
+    console.say(f"{out / stem}.json, {out / stem}.png")

@@ -1,0 +1,156 @@
+"""The eight sets: reading them, reading answers out of texts, scoring, and the published numbers beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from surefoot.errors import InputError
+from surefoot.evaluate import commonsense
+from surefoot.evaluate.commonsense import (
+    SETS,
+    Score,
+    average,
+    choose_sets,
+    extract,
+    options_of,
+    read_set,
+    response_of,
+)
+from surefoot.evaluate.published import ORDER, PUBLISHED
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "commonsense"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not beside this checkout")
+BY_NAME = {one.name: one for one in SETS}
+ROUNDED = 0.06  # per cent: eight numbers rounded to a tenth, and their mean rounded again
+
+
+def accuracy(one, texts) -> float:
+    """Of these texts, on all records of a set."""
+    records = read_set(DATA, one)
+    return sum(extract(response_of(texts(record)), one) == record["answer"] for record in records) / len(records)
+
+
+@needs_data
+@pytest.mark.parametrize("one", SETS, ids=lambda one: one.name)
+def test_gold_answers_score_all(one):
+    assert accuracy(one, lambda record: record["output"]) == 1.0
+
+
+@needs_data
+@pytest.mark.parametrize("one", SETS, ids=lambda one: one.name)
+def test_texts_without_an_answer_score_nothing(one):
+    assert accuracy(one, lambda record: "The Correct Answer Is Not Known. TRUE, Answer1, OPTION2") == 0.0
+
+
+@needs_data
+def test_twin_the_last_match_is_another_rule(monkeypatch):
+    """A response that goes on to another question, whose answer is not asked for."""
+    one = BY_NAME["piqa"]
+
+    def goes_on(record) -> str:
+        other = "solution2" if record["answer"] == "solution1" else "solution1"
+        return f"{record['output']}. Next: the correct answer is {other}"
+
+    assert accuracy(one, goes_on) == 1.0
+    monkeypatch.setattr(
+        commonsense.re, "search", lambda pattern, text: list(commonsense.re.finditer(pattern, text))[-1]
+    )
+    records = read_set_with_findall(one)
+    assert sum(extract(goes_on(record), one) == record["answer"] for record in records) == 0
+
+
+def read_set_with_findall(one):
+    return json.loads(commonsense.set_file(DATA, one).read_text())
+
+
+@needs_data
+def test_twin_a_vocabulary_of_another_set_finds_nothing():
+    one, other = BY_NAME["hellaswag"], BY_NAME["piqa"]
+    assert all(extract(record["output"], other) == "" for record in read_set(DATA, one))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("boolq", "the correct answer is true", "true"),
+        ("boolq", "True", ""),
+        ("boolq", "untrue or false", "true"),  # anywhere, within a word as well
+        ("openbookqa", "not answer1 but answer2", "answer1"),
+        ("openbookqa", "answer6", ""),
+        ("social_i_qa", "answer10", "answer1"),
+        ("piqa", "", ""),
+    ],
+)
+def test_the_first_answer_anywhere_counts(name, text, expected):
+    assert extract(text, BY_NAME[name]) == expected
+
+
+def test_what_follows_a_second_heading_is_no_part_of_the_response():
+    assert response_of(" so false\n### Response:\n true ") == "so false"
+
+
+def test_options_are_those_of_the_instruction():
+    one = BY_NAME["ARC-Easy"]
+    assert options_of({"instruction": "… Answer format: answer1/answer2/answer3"}, one) == one.answers[:3]
+    assert options_of({"instruction": "no format line"}, one) == one.answers
+
+
+def test_score_and_average_by_hand():
+    score, other = Score(3, 4), Score(1, 2)
+    assert score.accuracy == 0.75
+    assert math.isclose(score.standard_error, math.sqrt(0.75 * 0.25 / 4))
+    mean, error = average([score, other])
+    assert mean == 0.625  # not 4 of 6
+    assert math.isclose(error, math.sqrt(score.standard_error**2 + other.standard_error**2) / 2)
+    assert Score(4, 4).standard_error == 0
+
+
+def test_published_averages_are_those_of_their_row():
+    assert tuple(one.name for one in SETS) == ORDER
+    for row in PUBLISHED:
+        assert abs(sum(row.accuracies) / 8 - row.average) < ROUNDED, row.name
+
+
+def test_sets_by_name():
+    assert choose_sets("all") == SETS
+    assert [one.name for one in choose_sets("piqa, boolq")] == ["boolq", "piqa"]
+    with pytest.raises(InputError, match="there is no set 'arc-easy'; did you mean ARC-Easy"):
+        choose_sets("boolq,arc-easy")
+    with pytest.raises(InputError, match="names no set"):
+        choose_sets(",")
+
+
+RECORD = {"instruction": "Is it? Answer format: true/false", "input": "", "output": "x", "answer": "true"}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({**RECORD, "answer": "yes"}, "row 2: its answer is 'yes', and those of boolq are true, false"),
+        ({**RECORD, "instruction": "Answer format: false"}, "none of those that its instruction offers"),
+        ({**RECORD, "instruction": 3}, "row 2: has a number in 'instruction'"),
+        ({"instruction": "Is it?"}, "row 2: has no 'answer'"),
+        ("text", "record 2 is text, not an object"),
+    ],
+)
+def test_a_record_that_is_not_right_is_one_line(tmp_path, record, message):
+    (tmp_path / "boolq").mkdir()
+    (tmp_path / "boolq" / "test.json").write_text(json.dumps([RECORD, record], indent=1))
+    with pytest.raises(InputError) as caught:
+        read_set(tmp_path, BY_NAME["boolq"])
+    (fault,) = caught.value.faults
+    assert message in str(fault)
+    assert fault.where.startswith(str(tmp_path / "boolq" / "test.json:"))
+    assert read_set(tmp_path, BY_NAME["boolq"], 1) == [RECORD] if record != "text" else True
+
+
+def test_a_missing_set_says_what_the_layout_is(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    with pytest.raises(InputError, match=r"no such file for the set piqa; the layout is .*dataset/SET/test.json"):
+        read_set(tmp_path, BY_NAME["piqa"])
+    with pytest.raises(InputError, match="did you mean"):
+        read_set(tmp_path / "datasets", BY_NAME["piqa"])
