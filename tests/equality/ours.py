@@ -1,0 +1,51 @@
+"""What surefoot makes of a config, in the terms in which the other tools' references are written."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from surefoot.config.load import check_config
+from surefoot.hardware import TerminalWishes
+from surefoot.report.console import open_console
+from surefoot.stages.custom import NOTHING
+from surefoot.stages.job import make_schedule
+from surefoot.stages.prepare import prepare
+from surefoot.stages.run_folder import claim
+from surefoot.stages.setup import set_up
+from surefoot.training.step import accumulate_gradients
+
+
+@dataclass(frozen=True)
+class Ours:
+    """labels: the ids that carry loss, -100 elsewhere. first_loss, first_grad_norm: of step 1, None where not asked."""
+
+    examples: list[dict[str, list[int]]]
+    learning_rates: list[float]
+    first_loss: float | None
+    first_grad_norm: float | None
+
+
+def run_until_step_1(config: dict, *, step: bool) -> Ours:
+    checked = check_config(config)
+    prepared = prepare(
+        checked, claim(checked, "new"), open_console(io.StringIO(), TerminalWishes(True, False, True)), NOTHING
+    )
+    train = prepared.stage.data.train
+    examples = []
+    for index in range(len(train)):
+        example = train[index]
+        ids = [int(token) for token in example.ids]
+        labels = [token if learnt else -100 for token, learnt in zip(ids, example.supervised, strict=True)]
+        examples.append({"ids": ids, "labels": labels})
+    schedule = make_schedule(checked, prepared.stage, prepared.timetable)
+    rates = [schedule.rate(number) for number in range(prepared.timetable.total_steps)]
+    if not step:
+        return Ours(examples, rates, None, None)
+    setup = set_up(checked, prepared.plan, prepared.base, prepared.tokenizer, None)
+    batches = prepared.stage.step_batches(1)
+    loss = accumulate_gradients(
+        setup.engine, prepared.stage.objective, batches, step=1, scale=None, settings=setup.settings
+    )
+    weight = sum(batch.weight for batch in batches)
+    return Ours(examples, rates, float(loss) / weight, float(setup.engine.grad_norm()))
