@@ -134,6 +134,11 @@ def set_targets(draft: Draft, name: str) -> None:
 
 
 def set_precision(draft: Draft) -> None:
+    set_compute(draft)
+    set_weights(draft)
+
+
+def set_compute(draft: Draft) -> None:
     if draft["fp16"] and draft["bf16"]:
         draft.refuse("fp16", "bf16 and fp16 exclude each other", "keep one")
         return
@@ -142,6 +147,9 @@ def set_precision(draft: Draft) -> None:
     else:
         draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
     draft.drop("asks for nothing", *([] if draft["fp16"] else ["fp16"]))
+
+
+def set_weights(draft: Draft) -> None:
     if draft["load_in_4bit"]:
         both = "" if draft["use_bnb_nested_quant"] else "with double quantisation as well"
         draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)
@@ -199,7 +207,7 @@ def _set_data(draft: Draft, read: Callable[[str], str]) -> None:
     draft.set("stage", "pretrain" if layout == "text" else "sft")
     _set_evaluation(draft, sources)
     _set_learned(draft, layout)
-    _set_template(draft)
+    set_template(draft)
 
 
 _ABOUT_DATA = (
@@ -276,7 +284,7 @@ def _set_learned(draft: Draft, layout: str | None) -> None:
     draft.set("data.train_on", "responses" if answers else "everything", *words, why=_UNSEEN if unseen else "")
 
 
-def _set_template(draft: Draft) -> None:
+def set_template(draft: Draft) -> None:
     path = draft["chat_template_path"]
     if path is not None and not path.endswith(".jinja"):
         draft.refuse("chat_template_path", "surefoot reads a .jinja file", "write the template into one")
