@@ -1,0 +1,87 @@
+"""`surefoot export`: a trained model for other programs, with the proof that it is the one that was trained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from surefoot.cli.answering import check_models
+
+if TYPE_CHECKING:
+    from surefoot.stages.export import Exported
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?I?B)?", re.IGNORECASE)
+
+
+class ByteSize(click.ParamType[int]):
+    """Bytes, as 5GB, 500MB, 2GiB or a plain number."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE.fullmatch(str(value).strip())
+        size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found and found[2] != "IB" else 0
+        if size < 1:
+            self.fail(f"{value!r} is no size; write it like 5GB or 500MB", param, ctx)
+        return size
+
+
+@click.command()
+@click.argument("model")
+@click.option("--adapter", "adapters", multiple=True, help="An adapter over MODEL; several are merged in this order.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@click.option("--merge", is_flag=True, help="Make adapter and base one model; else the adapter alone is exported.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["stored", "bf16", "fp16", "fp32"]),
+    default="stored",
+    help="Of the written weights; stored is the base's.",
+)
+@click.option("--max-shard-size", type=ByteSize(), default="5GB", show_default=True, help="Of one file.")
+@click.option("--device", type=click.Choice(["cpu", "auto"]), default="cpu", help="Where to compute.")
+@click.option("--gguf", is_flag=True, help="A GGUF file as well, for llama.cpp and Ollama.")
+@click.option("--modelfile/--no-modelfile", default=True, help="A Modelfile for Ollama.")
+@click.option("--drop-bos-scale", is_flag=True, help="Give up a scaled BOS embedding where it cannot be kept.")
+@click.option(
+    "--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Compare on these, one per line."
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Share of the largest logit that rounding to --dtype may change.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an earlier export in --out.")
+def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> None:
+    """Write MODEL, a run, an adapter or a model, for other programs.
+
+    Merged in fp32 and compared with what was trained before anything is published; export.json holds the proof.
+    """
+    for adapter in adapters or (None,):
+        check_models(model, adapter)
+
+    from surefoot.stages.export import export_model
+
+    exported = export_model(model, out, adapters=adapters, **options)
+    _tell(exported)
+
+
+def _tell(exported: Exported) -> None:
+    from surefoot.report.export_card import check_lines
+    from surefoot.report.wording import size_text
+
+    record = exported.record
+    for caution in exported.cautions:
+        click.echo(f"caution: {caution}", err=True)
+    for line in check_lines(record):
+        click.echo(line)
+    if "tensors" in record:
+        click.echo(f"{record['tensors']['count']:,} tensors come back bit for bit")
+    click.echo(f"\nleft in {exported.folder}:")
+    width = max(map(len, record["outputs"]))
+    for name, file in record["outputs"].items():
+        click.echo(f"  {name:<{width}}  {size_text(file['size']):>9}")
+    click.echo(f"  {'export.json':<{width}}")

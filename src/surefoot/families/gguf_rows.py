@@ -1,0 +1,39 @@
+"""What GGUF calls an architecture, and what its files do otherwise than transformers. Facts of llama.cpp, as rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GgufRow:
+    """model_type: config.json's. architecture: GGUF's. paired: rows of q and k are stored so that the two halves of a
+    rotary pair are neighbours; transformers holds them half a head apart."""
+
+    model_type: str
+    architecture: str
+    paired: bool
+
+
+ROWS = (
+    GgufRow("llama", "llama", paired=True),
+    GgufRow("mistral", "llama", paired=True),
+    GgufRow("qwen2", "qwen2", paired=False),
+    GgufRow("qwen3", "qwen3", paired=False),
+)
+
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+# How a byte-level tokenizer cuts text into words: the pattern in tokenizer.json -> llama.cpp's name for it.
+PRE_TOKENIZERS = {
+    rf"{_LETTERS}|\p{{N}}{{1,3}}{_REST}": "llama-bpe",
+    rf"{_LETTERS}|\p{{N}}{_REST}": "qwen2",
+}
+GPT2_PRE_TOKENIZER = "gpt-2"  # the pattern that tokenizers has built in
+
+CONVERTER = "python llama.cpp/convert_hf_to_gguf.py {folder} --outfile {file} --outtype {outtype}"
+
+
+def find_gguf_row(model_type: str) -> GgufRow | None:
+    return next((row for row in ROWS if row.model_type == model_type), None)

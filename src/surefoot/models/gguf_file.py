@@ -1,0 +1,197 @@
+"""A GGUF file from a model folder, by the `gguf` package: llama.cpp's names and layout, one tensor in memory at a time.
+
+Matrices keep the folder's dtype, norms and biases are fp32, which is what llama.cpp computes them in. What this writer
+does not know it refuses (`NotInGguf`): llama.cpp's own converter knows more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from surefoot.families.gguf_rows import GgufRow, find_gguf_row
+from surefoot.models.folder import stored_tensors
+from surefoot.models.gguf_vocabulary import GgufVocabulary, NotInGguf, gguf_vocabulary
+from surefoot.models.load import model_config
+
+_ROTARY_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True)
+class AskedWith:
+    """What the file says of how the model is asked. bos_id: put before every text; None where none is. stops: ids that
+    end an answer, EOS first. pad_id: None where it has none. chat_template: Jinja."""
+
+    bos_id: int | None
+    stops: tuple[int, ...]
+    pad_id: int | None
+    chat_template: str | None
+
+
+def write_gguf(
+    folder: Path, file: Path, tokenizer: PreTrainedTokenizerBase, asked: AskedWith, *, name: str, window: int | None
+) -> None:
+    """folder: a model as transformers reads it. window: of layers that see only the last tokens. Raises NotInGguf."""
+    import gguf
+
+    config = model_config(folder)
+    row = require_row(config, window)
+    stored = stored_tensors(folder)
+    rows = stored["model.embed_tokens.weight"].shape[0]
+    vocabulary = gguf_vocabulary(tokenizer, rows)
+    writer = gguf.GGUFWriter(file, row.architecture)
+    _describe_model(writer, config, name, rows)
+    _describe_tokenizer(writer, vocabulary, tokenizer, asked)
+    names = _gguf_names(gguf, row, config.num_hidden_layers, stored)
+    factors = _rotary_factors(config)
+    if factors is not None:
+        writer.add_tensor_info(_ROTARY_FACTORS, factors.shape, factors.dtype, factors.nbytes)
+    for theirs, ours in names.items():
+        shape, dtype, raw = _form(gguf, stored[ours].shape, stored[ours].dtype)
+        writer.add_tensor_info(theirs, shape, dtype, int(np.prod(shape)) * dtype.itemsize, raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    for theirs, ours in names.items():
+        with safe_open(stored[ours].file, framework="pt") as opened:
+            tensor = opened.get_tensor(ours)
+        writer.write_tensor_data(_data(_laid_out(tensor, theirs, row, config)))
+    writer.close()
+
+
+def require_row(config: PreTrainedConfig, window: int | None) -> GgufRow:
+    """Raises NotInGguf for a model that this writer does not describe completely."""
+    row = find_gguf_row(config.model_type)
+    if row is None:
+        raise NotInGguf(f"model_type {config.model_type!r} is not among those written here")
+    if window is not None:
+        raise NotInGguf(f"some layers see only the last {window} tokens, which the file cannot say")
+    kind = _rotary(config)["rope_type"]
+    if kind not in ("default", "linear", "llama3"):
+        raise NotInGguf(f"its rotary positions are scaled by {kind!r}")
+    return row
+
+
+def _describe_model(writer: Any, config: PreTrainedConfig, name: str, rows: int) -> None:
+    import gguf
+
+    heads, rotary = config.num_attention_heads, _rotary(config)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kinds: dict[Any, Any] = {
+        torch.float32: gguf.LlamaFileType.ALL_F32,
+        torch.float16: gguf.LlamaFileType.MOSTLY_F16,
+        torch.bfloat16: gguf.LlamaFileType.MOSTLY_BF16,
+    }
+    writer.add_name(name)
+    writer.add_file_type(kinds[config.dtype])
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(rotary["rope_theta"])
+    if rotary["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rotary["factor"])
+    writer.add_vocab_size(rows)
+
+
+def _describe_tokenizer(
+    writer: Any, vocabulary: GgufVocabulary, tokenizer: PreTrainedTokenizerBase, asked: AskedWith
+) -> None:
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.kinds)
+    if vocabulary.merges:
+        writer.add_token_merges(vocabulary.merges)
+    if vocabulary.scores:
+        writer.add_token_scores(vocabulary.scores)
+        writer.add_add_space_prefix(True)
+    bos = tokenizer.bos_token_id if asked.bos_id is None else asked.bos_id
+    for number, add in (
+        (bos, writer.add_bos_token_id),
+        (asked.stops[0] if asked.stops else tokenizer.eos_token_id, writer.add_eos_token_id),
+        (asked.stops[1] if len(asked.stops) > 1 else None, writer.add_eot_token_id),
+        (tokenizer.unk_token_id, writer.add_unk_token_id),
+        (asked.pad_id, writer.add_pad_token_id),
+    ):
+        if isinstance(number, int):
+            add(number)
+    writer.add_add_bos_token(asked.bos_id is not None)
+    writer.add_add_eos_token(False)
+    if asked.chat_template is not None:
+        writer.add_chat_template(asked.chat_template)
+
+
+def _gguf_names(gguf: Any, row: GgufRow, layers: int, stored: dict[str, Any]) -> dict[str, str]:
+    """GGUF's name -> ours, for every tensor. Raises NotInGguf for one without a counterpart."""
+    architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == row.architecture)
+    table = gguf.get_tensor_name_map(architecture, layers)
+    names = {}
+    for ours in stored:
+        theirs = table.get_name(ours, try_suffixes=(".weight", ".bias"))
+        if theirs is None:
+            raise NotInGguf(f"the format has no place for {ours}")
+        names[theirs] = ours
+    return names
+
+
+def _form(gguf: Any, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
+    """Of the tensor in the file: shape, NumPy's dtype of its bytes, GGUF's type."""
+    types = gguf.GGMLQuantizationType
+    if len(shape) == 1 or dtype == "F32":
+        return shape, np.dtype(np.float32), types.F32
+    if dtype == "F16":
+        return shape, np.dtype(np.float16), types.F16
+    if dtype == "BF16":
+        return shape, np.dtype(np.int16), types.BF16
+    raise NotInGguf(f"weights of type {dtype} are not written")
+
+
+def _data(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    tensor = tensor.float() if tensor.ndim == 1 else tensor
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
+
+
+def _laid_out(tensor: torch.Tensor, theirs: str, row: GgufRow, config: PreTrainedConfig) -> torch.Tensor:
+    if not row.paired or (".attn_q." not in theirs and ".attn_k." not in theirs):
+        return tensor
+    heads = config.num_attention_heads if ".attn_q." in theirs else config.num_key_value_heads
+    return pair_rotary_rows(tensor, heads)
+
+
+def pair_rotary_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows (or elements of a bias) of each head from (half, place) to (place, half): 0, d/2, 1, d/2 + 1, …"""
+    halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
+
+
+def _rotary(config: PreTrainedConfig) -> dict[str, Any]:
+    found: dict[str, Any] = dict(config.rope_parameters or {})
+    return {"rope_type": "default", "rope_theta": 10_000.0} | found
+
+
+def _rotary_factors(config: PreTrainedConfig) -> np.ndarray[Any, Any] | None:
+    """What llama.cpp divides each frequency by, for Llama 3.1's scaling; None where nothing is scaled so."""
+    rotary = _rotary(config)
+    if rotary["rope_type"] != "llama3":
+        return None
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    width = 2 * scaled.shape[0]
+    plain = rotary["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return (plain / scaled.double()).float().numpy()

@@ -1,0 +1,104 @@
+"""What an export is made of: base, adapters in the order of merging, and how the model is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.data.segments import Template
+from surefoot.data.templates import make_template
+from surefoot.data.text_encoder import TextEncoder
+from surefoot.errors import Fault, InputError
+from surefoot.families.bos_zero import read_bos_scale
+from surefoot.families.model_facts import ModelFacts
+from surefoot.locations import looks_local
+from surefoot.models.folder import check_folder
+from surefoot.models.load import load_tokenizer
+from surefoot.models.saved_adapter import SavedAdapter
+from surefoot.models.tree import facts_of
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.open_model import find_parts, plan_tokens, saved_plan, template_name
+from surefoot.stages.provenance import cautions_about
+
+
+@dataclass(frozen=True)
+class ExportParts:
+    """base_name: as the user or the adapter calls it; base_revision: the hub's, where it is known. trained: the folder
+    of the last adapter, or of the model. with_tokenizer: whose tokenizer goes along. bos_id: put before every text;
+    None where none is. bos_scale: of the embedding of the first token; None where it is not scaled. packed: trained
+    over 4 bits. cautions: what is not as a run left it."""
+
+    base: Path
+    base_name: str
+    base_revision: str | None
+    chain: tuple[SavedAdapter, ...]
+    trained: Path
+    plan: RunPlan | None
+    facts: ModelFacts
+    tokens: TokenizerPlan
+    with_tokenizer: Path
+    encoder: TextEncoder
+    template: Template
+    bos_scale: float | None
+    cautions: tuple[str, ...]
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.tokens.bos_id if self.tokens.bos.value else None
+
+    @property
+    def packed(self) -> bool:
+        return self.plan is not None and self.plan.precision.base.value == "nf4"
+
+    @property
+    def added_rows(self) -> int:
+        """Rows of the embedding that the base does not have."""
+        return max((saved.rows - self.facts.vocab for saved in self.chain if saved.rows is not None), default=0)
+
+    @property
+    def base_is_hub_id(self) -> bool:
+        return not looks_local(self.base_name)
+
+
+def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
+    """path: a model, or an adapter, which records its base. adapters: over the model, in this order. Raises InputError
+    where something is missing or does not go together."""
+    base, first = find_parts(path, adapters[0] if adapters else None)
+    check_folder(base)
+    chain = [first] if first else []
+    for name in adapters[1:]:
+        saved = find_parts(path, name)[1]
+        assert saved is not None, "an adapter that is asked for is read"
+        chain.append(saved)
+    trained = chain[-1].folder if chain else base
+    plan = saved_plan(trained)
+    facts = facts_of(base)
+    with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
+    tokens = plan.tokenizer if plan else plan_tokens(path, facts, with_tokenizer)
+    encoder = TextEncoder(load_tokenizer(with_tokenizer))
+    own_base = bool(first) and not adapters
+    return ExportParts(
+        base=base,
+        base_name=first.base if first and own_base else path,
+        base_revision=first.revision if first and own_base else None,
+        chain=tuple(chain),
+        trained=trained,
+        plan=plan,
+        facts=facts,
+        tokens=tokens,
+        with_tokenizer=with_tokenizer,
+        encoder=encoder,
+        template=make_template(template_name(tokens), encoder, tokens.stop.value),
+        bos_scale=_one_scale(chain, base),
+        cautions=cautions_about(trained, base),
+    )
+
+
+def _one_scale(chain: Sequence[SavedAdapter], base: Path) -> float | None:
+    scales = {read_bos_scale(saved.folder) for saved in chain} if chain else {read_bos_scale(base)}
+    if len(scales) > 1:
+        what = "the adapters were trained with different scalings of the BOS embedding"
+        raise InputError(Fault("adapters", what, "merge one of them"))
+    (scale,) = scales
+    return None if scale == 1 else scale

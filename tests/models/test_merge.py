@@ -1,0 +1,163 @@
+"""Merged weights are PEFT's own, bit for bit, and the formula's; a tied head is lost by no way of training it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, TaskType, get_peft_model
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+import zoo
+from plans import adapter_plan
+from surefoot.errors import InputError
+from surefoot.models.adapters import ADAPTER, add_adapter
+from surefoot.models.agreement import compare_logits, logits_of
+from surefoot.models.load import load_model
+from surefoot.models.merge import cast_weights, merge_adapter, tensor_digests
+from surefoot.models.peft import LoraLayer, PeftModel
+from surefoot.models.save import save_full
+from surefoot.models.vocabulary import embedding_and_head, is_tied
+from surefoot.stages.certificate import MERGED_LIMIT
+
+CPU = torch.device("cpu")
+FORMULA = 2e-6  # of the largest weight: units in the last place of fp32, after products of rank 4
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("merge")
+    return {name: build(root / name) for name, build in zoo.ZOO.items()}
+
+
+def texts(seed: int = 5) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 300, (24,), generator=generator).tolist() for _ in range(3)]
+
+
+def base_model(folder: Path):
+    eager = folder.name == "gemma2"
+    return load_model(folder, dtype=torch.float32, attention_implementation="eager" if eager else "sdpa", device=CPU)
+
+
+def trained(folder: Path, kind: str, *, modules_to_save: tuple[str, ...] = (), rslora: bool = False) -> PeftModel:
+    """An adapter on all linear layers that has moved everything it trains."""
+    model = base_model(folder)
+    head = model.get_output_embeddings()
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    plan = adapter_plan(linear, kind, modules_to_save=modules_to_save, rslora=rslora)
+    adapted = add_adapter(model, plan, seed=1, base="base").eval()
+    generator = torch.Generator().manual_seed(2)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data += 0.1 * parameter.abs().mean().clamp(min=0.5) * noise
+    return adapted
+
+
+def by_hand(module: LoraLayer) -> torch.Tensor:
+    """LoRA and DoRA from their equations, in float64, as [outputs, inputs] whatever the layer holds."""
+    base = module.get_base_layer()
+    weight = base.weight.double().T if isinstance(base, Conv1D) else base.weight.double()
+    product = module.lora_B[ADAPTER].weight.double() @ module.lora_A[ADAPTER].weight.double()
+    changed = weight + module.scaling[ADAPTER] * product
+    if ADAPTER in module.lora_magnitude_vector:
+        magnitude = module.lora_magnitude_vector[ADAPTER].weight.double()
+        changed = magnitude[:, None] * changed / changed.pow(2).sum(dim=1, keepdim=True).sqrt()
+    return changed.T if isinstance(base, Conv1D) else changed
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("family", zoo.ZOO)
+def test_merged_is_what_peft_merges_and_what_the_equation_says(folders, family, kind):
+    adapted = trained(folders[family], kind, rslora=family == "qwen2")
+    wanted = logits_of(adapted, texts())
+    hand = {n: by_hand(m) for n, m in adapted.get_base_model().named_modules() if isinstance(m, LoraLayer)}
+    reference = copy.deepcopy(adapted).merge_and_unload()
+    merged = merge_adapter(adapted)
+    assert set(merged.layers) == set(hand)
+    assert tensor_digests(merged.model) == tensor_digests(reference)
+    for name, weight in hand.items():
+        difference = (merged.model.get_submodule(name).weight.double() - weight).abs().max()
+        assert difference <= FORMULA * weight.abs().max()
+    assert not [name for name, _ in merged.model.named_parameters() if "lora" in name or "base_layer" in name]
+    assert compare_logits(wanted, logits_of(merged.model, texts())).share <= MERGED_LIMIT
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_twin_a_wrong_scale_is_noticed(folders, kind):
+    adapted = trained(folders["llama3"], kind)
+    wanted = logits_of(adapted, texts())
+    for module in adapted.modules():
+        if isinstance(module, LoraLayer):
+            module.scaling[ADAPTER] *= 1.05
+    assert compare_logits(wanted, logits_of(merge_adapter(adapted).model, texts())).share > 10 * MERGED_LIMIT
+
+
+def test_twin_swapped_magnitudes_are_noticed(folders):
+    adapted = trained(folders["llama3"], "dora")
+    wanted = logits_of(adapted, texts())
+    module = next(m for m in adapted.modules() if isinstance(m, LoraLayer))
+    magnitude = module.lora_magnitude_vector[ADAPTER].weight
+    magnitude.data[[0, 1]] = magnitude.data[[1, 0]]
+    assert compare_logits(wanted, logits_of(merge_adapter(adapted).model, texts())).share > MERGED_LIMIT
+
+
+def test_a_trained_pair_stays_tied(folders):
+    adapted = trained(folders["qwen2"], "lora", modules_to_save=("lm_head",))
+    wanted = logits_of(adapted, texts())
+    merged = merge_adapter(adapted)
+    assert merged.replaced
+    assert not merged.untied
+    assert is_tied(merged.model)
+    assert compare_logits(wanted, logits_of(merged.model, texts())).share <= MERGED_LIMIT
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+    ],
+    ids=["head trained in full", "head adapted", "embedding adapted"],
+)
+def test_what_is_tied_no_longer_is_untied_in_words_too(folders, tmp_path, settings):
+    """Adapters of others: PEFT trains a head of its own there, and a config that ties it would lose it."""
+    adapted = get_peft_model(base_model(folders["qwen2"]), LoraConfig(task_type=TaskType.CAUSAL_LM, r=2, **settings))
+    generator = torch.Generator().manual_seed(2)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    wanted = logits_of(adapted.eval(), texts())
+    merged = merge_adapter(adapted)
+    assert merged.untied
+    assert merged.model.config.tie_word_embeddings is False
+    embedding, head = embedding_and_head(merged.model)
+    assert not torch.equal(embedding, head)
+    save_full(merged.model, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert compare_logits(wanted, logits_of(again, texts())).share <= MERGED_LIMIT
+    assert tensor_digests(again) == tensor_digests(merged.model)
+
+
+def test_biases_of_an_adapter_are_merged(folders):
+    config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=2, target_modules=["q_proj"], lora_bias=True)
+    adapted = get_peft_model(base_model(folders["qwen2"]), config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data += 0.3
+    wanted = logits_of(adapted.eval(), texts())
+    assert compare_logits(wanted, logits_of(merge_adapter(adapted).model, texts())).share <= MERGED_LIMIT
+
+
+def test_a_value_that_does_not_fit_is_named(folders):
+    model = base_model(folders["llama3"])
+    model.lm_head.weight.data[0, 0] = 1e6
+    with pytest.raises(InputError, match=r"lm_head\.weight: does not fit float16, whose largest value is 65504"):
+        cast_weights(model, torch.float16)
+    cast_weights(base_model(folders["llama3"]), torch.float16)
