@@ -36,6 +36,7 @@ SURFACE = {
     "chat": ["model", "--adapter", "--system", "--max-new-tokens", "--temperature", "--top-p", "--seed"],
     "completion": ["shell"],
     "compare": ["run_a", "run_b", "--json", "--plot"],
+    "convert": ["source", "--out", "--to", "--base", "--list", "--dry-run", "--overwrite"],
     "data": ["config", "overrides", "--json"],
     "evaluate": [],
     "explain": ["key"],

@@ -50,6 +50,7 @@ COMMANDS = {
     "evaluate": Entry("surefoot.cli.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
     "capture": Entry("surefoot.cli.capture", "Store what a model's layers hold and compute; compare two."),
     "export": Entry("surefoot.cli.export", "Write a trained model for other programs, merged and proven equal."),
+    "convert": Entry("surefoot.cli.convert", "Turn weights in any known layout into a normal folder, or back."),
     "push": Entry("surefoot.cli.push", "Upload the model of a finished run to the hub, privately."),
     "translate": Entry("surefoot.cli.translate", "Show another tool's config or command as a surefoot config."),
     "run": Entry("surefoot.cli.run", "Run another tool's command with surefoot."),

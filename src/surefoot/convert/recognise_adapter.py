@@ -101,7 +101,7 @@ def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> Recog
         config = _regrouped_config(config, rule, where)
         tensors = apply(rule, tensors)
         rules.append(rule)
-        layouts.append("fused-adapter" if splits else "split-adapter")
+        layouts.append("fused" if splits else "split")
     return RecognisedAdapter(tuple(layouts), tuple(rules), tensors, config)
 
 

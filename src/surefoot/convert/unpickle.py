@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tarfile
 import warnings
@@ -95,13 +96,12 @@ def _is_wanted(path: str, wanted: tuple[str, ...]) -> bool:
 
 
 def _reason(text: str) -> str:
-    """What the file asked for, out of torch's page-long advice, which also says how to run it after all."""
-    for piece in text.replace("`", " ").split():
-        if "GLOBAL" in text and "." in piece and piece.strip(".,").replace(".", "").replace("_", "").isalnum():
-            name = piece.strip(".,")
-            if not name.startswith(("torch.", "docs.", "https")):
-                return f"asks for {name} when it is opened, which is no tensor: nothing of it was run"
-    return " ".join(text.split())[:160]
+    """What the file asked for, out of torch's page of advice, which also says how to open it after all."""
+    if asked := re.search(r"GLOBAL ([\w.]+\.\w+)", text):
+        return f"asks for {asked[1]} when it is opened, which is no tensor: nothing of it was run"
+    if "weights_only" in text.lower() or "Weights only" in text:
+        return "asks for more than tensors when it is opened: nothing of it was run"
+    return f"is no file of weights that torch can read: {' '.join(text.split())[:120]}"
 
 
 def _refuse(reason: str) -> int:
