@@ -132,8 +132,8 @@ class OptimConfig(Section):
     warmup: Share | Duration = 0.03
     """Share of all steps (0.03), or a length (100 steps), with linearly rising rate."""
     warmup_from_zero: Flag = False
-    """Begin the warm-up at rate 0, as transformers' schedules do: its first step moves nothing, and a share of all steps
-    is rounded up."""
+    """Begin the warm-up at rate 0, as transformers' schedules do: its first step moves nothing, and a share of steps is
+    rounded up."""
     decay: Annotated[float, Field(gt=0, le=1), Number] = 0.1
     """wsd only: share of all steps in the final decay."""
     betas: tuple[Share, Share] = (0.9, 0.999)

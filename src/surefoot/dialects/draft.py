@@ -11,6 +11,7 @@ changed where a reason is named; what it writes from defaults alone is assumed, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,7 +161,9 @@ class Draft:
         )
 
     def _apply(self, row: Row) -> None:
-        if row.name in self._notes or (row.kind != "carried" and not self.given(row.name)):
+        if not self.given(row.name) and row.kind != "carried":
+            return
+        if self.given(row.name) and row.name in self._notes:
             return
         value = self[row.name]
         if row.kind == "carried":
@@ -200,7 +203,9 @@ class Draft:
     def _shown(self, word: Word) -> str:
         if self._secret(word.name):
             return f"{word.name}: …"
-        return redacted(word.shown)
+        name = re.match(r"[^:= ]*", word.shown)
+        known = name[0] if name and word.name in self.rows else ""  # a long name is no secret
+        return known + redacted(word.shown[len(known) :])
 
     def _secret(self, name: str) -> bool:
         return hides(name) or (name in self.rows and self.rows[name].secret)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.rows import names, number, text
@@ -33,7 +34,8 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown: bool) -> Translation:
     """verb: export or chat. Every other word is about training and is listed."""
-    about = Dialect(dialect.tool, dialect.rows, (), dialect.aliases)
+    rows = {name: replace(row, kind="joint") for name, row in dialect.rows.items()}  # none speaks for itself here
+    about = Dialect(dialect.tool, rows, (), dialect.aliases)
     draft = Draft(about, words, allow_unknown=allow_unknown)
     for word in words:
         name = dialect.aliases.get(word.name, word.name)
