@@ -109,3 +109,26 @@ def test_an_impossible_output_is_found_before_the_plan(train, tmp_path):
         code, log = train(f"output={place}")
         assert code == 3
         assert log.startswith(f"error: {place}: cannot be written"), log
+
+
+def check_a_duration_that_is_over(train, output):
+    assert train()[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    code, log = train("--resume", "duration=1 step")
+    assert code == 2, log
+    assert "duration" in log
+    assert "1 step ends at step 1, and" in " ".join(log.split())
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+
+
+def test_a_duration_below_the_step_reached_is_refused(train, output):
+    check_a_duration_that_is_over(train, output)
+
+
+def test_twin_the_same_length_in_other_words_has_nothing_to_do_and_a_longer_one_goes_on(train, output):
+    assert train()[0] == 0
+    code, log = train("--resume", "duration=1 epoch")  # 8 records, 4 in a step
+    assert (code, "is finished; nothing to do" in log) == (0, True), log
+    code, log = train("--resume", "duration=3 steps")
+    assert code == 0, log
+    assert (output / "checkpoint-3").is_dir()

@@ -106,3 +106,54 @@ def test_twin_an_intact_best_is_kept_in_silence(stopped):
     code, _, log = stopped()
     assert code == 0, log
     assert "the best checkpoint is lost" not in " ".join(log.split())
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture
+def train(server, tmp_path):
+    """Run `surefoot train` with evaluation before step 1; exit code, what it said, output folder."""
+    base, log = tiny_llama(tmp_path / "base"), tmp_path / "log.txt"
+    rows = [{"instruction": f"Say {k}.", "input": "", "output": "heron " * k} for k in range(1, 9)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    config = {
+        "stage": "sft",
+        "model": str(base),
+        "adapter": {"kind": "lora", "rank": 4},
+        "data": {"train": str(tmp_path / "train.json"), "eval": 2, "max_length": 128},
+        "batch": {"size": 2},
+        "duration": "3 steps",
+        "eval_at_start": True,
+        "output": str(tmp_path / "out"),
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+
+    def train(*arguments):
+        log.write_text("")
+        code = server.run(["train", str(tmp_path / "run.yaml"), *arguments], log)
+        return code, " ".join(log.read_text().split()), tmp_path / "out"
+
+    return train
+
+
+def published_step(output):
+    return json.loads((output / "MANIFEST.json").read_text())["identity"]["published_step"]
+
+
+def test_where_no_answer_is_right_the_trained_weights_are_published(train):
+    code, log, output = train("metrics.names=[exact_match]", "metrics.max_new_tokens=4", "checkpoint.best=exact_match")
+    assert code == 0, log
+    assert published_step(output) == 3
+    assert "weights of step 0" not in log
+
+
+def test_untrained_weights_are_published_with_a_caution(train):
+    """Twin of the test above: there the later step wins, here it has the higher loss."""
+    code, log, output = train("optim.lr=10", "optim.warmup=0", "optim.max_grad_norm=null")
+    assert code == 0, log
+    assert published_step(output) == 0
+    assert "published are the weights of step 0, before any training: no later evaluation had a better" in log

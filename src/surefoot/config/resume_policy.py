@@ -53,7 +53,7 @@ POLICIES: dict[str, Rule] = {
     "batch.size": Rule("refused", "steps, schedule and data position count batches of the old size"),
     "batch.micro": Rule("warned", "sums are rounded in another order, and dropout draws other masks"),
     "optim": Rule("refused", "the saved moments and the learning-rate curve belong to the old optimizer"),
-    "duration": Rule("warned", "the learning-rate curve is stretched to the new length from here on"),
+    "duration": Rule("warned", "from here on the learning rate follows the curve of the new length"),
     "log_every": Rule("free", "only what is written down changes"),
     "eval_every": Rule("free", "evaluation does not touch the training"),
     "eval_at_start": Rule("free", "evaluation does not touch the training"),

@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
+from surefoot.errors import Fault, InputError
+from surefoot.families.files import read_json
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
@@ -35,6 +37,7 @@ from surefoot.stages.setup import planned_tokenizer
 from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
 from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.stages.trained_template import carry_template, with_template
+from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
 
 _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
 _FEW = 10  # evaluation examples whose mean says little
@@ -85,6 +88,8 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
         stage.step_tokens,
         eval_at_start=config.eval_at_start,
     )
+    if found.checkpoint is not None:
+        _refuse_what_is_over(config, found.checkpoint, timetable.total_steps)
     for caution in _cautions(config, base, stage, timetable):
         console.say(f"caution: {caution}", style="yellow")
     identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
@@ -104,6 +109,15 @@ def _cautions(config: RunConfig, base: Path, stage: Stage, timetable: Timetable)
     count = _FEW if stage.data.eval is None else len(stage.data.eval)
     if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
         yield f"{count} evaluation example{'s' if count > 1 else ''} decide which checkpoint is best: chance will, too"
+
+
+def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) -> None:
+    """A duration that leaves no step to take would publish what the checkpoint has, or an older best one, as a run of
+    that length. One that says the run's own length in other words may stay: that run only has to be finished."""
+    planned = read_json(checkpoint.folder / TRAINER_STATE)["max_steps"]
+    if total <= checkpoint.step and total != planned:
+        what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} is there already"
+        raise InputError(Fault("duration", what, f"give more than {checkpoint.step:,} steps, or start another run"))
 
 
 def _say_what_was_found(console: Console, found: Claim) -> None:

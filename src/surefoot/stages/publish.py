@@ -39,6 +39,7 @@ from surefoot.training.checkpoint import (
     read_manifest,
     verify_checkpoint,
 )
+from surefoot.training.goal import LOSS
 from surefoot.training.report import EvalReport
 from surefoot.training.state import RunState
 
@@ -78,6 +79,8 @@ def publish(
     """more: figures that go into all_results.json besides the usual ones."""
     durable.remove(run / MANIFEST)
     step, lost = chosen_step(run, state, keep_best=config.checkpoint.best != "none")
+    if step == 0 and state.step > 0:
+        lost.append(_untrained(config))
     names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
     if BOS_FILE in names:
         durable.write_json(run / BOS_FILE, bos_file(plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
@@ -126,6 +129,14 @@ def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, li
         )
         raise IntegrityError([*faults, advice])
     return state.step, cautions
+
+
+def _untrained(config: RunConfig) -> str:
+    goal = "evaluation loss" if config.checkpoint.best == LOSS else config.checkpoint.best
+    return (
+        f"published are the weights of step 0, before any training: no later evaluation had a better {goal}. "
+        "Look at the curves; checkpoint.best: none publishes the last step's"
+    )
 
 
 def _examples_seen(steps: int, size: int, count: int) -> int:

@@ -1,5 +1,6 @@
 """Which evaluation result decides the best checkpoint and early stopping: the loss, which should fall, or a metric,
-which should rise."""
+which should rise. A metric of few examples ties often: then the lower evaluation loss decides, and where that is the
+same too, the earlier step stays."""
 
 from __future__ import annotations
 
@@ -19,6 +20,10 @@ class Goal:
 
     def value(self, report: EvalReport) -> float:
         return report.loss if self.name == LOSS else report.metrics[self.name]
+
+    def loss_of(self, report: EvalReport) -> float | None:
+        """What decides a tie: the evaluation loss beside a metric; None where it is the value itself, or not finite."""
+        return report.loss if self.name != LOSS and math.isfinite(report.loss) else None
 
     def gain(self, value: float, best: float | None) -> float:
         """By how much `value` is better than the best so far; infinite for the first, NaN or negative for no gain."""

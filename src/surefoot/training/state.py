@@ -18,10 +18,16 @@ from surefoot.training.scaling import LossScale
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, by the run's goal."""
+    """The best evaluation so far, by the run's goal. loss: of that evaluation, where the goal is a metric; None where
+    it was not finite, or was not yet written down when the checkpoint was saved. A known one wins a tie against it."""
 
     step: int
     value: float
+    loss: float | None = None
+
+    def loses_tie(self, value: float, loss: float | None) -> bool:
+        """Whether an evaluation with the same value and this loss is the better one."""
+        return value == self.value and loss is not None and (self.loss is None or loss < self.loss)
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,12 @@ class RunState:
         return self.loss_sum / self.loss_weight if self.loss_weight else None
 
     def after_evaluation(self, report: EvalReport, goal: Goal, min_delta: float) -> RunState:
-        """A new best must be better at all; to reset `stale` it must be better by more than min_delta."""
-        value = goal.value(report)
+        """A new best must be better at all, or as good with a lower loss; to reset `stale` it must be better by more
+        than min_delta, which a tie never is."""
+        value, loss = goal.value(report), goal.loss_of(report)
         gain = goal.gain(value, None if self.best is None else self.best.value)
-        best = Best(report.step, value) if gain > 0 else self.best
+        tie_won = self.best is not None and self.best.loses_tie(value, loss)
+        best = Best(report.step, value, loss) if gain > 0 or tie_won else self.best
         return dataclasses.replace(
             self, best=best, evaluated=report.step, stale=0 if gain > max(0.0, min_delta) else self.stale + 1
         )
