@@ -19,8 +19,11 @@ from typing import Any
 from surefoot.dialects.arithmetic import counted, switch
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, number, refused, text
+from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
+from surefoot.dialects.voice import Lines, RunFacts, Voice
 from surefoot.dialects.words import Word, read_flags
 from surefoot.errors import Fault, InputError
 
@@ -341,8 +344,23 @@ def _without_no(text: str) -> str:
 
 
 def banner(translation: Translation) -> list[str]:
-    """What finetune.py prints before it loads the model."""
-    names = [name for name in ROWS if name != "resume_from_checkpoint"]
-    lines = [f"{name}: {translation.given[name]}" for name in names]
-    lines.append(f"resume_from_checkpoint: {translation.given['resume_from_checkpoint'] or False}")
-    return ["Finetuning model with params:", *lines]
+    """What finetune.py prints before it loads the model: every argument, whether given or not."""
+    given = translation.given
+    return ["Finetuning model with params:", *(f"{name}: {given.get(name)}" for name in ROWS)]
+
+
+def _ready(facts: RunFacts) -> Lines:
+    types = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    lines = [f"Model loaded successfully. dtype: {types.get(facts.base, facts.base)}"]
+    if facts.added_rows:
+        lines.append(f"Adding dedicated PAD token: {facts.pad} (id {facts.pad_id})")
+    if facts.config.attention.cudnn == "off" and facts.compute == "bf16":
+        lines.append("Disabled cuDNN SDPA for bf16 stability")
+    return lines
+
+
+def voice(translation: Translation) -> Voice:
+    return Voice(started=lambda: banner(translation), ready=_ready, row=trainer_row)
+
+
+FINETUNE = Tool(name=TOOL, claims_command=claims, from_command=from_command, voice=voice)

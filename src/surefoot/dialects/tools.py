@@ -11,16 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from surefoot.dialects import measuring
+from surefoot.dialects.axolotl import AXOLOTL
+from surefoot.dialects.finetune import FINETUNE
 from surefoot.dialects.launch import Options, read_command
 from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
+from surefoot.dialects.script import SCRIPT
 from surefoot.dialects.tool import Tool
+from surefoot.dialects.torchtune import TORCHTUNE
+from surefoot.dialects.train_sft import TRAIN_SFT
 from surefoot.dialects.translation import Translation
+from surefoot.dialects.trl import TRL
 from surefoot.dialects.voice import SILENT, Voice
 from surefoot.errors import Fault, InputError
 
 
 def tools() -> tuple[Tool, ...]:
-    return (LLAMAFACTORY,)
+    return (LLAMAFACTORY, *measuring.TOOLS)
 
 
 def translate_command(words: Sequence[str], options: Options) -> Translation:

@@ -16,6 +16,7 @@ from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.finetune import module_names, resume_argument
 from surefoot.dialects.launch import Command, Options
 from surefoot.dialects.rows import Refusal, Row, carried, joint, number, text, whole
+from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.words import read_flags
 from surefoot.errors import Fault, InputError
@@ -119,3 +120,6 @@ def from_command(command: Command, options: Options) -> Translation:
 
 def claims(command: Command) -> bool:
     return command.name == "train_sft.py"
+
+
+TRAIN_SFT = Tool(name=TOOL, claims_command=claims, from_command=from_command)

@@ -18,9 +18,12 @@ from surefoot.dialects import trainer
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.finetune import module_names, set_default_targets
 from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth
+from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
-from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs
+from surefoot.dialects.voice import Voice
+from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
 
 NAME = "TRL"
@@ -305,7 +308,8 @@ def claims_command(command: Command) -> bool:
     return command.name in ("trl", "sft.py", "trl.scripts.sft")
 
 
-def claims_keys(keys: frozenset[str]) -> bool:
+def claims_file(path: str, text: str) -> bool:
+    keys = top_keys(path, text)
     return "model_name_or_path" in keys and bool(keys & {"dataset_name", "datasets"}) and "dataset" not in keys
 
 
@@ -354,3 +358,6 @@ def _translate(words: Sequence[Word], options: Options, command: Command) -> Tra
     settings = {"allow_unknown": options.allow_unknown, "environment": command.environment, "facts": command.facts}
     draft = Draft(dialect(options.read), words, **settings)
     return draft.finish("train", environment=draft.environment)
+
+
+TRL = Tool(NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: Voice(row=trainer_row))

@@ -53,6 +53,16 @@ def parse_document(text: str, path: str) -> Document:
     return document
 
 
+def top_keys(path: str, text: str) -> frozenset[str]:
+    """By which a tool knows its file; none where the file is no YAML or JSON."""
+    if not path.lower().endswith((".yaml", ".yml", ".json")):
+        return frozenset()
+    try:
+        return frozenset(parse_document(text, path).data)
+    except InputError:
+        return frozenset()
+
+
 def read_pairs(arguments: Sequence[str]) -> list[Word]:
     """`key=value` words, as OmegaConf takes them behind a file. Raises InputError for any other word."""
     words: list[Word] = []

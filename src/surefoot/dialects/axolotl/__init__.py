@@ -12,8 +12,9 @@ from surefoot.dialects.axolotl.rows import ALIASES, ROWS
 from surefoot.dialects.axolotl.rules import RULES
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
-from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs
+from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
 
 TOOL = "Axolotl"
@@ -31,7 +32,8 @@ def claims_command(command: Command) -> bool:
     return command.name == "axolotl" or (command.name in _SCRIPTS and first.endswith((".yml", ".yaml")))
 
 
-def claims_keys(keys: frozenset[str]) -> bool:
+def claims_file(path: str, text: str) -> bool:
+    keys = top_keys(path, text)
     return "base_model" in keys and bool(keys & {"datasets", "pretraining_dataset", "sequence_len", "micro_batch_size"})
 
 
@@ -55,3 +57,6 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 
 def _translate(words: Sequence[Word], options: Options) -> Translation:
     return Draft(_DIALECT, words, allow_unknown=options.allow_unknown).finish("train")
+
+
+AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file)

@@ -17,10 +17,13 @@ from typing import Any
 from surefoot.dialects import trainer, trl
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text
 from surefoot.dialects.script.data import Found, trace
 from surefoot.dialects.script.literals import Script, Unread
+from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Note, Translation
+from surefoot.dialects.voice import Voice
 from surefoot.dialects.words import Word
 from surefoot.errors import Fault, InputError
 
@@ -361,3 +364,8 @@ def _precision_rule(reader: _Reader) -> Any:
 
 def _short(source: dict[str, Any]) -> Any:
     return source["path"] if source.keys() == {"path"} else source
+
+
+SCRIPT = Tool(
+    NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: Voice(row=trainer_row)
+)
