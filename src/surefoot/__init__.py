@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefoot.config.load import load_config as load_config
     from surefoot.evaluate.answers import Answered as Answered
+    from surefoot.models.bos import install_bos_scaling as install_bos_scaling
     from surefoot.objectives.base import LossSum as LossSum
     from surefoot.objectives.sft import supervised_logits as supervised_logits
     from surefoot.stages.api import TrainResult as TrainResult
@@ -29,6 +30,7 @@ _PUBLIC = {  # public name -> the module that defines it
     "LossSum": "surefoot.objectives.base",
     "supervised_logits": "surefoot.objectives.sft",
     "Answered": "surefoot.evaluate.answers",
+    "install_bos_scaling": "surefoot.models.bos",
 }
 
 

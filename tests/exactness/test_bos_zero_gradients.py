@@ -22,13 +22,13 @@ from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.forward import causal_model
 
 DEPTHS = (32, 48)
-# Gradients of 32 layers in fp32, against float64: rounding that every layer passes on. Measured 2e-6.
+# Gradients of 32 layers in fp32, against float64: rounding that every layer passes on. Measured 1e-6 and 4e-6.
 FP32 = 2e-5
 # The same in bf16, whose 8 bits of mantissa every layer loses again: measured 0.08 and 0.11. That none of it comes from
 # the cut is shown where the plain gradient is finite: there both are the same to the last bit.
 BF16 = 0.2
-# What leaving out a part of the gradient that is not zero does to it at the least (measured 0.02 to 0.3).
-TELLING = 1e-2
+# What leaving out a part of the gradient that is not zero does to it at the least (measured 0.3 to 1.0).
+TELLING = 0.1
 IDS = torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(1))
 
 

@@ -43,6 +43,10 @@ def with_added_row(plan):
     return dataclasses.replace(plan, tokenizer=tokens)
 
 
+def with_scaled_bos(plan, scale=0.1):
+    return dataclasses.replace(plan, tokenizer=dataclasses.replace(plan.tokenizer, bos_scale=choice(scale)))
+
+
 def full_plan():
     return run_plan(trainable=30_000, parameters=30_000)
 
@@ -72,6 +76,7 @@ CASES = {
     "adapter of a local model": make_facts(base="/home/me/models/base/", base_is_hub_id=False, base_revision=None),
     "full": make_facts(plan=full_plan(), base_revision=None),
     "added row": make_facts(plan=with_added_row(make_facts().plan)),
+    "scaled BOS": make_facts(plan=with_scaled_bos(make_facts().plan)),
     "no figures": make_facts(results={}, plots=(), data=(), versions={}),
 }
 
@@ -130,6 +135,16 @@ def test_empty_sections_are_left_out():
     assert "## Data" not in card
     assert "## Results" not in card
     assert "## Training" in card
+
+
+def test_a_scaled_bos_is_told_with_the_line_that_applies_it():
+    card = model_card(CASES["scaled BOS"])
+    assert "**multiplied by 0.1** (`bos_zero_config.json`)" in card
+    assert "| first embedding times | 0.1 |" in card
+    for plan in (make_facts().plan, full_plan()):
+        assert "surefoot.install_bos_scaling(model, 0.0)\n" in usage_code(make_facts(plan=with_scaled_bos(plan, 0.0)))
+    assert "bos" not in usage_code(make_facts())  # twin: without a factor nothing is said
+    assert "multiplied" not in model_card(make_facts())
 
 
 def test_a_local_base_is_named_without_its_folder():

@@ -134,6 +134,14 @@ def _usage_notes(facts: CardFacts) -> str:
         notes += "The base model is not on a hub: put its folder in place of the name below.\n\n"
     if isinstance(find_row(facts.plan.tokenizer.template.value), Prompt) and facts.prompt is None:
         notes += "A prompt's input (context) goes into the field `input` of its message, beside `content`.\n\n"
+    scale = facts.plan.tokenizer.bos_scale.value
+    if scale != 1:
+        notes += (
+            "This model was trained with the embedding of the first token of every sequence "
+            f"**multiplied by {scale:g}** (`bos_zero_config.json`). transformers and PEFT do not apply that when they "
+            "load it: what then answers is not what was trained, and nothing says so. `surefoot generate` and "
+            "`surefoot chat` apply it, and so does the line below that begins with `surefoot`.\n\n"
+        )
     if facts.plan.tokenizer.added_rows and facts.plan.adapter:
         count = facts.plan.tokenizer.added_rows
         rows = "1 row was" if count == 1 else f"{count} rows were"
@@ -144,17 +152,23 @@ def _usage_notes(facts: CardFacts) -> str:
 def _loading_lines(facts: CardFacts) -> list[str]:
     folder = 'folder = "."  # this folder, or the hub id it was published under'
     tokenizer = "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    scale = facts.plan.tokenizer.bos_scale.value
+    scaling = [] if scale == 1 else [f"surefoot.install_bos_scaling(model, {scale!r})"]
+    own = [] if scale == 1 else ["import surefoot"]
     if facts.plan.adapter is None:
         return [
+            *own,
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
             folder,
             tokenizer,
             "model = AutoModelForCausalLM.from_pretrained(folder)",
+            *scaling,
         ]
     tokens = facts.plan.tokenizer
     resize = [f"model.resize_token_embeddings({tokens.pad_id + 1})"] if tokens.added_rows else []
     revision = f", revision={facts.base_revision!r}" if facts.base_revision else ""
     return [
+        *own,
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
         f"base = {base_name(facts)!r}",
@@ -163,6 +177,7 @@ def _loading_lines(facts: CardFacts) -> list[str]:
         f"model = AutoModelForCausalLM.from_pretrained(base{revision})",
         *resize,
         "model = PeftModel.from_pretrained(model, folder)",
+        *scaling,
     ]
 
 
@@ -195,6 +210,7 @@ def _plan_table(plan: RunPlan) -> str:
         ("attention", plan.attention.implementation),
         ("padding token", plan.tokenizer.pad_token),
         ("BOS prepended", plan.tokenizer.bos),
+        *([("first embedding times", plan.tokenizer.bos_scale)] if plan.tokenizer.bos_scale.value != 1 else []),
         ("template", plan.tokenizer.template),
         ("examples per optimizer step", plan.batch.size),
         ("gradient checkpointing", plan.memory.gradient_checkpointing),
