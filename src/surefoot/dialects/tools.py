@@ -27,7 +27,8 @@ from surefoot.errors import Fault, InputError
 
 
 def tools() -> tuple[Tool, ...]:
-    return (LLAMAFACTORY, *measuring.TOOLS)
+    """Any other script comes last."""
+    return (LLAMAFACTORY, *measuring.TOOLS, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
 
 
 def translate_command(words: Sequence[str], options: Options) -> Translation:
