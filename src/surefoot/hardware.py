@@ -208,6 +208,16 @@ def refuse_telemetry() -> None:
         os.environ.setdefault(name, value)
 
 
+def mlflow_store() -> str | None:
+    """The store of runs that the environment names for MLflow."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def allow_mlflow_files() -> None:
+    """Let MLflow write into a folder of files in this process, unless the environment says otherwise already."""
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
 @dataclass(frozen=True)
 class TerminalWishes:
     """What the environment asks of programs that print. dumb: the terminal understands no escape codes."""

@@ -18,6 +18,7 @@ import pytest
 
 from surefoot import hardware
 from surefoot.errors import EnvironmentFault
+from surefoot.libraries import is_installed
 from surefoot.report.trackers import adapters, fan_out
 from surefoot.report.trackers.adapters import FOLDER, make_trackers, require_trackers
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, flat_config, numbers_of
@@ -162,6 +163,49 @@ def test_mlflow_reads_it_back_and_goes_on(facts: RunFacts, monkeypatch: pytest.M
     data = client.get_run(ids["mlflow"])
     assert data.data.params["optim.lr"] == "0.0001"
     assert (data.info.status, data.info.run_name) == ("FINISHED", "heron")
+
+
+def check_mlflow_without_a_store_named(facts: RunFacts, monkeypatch: pytest.MonkeyPatch, *, database: bool) -> None:
+    """What `pip install surefoot[track]` brings, with no word of the environment. Its files are read as they lie."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(facts.run)
+    monkeypatch.setattr(adapters, "is_installed", lambda name: database or name != "sqlalchemy")
+    ids = run("mlflow", facts, ROWS)
+    (loss,) = facts.run.glob(f"mlruns/*/{ids['mlflow']}/metrics/train/loss")
+    found = [line.split() for line in loss.read_text().splitlines()]
+    assert [(int(step), float(value)) for _, value, step in found] == [(1, 1.5), (3, 1.25)]
+    assert (loss.parents[2] / "params" / "optim.lr").read_text() == "0.0001"
+
+
+def test_mlflow_skinny_writes_into_a_folder_where_nothing_names_a_store(
+    facts: RunFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_mlflow_without_a_store_named(facts, monkeypatch, database=False)
+
+
+def test_twin_left_to_its_default_it_cannot_start(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_installed("sqlalchemy"):
+        pytest.skip("the whole of MLflow is installed here, and its default works")
+    with pytest.raises(AssertionError, match="UnsupportedModelRegistryStoreURI"):
+        check_mlflow_without_a_store_named(facts, monkeypatch, database=True)
+
+
+@pytest.mark.parametrize("store", ["sqlite:///runs.db", "postgresql+psycopg2://me:hunter2@host/runs"])
+def test_a_database_that_mlflow_skinny_cannot_open_is_refused(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setattr(adapters, "is_installed", lambda name: name != "sqlalchemy")
+    with pytest.raises(EnvironmentFault, match=r"MLFLOW_TRACKING_URI: names a (sqlite|postgresql) database") as caught:
+        require_trackers(["mlflow"])
+    assert "hunter2" not in str(caught.value)
+    require_trackers(["tensorboard"])
+    for works in ("http://127.0.0.1:5000", "file:///tmp/runs", "runs"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", works)
+        require_trackers(["mlflow"])
+    monkeypatch.setattr(adapters, "is_installed", lambda name: True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    require_trackers(["mlflow"])
 
 
 TRACKIO = """

@@ -10,8 +10,11 @@ import importlib
 import secrets
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from surefoot import hardware
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.libraries import is_installed
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 FOLDER = "tensorboard"  # in the run folder
+_DATABASES = "sqlalchemy"  # what MLflow opens databases with; mlflow-skinny does not install it
+_DATABASE_KINDS = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 
 
 class TensorBoard:
@@ -91,12 +96,13 @@ class WandB:
 
 
 class MLflow:
-    """A run in the store that MLFLOW_TRACKING_URI names; without it MLflow keeps a database in the working folder."""
+    """A run in the store that MLFLOW_TRACKING_URI names. Without it MLflow keeps a database in the working folder, and
+    mlflow-skinny, which can open none, files."""
 
     def start(self, facts: RunFacts) -> str:
         from mlflow import MlflowClient
 
-        self._client: MlflowClient = MlflowClient()
+        self._client: MlflowClient = MlflowClient(tracking_uri=_mlflow_store())
         experiment = self._client.get_experiment_by_name(facts.project)
         home = experiment.experiment_id if experiment else self._client.create_experiment(facts.project)
         self._id = facts.run_id or self._client.create_run(home, run_name=facts.name).info.run_id
@@ -165,11 +171,33 @@ _ADAPTERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow] | type[Track
 
 
 def require_trackers(names: Iterable[str]) -> None:
-    """Raises EnvironmentFault for every tracker that is asked for and not installed."""
+    """Raises EnvironmentFault for every tracker that is asked for and not installed, or could not open its store."""
+    names = list(names)
     missing = [name for name in names if not is_installed(name)]
-    if missing:
-        fix = f"pip install {' '.join(missing)}, or leave it out of report_to"
-        raise EnvironmentFault([Fault("report_to", f"{name} is not installed", fix) for name in missing])
+    fix = f"pip install {' '.join(missing)}, or leave it out of report_to"
+    faults = [Fault("report_to", f"{name} is not installed", fix) for name in missing]
+    if "mlflow" in names and "mlflow" not in missing and (kind := _unopened_database()):
+        what = f"names a {kind} database, which mlflow-skinny cannot open"
+        faults.append(Fault("MLFLOW_TRACKING_URI", what, "pip install mlflow, or name a server or a file: folder"))
+    if faults:
+        raise EnvironmentFault(faults)
+
+
+def _mlflow_store() -> str | None:
+    """None: what MLflow chooses. A folder of files is what mlflow-skinny has besides servers; MLflow 3 wants to be told
+    that files are meant."""
+    store = hardware.mlflow_store()
+    if store is None and not is_installed(_DATABASES):
+        store = Path("mlruns").absolute().as_uri()
+    if store is not None and urlsplit(store).scheme in {"", "file"}:
+        hardware.allow_mlflow_files()
+    return store
+
+
+def _unopened_database() -> str:
+    """The kind of database that MLFLOW_TRACKING_URI names and MLflow lacks the library for; else empty."""
+    kind = urlsplit(hardware.mlflow_store() or "").scheme.partition("+")[0]
+    return kind if kind in _DATABASE_KINDS and not is_installed(_DATABASES) else ""
 
 
 def make_trackers(names: Iterable[str]) -> dict[str, Tracker]:
