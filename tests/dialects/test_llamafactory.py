@@ -17,7 +17,7 @@ ONE_WAY = {  # what a config with nothing but the required words becomes
     "stage": "sft",
     "model": {"path": "hub/base"},
     "adapter": {"kind": "lora", "rank": 8, "alpha": 16.0, "targets": "all-linear"},
-    "data": {"train": {"path": "data", "name": "identity"}, "template": "llamafactory-llama3", "max_length": 2048},
+    "data": {"train": {"path": "data", "name": "identity"}, "template": "llamafactory-llama3"},
     "gradient_checkpointing": "on",
     "batch": {"size": 8, "micro": 8},
     "optim": {"lr": 5e-5, "schedule": "linear", "warmup": 0.0},
@@ -66,6 +66,7 @@ CASES = {
         {
             "data": {
                 "train": [{"path": "data", "name": "identity"}, {"path": "data", "name": "alpaca_en_demo"}],
+                "max_length": 2048,
                 "max_samples": 1000,
                 "workers": 4,
             },

@@ -61,3 +61,8 @@ def test_the_resume_command():
     text, command = footer.stopped(Path("runs/a"), step=433, total_steps=900, command=resume)
     assert "checkpoint-433" in text
     assert shlex.split(command) == resume
+
+
+def test_the_resume_command_leaves_the_words_of_another_tool_alone():
+    typed = ["surefoot", "run", "--overwrite", "--", "tool", "--overwrite"]
+    assert footer.resume_command(typed) == ["surefoot", "run", "--resume", "--", "tool", "--overwrite"]

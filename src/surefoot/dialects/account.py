@@ -36,7 +36,7 @@ def as_yaml(translation: Translation) -> str:
 
 def heading(translation: Translation) -> list[str]:
     """What it was, how it is run."""
-    environment = " ".join(f"{name}={value}" for name, value in translation.environment.items())
+    environment = " ".join(f"{name}={_safe(name, value)}" for name, value in translation.environment.items())
     words = " ".join(translation.arguments)
     command = f"surefoot {translation.command}{' THIS-FILE' if translation.config else ''} {words}".rstrip()
     return [f"Translated from {translation.tool}. Run with: {environment} {command}".replace(":  ", ": ")]

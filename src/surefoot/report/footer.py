@@ -73,11 +73,13 @@ def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT, texts: bool = False) 
 
 
 def resume_command(typed: Sequence[str]) -> list[str]:
-    """The words that continue a run: what was typed, with --resume in place of --overwrite."""
+    """The words that continue a run: what was typed, with --resume in place of --overwrite. What stands behind `--` is
+    another tool's."""
     if not typed:
         return []
-    kept = [word for word in typed if word not in {"--overwrite", "--resume"}]
-    return [*kept, "--resume"]
+    end = typed.index("--") if "--" in typed else len(typed)
+    kept = [word for word in typed[:end] if word not in {"--overwrite", "--resume"}]
+    return [*kept, "--resume", *typed[end:]]
 
 
 def files_left(run: Path) -> list[str]:

@@ -100,7 +100,7 @@ DATA = (
     joint("eval_dataset", None, ("data.eval",), "names in dataset_dir/dataset_info.json", type=names),
     joint("dataset_dir", "data", ("data.train", "data.eval"), "ONLINE: the names are hub data sets", type=text),
     listed("media_dir", None, _VISION),
-    carried("cutoff_len", 2048, "data.max_length"),
+    joint("cutoff_len", 2048, ("data.max_length",), "2048 is auto's length, too, where a model has as many positions"),
     joint("train_on_prompt", False, ("data.train_on",)),
     joint("mask_history", False, ("data.train_on",)),
     joint("streaming", False, ("data.train",), "hub data sets only"),

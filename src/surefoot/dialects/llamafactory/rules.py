@@ -122,6 +122,8 @@ def _check_thinking(draft: Draft) -> None:
 
 
 def set_learned(draft: Draft) -> None:
+    if draft.given("cutoff_len"):
+        draft.set("data.max_length", draft["cutoff_len"], "cutoff_len")
     whole, last = draft["train_on_prompt"], draft["mask_history"]
     if draft["stage"] == "pt":
         for name in (name for name in ("train_on_prompt", "mask_history") if draft[name]):
