@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import zoo
 from forkserver import ForkServer
 from layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama3_tokenizer
 from surefoot import hardware
@@ -25,6 +26,13 @@ SMOKE = "sft-smoke-cpu.yaml"
 PLANNED = [name for name in NAMES if name != SMOKE]
 ALPACA = [{"instruction": f"Say sky {count} times.", "input": "", "output": "sky " * count} for count in range(1, 13)]
 CHATS = [{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": f"{n}"}]} for n in (1, 2)]
+PHI3_MINI = LLAMA2_7B | {
+    "model_type": "phi3",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "vocab_size": 32064,
+    "sliding_window": 2047,
+}
 TEXTS = [{"text": "A heron stands still until a fish comes near. " * count} for count in range(1, 30)]
 TOOLS = [
     {
@@ -51,7 +59,9 @@ def models(tmp_path_factory):
     }
     for name, path in found.items():
         (path / "config.json").write_text(json.dumps(LLAMA2_7B if "Llama-2" in name else LLAMA31_8B))
-    return found
+    phi3 = zoo.phi3(folder / "phi3")
+    (phi3 / "config.json").write_text(json.dumps(PHI3_MINI))
+    return found | {"microsoft/Phi-3-mini-4k-instruct": phi3}
 
 
 @pytest.fixture
@@ -118,6 +128,20 @@ def test_the_dora_recipe_is_the_run_that_broke_elsewhere(workplace, models):
     assert made.tokenizer.pad_token.value == "<|finetune_right_pad_id|>"
     assert "cudnn" not in made.attention.kernels.value
     assert made.precision.base.value == "bf16"
+
+
+def test_the_bos_recipe_is_the_experiment_as_it_was_published(workplace, models):
+    config = load_config("recipes/sft-phi3-bos-lora.yaml").config
+    made = plan("sft-phi3-bos-lora.yaml", models)
+    assert (made.adapter.rank, made.adapter.alpha, made.adapter.dropout) == (16, 32, 0.1)
+    assert (made.batch.micro.value, made.batch.accumulation) == (2, 4)
+    assert (config.optim.lr, config.optim.schedule, config.optim.warmup) == (5e-4, "cosine", 0)
+    assert (config.log_every, str(config.checkpoint.every), str(config.duration)) == (10, "500 steps", "3 epochs")
+    assert len(made.adapter.targets.value) == 4 * 32
+    assert (made.precision.compute.value, made.tokenizer.bos_scale.value) == ("bf16", 0.1)
+    assert (made.tokenizer.bos.value, made.tokenizer.bos.reason) == (True, "bos.scale 0.1 needs it")
+    other = plan("sft-phi3-bos-lora.yaml", models, "bos.scale=1")  # twin: Phi-3's template puts none there
+    assert (other.tokenizer.bos.value, other.tokenizer.bos_scale.value) == (False, 1.0)
 
 
 def test_what_the_comments_say_of_memory(workplace, models):
