@@ -128,6 +128,8 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
     if reader.faults:
         raise InputError(reader.faults)
     own = {row.name: row for row in (*trl.ROWS.values(), *_ROWS, *(() if reader.is_trl else _PLAIN_TRAINER))}
+    if reader.named_by_trainer:
+        own["dtype"] = trl.ROWS["dtype"]  # SFTTrainer loads a model in fp32, from_pretrained as it was saved
     rules = (_data_rule(reader), trl.set_model, trl.set_adapter, _precision_rule(reader), *_SHARED, *trainer.RULES)
     draft = Draft(
         Dialect(NAME, own, rules, trl.ALIASES),
@@ -153,7 +155,7 @@ class _Reader:
         self.faults: list[Fault] = []
         self.train: Found | None = None
         self.evaluation: Found | None = None
-        self.is_trl = False
+        self.is_trl = self.named_by_trainer = False
         self.undecided: set[str] = set()
 
     def read(self) -> None:
@@ -230,6 +232,7 @@ class _Reader:
         given = trained.args[0] if given is None and trained.args else given
         if given is not None and isinstance(held := self.script.value(given), str):
             self._add("model_name_or_path", held, self.script.where(given), "model")
+            self.named_by_trainer = True
             return
         if not loads:
             what = "no AutoModelForCausalLM.from_pretrained: what is trained is not known"
