@@ -20,6 +20,17 @@ from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
 REQUIRED = {"stage": "sft", "model": "models/base", "data": {"train": "data/alpaca.json"}, "output": "runs/new"}
+THEIRS = {  # a config of LLaMA-Factory
+    "model_name_or_path": "models/base",
+    "stage": "sft",
+    "do_train": True,
+    "dataset_dir": "examples",
+    "dataset": "sky",
+    "cutoff_len": 64,
+    "lora_rank": 2,
+    "max_steps": 2,
+    "output_dir": "runs/theirs",
+}
 # Data that configs name and no command of the pages reads.
 ELSEWHERE = (
     "train.csv",
@@ -61,6 +72,10 @@ def furnish(folder: Path) -> None:
         (folder / "data" / name).touch()
     (folder / "prompts.txt").write_text("Name a bird.\n")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
+    (folder / "examples").mkdir()
+    (folder / "examples" / "dataset_info.json").write_text('{"sky": {"file_name": "sky.json"}}')
+    (folder / "examples" / "sky.json").write_text(json.dumps(ROWS))
+    (folder / "examples" / "lora_sft.yaml").write_text(yaml.safe_dump(THEIRS))
     adapter = {"kind": "lora", "rank": 4}
     for name in ("my-run.yaml", "run.yaml", "runs/my-run/config.yaml"):
         (folder / name).write_text(yaml.safe_dump(REQUIRED | {"adapter": adapter}))

@@ -1,0 +1,48 @@
+"""docs/dialects.md says what the rows say. Run as a program, it prints the tables that belong there."""
+
+from __future__ import annotations
+
+import pytest
+
+from pages import ROOT
+from surefoot.config.dump import shown
+from surefoot.dialects.llamafactory.rows import GROUPS
+from surefoot.dialects.llamafactory.templates import NAMES, SAME, writes_bos
+from surefoot.dialects.rows import Row
+
+PAGE = ROOT / "docs" / "dialects.md"
+
+
+def table(rows: tuple[Row, ...]) -> str:
+    lines = ["| setting | its default | here | remark |", "|---|---|---|---|"]
+    for row in rows:
+        default = f"`{shown(row.default)}`" if row.default is not None else "none"
+        keys = ", ".join(f"`{key}`" for key in row.keys)
+        here = {"listed": "no counterpart", "refused": "refused"}.get(row.kind, keys or "see the remark")
+        remark = "; ".join(part for part in (row.about, row.fix) if part).replace("|", "\\|")
+        lines.append(f"| `{row.name}` | {default} | {here} | {remark} |")
+    return "\n".join(lines)
+
+
+def templates() -> str:
+    lines = ["| its template | here | begins with BOS |", "|---|---|---|"]
+    lines += [f"| `{name}` | `{SAME[name].name}` | {'yes' if writes_bos(name) else 'no'} |" for name in SAME]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_stands_on_the_page(group):
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"\n### {group}\n\n{table(GROUPS[group])}\n" in page
+
+
+def test_templates():
+    page = PAGE.read_text(encoding="utf-8")
+    assert templates() in page
+    assert f"of its {len(NAMES)} names" in page
+
+
+if __name__ == "__main__":
+    print(templates())
+    for group, rows in GROUPS.items():
+        print(f"\n### {group}\n\n{table(rows)}")
