@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,9 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 
     Merged in fp32 and compared with what was trained before anything is published; export.json holds the proof.
     """
+    from surefoot.stages.export_place import check_out
+
+    check_out(out, options["overwrite"])
     for adapter in adapters or (None,):
         check_models(model, adapter)
 
@@ -85,3 +89,5 @@ def _tell(exported: Exported) -> None:
     for name, file in record["outputs"].items():
         click.echo(f"  {name:<{width}}  {size_text(file['size']):>9}")
     click.echo(f"  {'export.json':<{width}}")
+    if "tensors" in record:
+        click.echo(f"\nnext:\n  surefoot chat {shlex.quote(str(exported.folder))}")

@@ -18,7 +18,6 @@ from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.models.agreement import Agreement
 from surefoot.planning.plan import DType
 
-CERTIFICATE = "export.json"
 FORMAT = 1
 
 # Shares of the largest logit. Measured on ten families with LoRA and DoRA, and on 32 layers of 64 and 256 channels
@@ -68,11 +67,6 @@ def check_record(agreement: Agreement, limit: float) -> dict[str, Any]:
         "top1_agreement": found["top1"],
         "positions": found["positions"],
     }
-
-
-def is_export(folder: Path) -> bool:
-    """Whether surefoot export wrote it."""
-    return (folder / CERTIFICATE).is_file()
 
 
 def _within(share: float, limit: float) -> bool:

@@ -30,11 +30,9 @@ from surefoot.models.saved_adapter import open_adapter
 from surefoot.models.vocabulary import is_tied, resize_vocabulary
 from surefoot.planning.plan import DType
 from surefoot.stages.certificate import (
-    CERTIFICATE,
     MERGED_LIMIT,
     RELOADED_LIMIT,
     check_record,
-    is_export,
     require_merged,
     require_reloaded,
 )
@@ -42,6 +40,7 @@ from surefoot.stages.export_adapter import copy_adapter
 from surefoot.stages.export_files import copy_tokenizer, input_record, write_certificate, write_guides
 from surefoot.stages.export_gguf import add_gguf, require_gguf_package
 from surefoot.stages.export_parts import ExportParts, find_export_parts
+from surefoot.stages.export_place import check_out
 from surefoot.stages.export_prompts import PromptSet, choose_prompts
 
 _SPARE = 1.05  # of the weights' bytes: what the disk must have free, tokenizer and headers included
@@ -137,22 +136,6 @@ def export_model(
         cautions += write_guides(parts, staging, record, name=out.name, modelfile=modelfile)
         write_certificate(staging, record, input_record(parts))
     return Exported(out, record, tuple(cautions))
-
-
-def check_out(out: Path, overwrite: bool) -> None:
-    """Raises InputError where `out` holds anything but an export that may be replaced. Needs no torch."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise InputError(Fault(str(out), "is a file", "choose another folder with --out"))
-    if not any(out.iterdir()):
-        return
-    if not is_export(out):
-        raise InputError(
-            Fault(str(out), f"is not empty and no export: it has no {CERTIFICATE}", "choose another --out")
-        )
-    if not overwrite:
-        raise InputError(Fault(str(out), "holds an export already", "choose another --out, or give --overwrite"))
 
 
 def _merged(

@@ -12,8 +12,9 @@ from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.export_card import ExportFacts, export_card
 from surefoot.report.modelfile import Served, modelfile_text
-from surefoot.stages.certificate import CERTIFICATE, FORMAT, hashes
+from surefoot.stages.certificate import FORMAT, hashes
 from surefoot.stages.export_parts import ExportParts
+from surefoot.stages.export_place import CERTIFICATE
 from surefoot.stages.served_template import served_row
 
 TOKENIZER_FILES = (
