@@ -40,6 +40,7 @@ _ROWS = {"published": 8, "fast": 16}
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the files.  [default: experiment; fast: experiment-fast]",
 )
+@click.option("--model-label", help="What files and rows call MODEL under an adapter.")
 @click.option("--label", help="What files and rows call the adapter, or a model without one.")
 @click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
 @click.option("--overwrite", is_flag=True, help="Start anew where answers are there already.")
@@ -54,6 +55,7 @@ def commonsense(
     batch_size: int | None,
     max_samples: int | None,
     out: Path | None,
+    model_label: str | None,
     label: str | None,
     only: str | None,
     overwrite: bool,
@@ -95,7 +97,7 @@ def commonsense(
         rows=batch_size or _ROWS[mode],
         max_samples=max_samples,
         template=template,
-        names=(label, None) if whole else (None, label),
+        names=(model_label or label, None) if whole else (model_label, label),
         overwrite=overwrite,
         only=only,  # pyright: ignore[reportArgumentType]
     )

@@ -51,6 +51,23 @@ def log_likelihoods(
     return _with_tails(model, begun, tails, mask, cache, pad_id)
 
 
+@torch.no_grad()
+def continuation_scores(
+    model: nn.Module, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_id: int
+) -> list[tuple[float, bool]]:
+    """For each (prompt, continuation) the log likelihood of the continuation, in nats, and whether each of its tokens
+    is the model's first choice. Token ids, at least one each. One forward pass; the model is in eval mode."""
+    device = next(model.parameters()).device
+    ids, mask = left_padded([[*prompt, *continuation[:-1]] for prompt, continuation in pairs], pad_id, device)
+    logits = _last_logits(model, ids, mask, [len(continuation) for _, continuation in pairs], None)
+    scores = []
+    for row, (_, continuation) in zip(logits, pairs, strict=True):
+        tokens = torch.tensor(list(continuation), device=device)
+        likely = row.log_softmax(dim=-1).gather(1, tokens[:, None])
+        scores.append((float(likely.double().sum()), bool((row.argmax(dim=-1) == tokens).all())))
+    return scores
+
+
 def _shared(options: Sequence[Sequence[int]]) -> int:
     """How many first tokens all options have in common; each keeps at least one of its own."""
     alike = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, zip(*options, strict=False))

@@ -26,12 +26,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """cells: by the heading of their column. average: over these columns. measured: here, not published. group: what
-    the picture gives one colour."""
+    """cells: by the heading of their column. average: over these columns, None where it means nothing. measured: here,
+    not published. group: what the picture gives one colour."""
 
     name: str
     cells: Mapping[str, Cell]
-    average: Cell
+    average: Cell | None
     measured: bool
     group: str = ""
 
@@ -40,12 +40,16 @@ def score_table(rows: Sequence[ScoreRow], headings: Sequence[str]) -> Table:
     """Per cent; of what was measured, the standard error and the counts below."""
     table = Table(box=None, pad_edge=False)
     table.add_column("accuracy in %")
-    for heading in (*headings, "avg" if len(headings) == 8 else f"avg of {len(headings)}"):
+    averaged = all(row.average is not None for row in rows)
+    for heading in (*headings, *(["avg" if len(headings) == 8 else f"avg of {len(headings)}"] if averaged else [])):
         table.add_column(heading, justify="right")
     for row in rows:
-        cells = [row.cells[heading] for heading in headings]
-        table.add_row(row.name, *(_text(cell) for cell in (*cells, row.average)), style="bold" if row.measured else "")
+        table.add_row(row.name, *map(_text, _cells(row, headings)), style="bold" if row.measured else "")
     return table
+
+
+def _cells(row: ScoreRow, headings: Sequence[str]) -> list[Cell]:
+    return [*(row.cells[heading] for heading in headings), *([] if row.average is None else [row.average])]
 
 
 def _text(cell: Cell) -> str:
@@ -57,16 +61,16 @@ def _text(cell: Cell) -> str:
 
 def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mapping[str, float], title: str) -> Figure:
     """Bars for what was measured, with one standard error; points for what was published, one shade for each group;
-    a dashed line where guessing would be."""
+    a dotted line where guessing would be, by heading."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    columns = [*headings, "average"]
+    columns = [*headings, *(["average"] if rows[0].average is not None else [])]
     measured, published = [row for row in rows if row.measured], [row for row in rows if not row.measured]
     width = 0.55 / len(measured)
     for place, row in enumerate(measured):
-        cells = [*(row.cells[heading] for heading in headings), row.average]
+        cells = _cells(row, headings)
         left = [column - 0.42 + width * (place + 0.5) for column in range(len(columns))]
         axes.bar(
             left,
@@ -85,14 +89,15 @@ def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mappi
         points = [
             (column + shift, 100 * cell.accuracy)
             for row in of_group
-            for column, cell in enumerate([*(row.cells[heading] for heading in headings), row.average])
+            for column, cell in enumerate(_cells(row, headings))
         ]
         x, y = zip(*points, strict=True)
         axes.plot(x, y, marker, color=colour, ms=4.5, alpha=0.75, mec="none", label=f"published, {group}")
     for column, heading in enumerate(headings):
-        floor = 100 * chance[heading]
-        axes.hlines(floor, column - 0.45, column + 0.45, color="black", linestyle=":", linewidth=1)
-    axes.plot([], [], ":", color="black", linewidth=1, label="guessing")
+        if (floor := chance.get(heading)) is not None:
+            axes.hlines(100 * floor, column - 0.45, column + 0.45, color="black", linestyle=":", linewidth=1)
+    if chance:
+        axes.plot([], [], ":", color="black", linewidth=1, label="guessing")
     axes.set_xticks(range(len(columns)), columns)
     axes.set_ylim(0, 100)
     axes.set_ylabel("accuracy (%)")

@@ -1,0 +1,88 @@
+"""`surefoot evaluate harness`: tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from surefoot.cli.answering import check_models, introduce, model_options
+
+
+@click.command()
+@model_options
+@click.option("--tasks", required=True, help="Names of tasks, with commas between them.")
+@click.option(
+    "--include-path",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder of task YAML files of your own. Python files that they name are run.",
+)
+@click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.  [default: the task's]")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many documents of each task.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences at once.")
+@click.option("--apply-chat-template", is_flag=True, help="Ask through the tokenizer's chat template.")
+@click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write harness.json and .png here.")
+def harness(
+    model: str,
+    adapter: str | None,
+    tasks: str,
+    include_path: Path | None,
+    num_fewshot: int | None,
+    limit: int | None,
+    batch_size: int,
+    apply_chat_template: bool,
+    only: str | None,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Tasks of lm-evaluation-harness on MODEL, its own or those of a folder.
+
+    Needs the extra `eval`: pip install 'surefoot[eval]'. With data on this machine it runs offline.
+    """
+    from surefoot.stages.harness_needs import require_harness
+
+    check_models(model, adapter)
+    require_harness()
+
+    import json
+    import sys
+
+    from surefoot import durable, hardware
+    from surefoot.report.console import open_console
+    from surefoot.report.harness_table import harness_table
+    from surefoot.report.plots import png
+    from surefoot.report.score_table import draw_scores
+    from surefoot.stages.harness import HarnessRequest, metrics_of, run_harness, share_rows
+    from surefoot.stages.open_model import open_for_use
+
+    if out is not None:
+        durable.require_writable(out)
+    opened = open_for_use(model, adapter)
+    introduce(opened, template=False)
+    names = tuple(name.strip() for name in tasks.split(",") if name.strip())
+    asked = HarnessRequest(
+        names,
+        include_path,
+        limit,
+        num_fewshot,
+        batch_size,
+        apply_chat_template,
+        only,  # pyright: ignore[reportArgumentType]
+    )
+    found = run_harness(opened, asked)
+    as_plain = {"model": model, "adapter": adapter, "opened": opened.described, "limit": limit, "sides": found}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        durable.write_text(out / "harness.json", json.dumps(as_plain, indent=2, ensure_ascii=False, default=str) + "\n")
+        rows, shares = share_rows(found)
+        if shares:
+            durable.write_bytes(out / "harness.png", png(draw_scores(rows, shares, {}, "lm-evaluation-harness")))
+    if as_json:
+        click.echo(json.dumps(as_plain, indent=2, ensure_ascii=False, default=str))
+        return
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    if limit is not None:
+        console.say(f"caution: the first {limit} documents of each task alone")
+    console.show(harness_table({side: metrics_of(one) for side, one in found.items()}))

@@ -1,0 +1,13 @@
+"""Whether the harness can be called at all. Apart from it, because this needs no torch."""
+
+from __future__ import annotations
+
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.libraries import is_installed
+
+
+def require_harness() -> None:
+    """EnvironmentFault where lm-eval is not installed."""
+    if not is_installed("lm_eval"):
+        fix = "pip install 'surefoot[eval]'"
+        raise EnvironmentFault(Fault("surefoot evaluate harness", "needs the package lm-eval, which is missing", fix))

@@ -1,0 +1,187 @@
+"""lm-evaluation-harness on an opened model: against its own model class, and what goes wrong.
+
+lm-eval brings some 400 MB (scipy, scikit-learn, pandas …), so it is no part of the development set-up:
+`pip install -c constraints.txt lm-eval`, then these run.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from surefoot.cli.main import main
+from surefoot.errors import InputError
+from surefoot.libraries import is_installed
+from surefoot.models.forward import causal_model
+from surefoot.report.score_table import Cell
+from surefoot.stages.harness import HarnessRequest, check_tasks, metrics_of, run_harness, share_rows
+from surefoot.stages.open_model import open_for_use
+from zoo import ZOO
+
+needs_harness = pytest.mark.skipif(not is_installed("lm_eval"), reason="the extra `eval` (lm-eval) is not installed")
+ROUNDING = 1e-4  # nats and ratios; fp32 sums in batches of other shapes
+
+CHOICE = """task: sums_choice
+output_type: multiple_choice
+doc_to_text: "Question: {{q}}\\nAnswer:"
+doc_to_choice: choices
+doc_to_target: gold
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+WRITTEN = """task: sums_written
+output_type: generate_until
+doc_to_text: "Question: {{q}}\\nAnswer:"
+doc_to_target: a
+generation_kwargs: {until: ["t"], max_gen_toks: 6, do_sample: false}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+TEXT = """task: sums_text
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{q}} {{a}}"
+metric_list: [{metric: word_perplexity}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    """A folder of tasks with their data beside them: no network."""
+    folder = tmp_path_factory.mktemp("tasks")
+    sums = [(a, b) for a in range(4) for b in range(2)]
+    rows = [
+        {"q": f"What is {a} plus {b}?", "choices": [str(a + b), str(a + b + 1)], "gold": 0, "a": str(a + b)}
+        for a, b in sums
+    ]
+    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder}/sums.jsonl}}}}\ntest_split: test\n"
+    for name, text in (("choice", CHOICE), ("written", WRITTEN), ("text", TEXT)):
+        (folder / f"{name}.yaml").write_text(text + source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return ZOO["llama3"](tmp_path_factory.mktemp("zoo") / "llama3")
+
+
+REQUESTS = [("What is 1 plus 2? Answer:", " 3"), ("A heron is", " a bird of some size"), ("", "a fish"), ("One", " 4")]
+
+
+def asked(*arguments) -> list[SimpleNamespace]:
+    return [SimpleNamespace(args=one) for one in arguments]
+
+
+@needs_harness
+def test_answers_are_those_of_the_harness_own_model(model):
+    from lm_eval.models.huggingface import HFLM
+
+    from surefoot.stages.harness_model import SurefootLM
+
+    opened = open_for_use(str(model))
+    ours = SurefootLM(opened, rows=3)
+    theirs = HFLM(pretrained=causal_model(opened.model), tokenizer=opened.tokenizer, batch_size=1)
+    for (mine, my_greedy), (other, greedy) in zip(
+        ours.loglikelihood(asked(*REQUESTS)), theirs.loglikelihood(asked(*REQUESTS)), strict=True
+    ):
+        assert abs(mine - other) < ROUNDING
+        assert my_greedy == greedy
+    texts = asked(("What is a heron? " * 80,), ("A trout.",))  # the first is longer than the model's positions
+    assert len(ours.tok_encode(texts[0].args[0])) > opened.positions
+    rolling = zip(ours.loglikelihood_rolling(texts), theirs.loglikelihood_rolling(texts), strict=True)
+    assert all(abs(mine - other) < ROUNDING * 10 for mine, other in rolling)
+    settings = {"until": ["e", "\n\n"], "max_gen_toks": 8, "do_sample": False}
+    prompts = asked(*((context, dict(settings)) for context, _ in REQUESTS if context))
+    assert ours.generate_until(prompts) == theirs.generate_until(prompts)
+
+
+@needs_harness
+def test_twin_another_model_scores_otherwise(model, tmp_path):
+    from surefoot.stages.harness_model import SurefootLM
+
+    first = SurefootLM(open_for_use(str(model)), rows=2).loglikelihood(asked(*REQUESTS))
+    other = SurefootLM(open_for_use(str(ZOO["llama3"](tmp_path / "other", seed=1))), rows=2)
+    assert all(abs(a[0] - b[0]) > ROUNDING for a, b in zip(first, other.loglikelihood(asked(*REQUESTS)), strict=True))
+
+
+@needs_harness
+def test_tasks_of_a_folder_run_offline(model, tasks, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    names = "sums_choice,sums_written,sums_text"
+    result = CliRunner().invoke(
+        main,
+        ["evaluate", "harness", str(model), "--tasks", names, "--include-path", str(tasks), "--out", str(tmp_path)],
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "sums_choice acc" in result.stdout
+    found = json.loads((tmp_path / "harness.json").read_text())["sides"]["model"]
+    assert set(found["results"]) == set(names.split(","))
+    assert (tmp_path / "harness.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_harness
+def test_a_task_without_its_data_is_one_line(model, tasks, tmp_path):
+    (tmp_path / "lost.yaml").write_text(
+        CHOICE.replace("sums_choice", "lost")
+        + "dataset_path: json\ndataset_kwargs: {data_files: {test: nowhere.jsonl}}\ntest_split: test\n"
+    )
+    result = CliRunner().invoke(
+        main, ["evaluate", "harness", str(model), "--tasks", "lost", "--include-path", str(tmp_path)]
+    )
+    assert result.exit_code == 3
+    assert "error: task lost: cannot be loaded:" in result.stderr.splitlines()[-1]
+
+
+@needs_harness
+def test_what_decoding_does_not_have_is_refused():
+    from surefoot.stages.harness_model import _settings
+
+    with pytest.raises(InputError, match="generation_kwargs ask for top_k"):
+        _settings({"until": ["\n"], "top_k": 5})
+    assert _settings({"until": "x", "max_new_tokens": 3, "temperature": 0.7})["temperature"] == 0  # not sampled
+    assert _settings({"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.0})["temperature"] == 0.7
+
+
+@pytest.mark.skipif(is_installed("lm_eval"), reason="lm-eval is installed here")
+def test_a_missing_package_is_one_line(model):
+    result = CliRunner().invoke(main, ["evaluate", "harness", str(model), "--tasks", "arc_easy"])
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: surefoot evaluate harness: needs the package lm-eval, which is missing; pip install 'surefoot[eval]'\n"
+    )
+
+
+def test_an_unknown_task_is_one_line():
+    with pytest.raises(InputError, match="there is no task 'arc-eazy'; did you mean arc_easy"):
+        check_tasks(["arc-eazy"], ["arc_easy", "piqa"])
+    with pytest.raises(InputError, match="names no task"):
+        check_tasks([], ["arc_easy"])
+
+
+def test_metrics_and_their_errors():
+    found = {
+        "results": {
+            "one": {"alias": "one", "acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 3},
+            "two": {"exact_match,strict": 0.25, "exact_match_stderr,strict": "N/A", "ppl,none": 9.0},
+        }
+    }
+    assert metrics_of(found) == {
+        "one acc": Cell(0.5, 0.1),
+        "two exact_match (strict)": Cell(0.25),
+        "two ppl": Cell(9.0),
+    }
+    rows, names = share_rows({"model": found})
+    assert names == ["one acc", "two exact_match (strict)"]
+    assert [row.name for row in rows] == ["model"]
+
+
+@needs_harness
+def test_limit_and_sides(model, tasks):
+    opened = open_for_use(str(model))
+    found = run_harness(opened, HarnessRequest(("sums_choice",), tasks, limit=3))
+    assert found["model"]["n-samples"]["sums_choice"]["effective"] == 3
+    with pytest.raises(InputError, match="asks for an adapter"):
+        run_harness(opened, HarnessRequest(("sums_choice",), tasks, only="adapter"))
