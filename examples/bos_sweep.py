@@ -102,8 +102,9 @@ def page(found: Mapping[str, Any]) -> str:
     shares = {name: [one["attention"] for one in rows] for name, rows in by_layer.items()}
     charts.append(layer_chart("attention", "Attention on the first position", "share", shares))
     summary = (
-        f"{found['model']} on {Path(found['data']).name}: {len(runs)} LoRA runs of {found['steps']} steps of {found['batch']} "
-        f"examples at learning rate {found['lr']:g}, equal but for the factor on the embedding of the first token."
+        f"{found['model']} on {Path(found['data']).name}: {len(runs)} LoRA runs of {found['steps']} steps of "
+        f"{found['batch']} examples at learning rate {found['lr']:g}, "
+        "equal but for the factor on the embedding of the first token."
     )
     tables = [("By scale", results_table(found["runs"]))]
     return overlay_page("The scale of the BOS embedding", summary, charts, tables, cautions(found["runs"]))

@@ -24,6 +24,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text, repeated or cut to --seq-len."
 )
 @click.option("--data", help="Data as in data.train; its first record of --seq-len tokens.")
+@click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
 @click.option("--attention", is_flag=True, help="Attention maps too, by eager attention.")
 @click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Store in it.  [default: as computed]")
 @click.option(
@@ -38,6 +39,7 @@ def capture(
     layers: str,
     text: Path | None,
     data: str | None,
+    template: str | None,
     attention: bool,
     dtype: str | None,
     against: Path | None,
@@ -50,17 +52,20 @@ def capture(
     """
     from surefoot.errors import Fault, InputError
     from surefoot.evaluate.capture_folder import is_capture, open_capture, require_room
+    from surefoot.stages.asked_data import DataRequest, check_request
 
     if is_capture(Path(model)):
         if against is None:
             raise InputError(Fault(model, "is a capture", "add --against ANOTHER to compare the two, or name a model"))
-        if adapter or seq_len or text or data or attention or dtype or layers != "all":
+        if adapter or seq_len or text or data or template or attention or dtype or layers != "all":
             raise click.UsageError("two captures are compared as they are: leave the options of a new one out")
         _compare(against, Path(model), out, overwrite)
         return
     if text and data:
         raise click.UsageError("give a text by --text or records by --data, not both")
     check_models(model, adapter)
+    if data is not None:
+        check_request(DataRequest(data, template))
     require_room(out, overwrite, against)
     if against is not None:
         open_capture(against)
@@ -80,6 +85,7 @@ def capture(
         layers=layers,
         text=text,
         data=data,
+        template=template,
         attention=attention,
         dtype=dtype,  # pyright: ignore[reportArgumentType]
         against=against,

@@ -12,6 +12,7 @@ from surefoot.cli.answering import check_models, introduce, model_options, print
 @click.command()
 @model_options
 @click.option("--data", help="Data as in data.train.  [default: a built-in text]")
+@click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
 @click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")
 @click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
@@ -20,6 +21,7 @@ def norms(
     model: str,
     adapter: str | None,
     data: str | None,
+    template: str | None,
     max_samples: int,
     generate_samples: bool,
     as_json: bool,
@@ -32,7 +34,7 @@ def norms(
 
     check_models(model, adapter)
     if data is not None:
-        check_request(DataRequest(data))
+        check_request(DataRequest(data, template))
 
     import json
     import sys
@@ -45,7 +47,13 @@ def norms(
     if out is not None:
         durable.require_writable(out)
     found = measure_model_norms(
-        model, adapter=adapter, data=data, out=out, generate_samples=generate_samples, texts=max_samples
+        model,
+        adapter=adapter,
+        data=data,
+        template=template,
+        out=out,
+        generate_samples=generate_samples,
+        texts=max_samples,
     )
     introduce(found.opened, template=False)
     if as_json:

@@ -77,7 +77,7 @@ class CaptureWriter:
             self._store(f"{place.module}.attention", place, maps, None, {"first_mass": first_mass(maps)})
             return
         name = f"{place.module}.{place.kind}"
-        rows = by_token(tensor, self._tokens)[0]
+        rows = by_token(tensor, 1, self._tokens)[0]
         if (known := self._known(tensor)) is None:
             self._store(name, place, rows, None, asdict(split_first(rows)))
             self._seen.append(_Seen(weakref.ref(tensor), tensor._version, name))

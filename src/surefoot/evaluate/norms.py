@@ -115,7 +115,7 @@ class _Meter:
             return
         if place.part is not None and place.part.kind != "norm":
             return
-        rows = by_token(tensor, self.mask.shape[1])
+        rows = by_token(tensor, *self.mask.shape)
         found = self.lengths.setdefault((place.module, place.kind), _Lengths(rows.shape[2]))
         for row, real in zip(rows, self.mask, strict=True):
             found.add(row[real].double().norm(dim=-1).cpu().numpy())

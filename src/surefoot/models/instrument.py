@@ -136,8 +136,13 @@ def watched(
         yield
 
 
-def by_token(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
-    """[B, T, …] or [B, h, T, d] -> [B, T, width]. Where h equals T, memory tells: a head's rows lie closer together."""
+def by_token(tensor: torch.Tensor, texts: int, tokens: int) -> torch.Tensor:
+    """[B, T, …], [B, h, T, d] or [B * T, width] -> [B, T, width], for B texts of T tokens.
+
+    Where h equals T, memory tells: a head's rows lie closer together than a token's. Raises ValueError for other forms.
+    """
+    if tensor.ndim == 2 and len(tensor) == texts * tokens:
+        return tensor.unflatten(0, (texts, tokens))
     axes = [axis for axis in range(1, max(2, tensor.ndim - 1)) if tensor.shape[axis] == tokens]
     if not axes:
         raise ValueError(f"no axis of {list(tensor.shape)} counts {tokens} tokens")

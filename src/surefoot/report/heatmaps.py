@@ -36,8 +36,11 @@ def layer_sheet(title: str, panels: Sequence[Panel]) -> Figure:
     from matplotlib.figure import Figure
 
     rows = -(-len(panels) // _COLUMNS)
-    figure = Figure(figsize=(4.1 * _COLUMNS, 3.3 * rows + 0.5), dpi=90, layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13)
+    height = 3.3 * rows + 0.8
+    figure = Figure(figsize=(4.1 * _COLUMNS, height), dpi=90)
+    figure.suptitle(title, x=0.01, y=1 - 0.2 / height, va="top", ha="left", fontsize=13)
+    # Set by hand: to let matplotlib arrange so many panels takes most of a second for each sheet.
+    figure.subplots_adjust(0.035, 0.5 / height, 1.0, 1 - 0.8 / height, wspace=0.18, hspace=0.35)
     for place, panel in enumerate(panels):
         axes = figure.add_subplot(rows, _COLUMNS, place + 1)
         _draw(figure, axes, panel)

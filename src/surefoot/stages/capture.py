@@ -10,7 +10,7 @@ are compared only where they were made of the same token ids; with `against` the
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,6 +76,7 @@ def capture(
     layers: str = "all",
     text: Path | None = None,
     data: str | None = None,
+    template: str | None = None,
     attention: bool = False,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     against: Path | None = None,
@@ -85,8 +86,9 @@ def capture(
 
     seq_len: tokens; None takes 512, or those of `against`. layers: "all" or such as "0,5-7". text: a file that is
     repeated or cut to seq_len tokens; data: what data.train takes, whose first record with so many tokens is cut to
-    them; neither takes a built-in text. attention: maps too. dtype: to store in; None stores as the model computes.
-    against: an earlier capture to compare with. overwrite: an earlier capture in `out` may go.
+    them, laid out by `template` where one is named; neither takes a built-in text. attention: maps too. dtype: to
+    store in; None stores as the model computes. against: an earlier capture to compare with. overwrite: a capture in
+    `out` may go.
 
     Raises InputError for anything wrong with what was asked, EnvironmentFault for the disk; `out` is then as it was.
     """
@@ -95,7 +97,7 @@ def capture(
     opened = open_for_use(model, adapter)
     facts = facts_of(opened.base)
     numbers = _layers(layers, facts.layers)
-    tokens = _token_ids(opened, reference, seq_len, text, data)
+    tokens = _token_ids(opened, reference, seq_len, text, None if data is None else DataRequest(data, template))
     if attention and (size := 4 * facts.heads * len(tokens.ids) ** 2) > _MAP_BYTES:
         what = f"the maps of one layer would take {size / 2**30:.1f} GiB of memory"
         raise InputError(Fault("--attention", what, "lower --seq-len"))
@@ -177,7 +179,7 @@ def _layers(spec: str, count: int) -> list[int]:
 
 
 def _token_ids(
-    opened: OpenModel, reference: Capture | None, seq_len: int | None, text: Path | None, data: str | None
+    opened: OpenModel, reference: Capture | None, seq_len: int | None, text: Path | None, data: DataRequest | None
 ) -> _Text:
     if reference is not None and seq_len is None and text is None and data is None:
         found = _Text(reference.ids, {"source": f"the ids of {reference.name}"})
@@ -195,7 +197,7 @@ def _token_ids(
     return found
 
 
-def _asked_text(opened: OpenModel, length: int, text: Path | None, data: str | None) -> _Text:
+def _asked_text(opened: OpenModel, length: int, text: Path | None, data: DataRequest | None) -> _Text:
     if data is not None:
         return _record(opened, length, data)
     content = TEXT if text is None else read_text(text)
@@ -222,15 +224,15 @@ def _encoded(opened: OpenModel, text: str) -> list[int]:
     return ids
 
 
-def _record(opened: OpenModel, length: int, data: str) -> _Text:
+def _record(opened: OpenModel, length: int, data: DataRequest) -> _Text:
     """The first record with so many tokens, laid out as in training and cut to them."""
-    prepared, _ = read_evaluation_data(opened, DataRequest(data, max_length=min(length, opened.positions)))
+    prepared, _ = read_evaluation_data(opened, replace(data, max_length=min(length, opened.positions)))
     lengths = [len(prepared.train[place].ids) for place in range(len(prepared.train))]
     place = next((place for place, found in enumerate(lengths) if found >= length), None)
     if place is None:
         what = f"its longest record has {max(lengths)} tokens, and {length} are wanted"
-        raise InputError(Fault(data, what, "lower --seq-len"))
-    origin = {"source": data, "sha256": prepared.audit.source.sha256, "example": place}
+        raise InputError(Fault(data.source, what, "lower --seq-len"))
+    origin = {"source": data.source, "sha256": prepared.audit.source.sha256, "example": place}
     return _Text([int(one) for one in prepared.train[place].ids[:length]], origin)
 
 

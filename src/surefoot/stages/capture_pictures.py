@@ -16,6 +16,7 @@ from surefoot.report.plots import png
 _SHEETS = 6  # layers with a sheet of their own, spread over the model
 _PANELS = 16  # of a sheet
 _CELLS = 160  # rows and columns of a panel
+_NAME = 24  # characters of a folder's name in a title
 _ROWS, _COLUMNS = 60, 64  # of the picture of a comparison
 
 
@@ -64,7 +65,7 @@ def draw_comparison(folder: Path, found: CaptureComparison) -> list[str]:
     if not names:
         return []
     values = np.array([[rows[name].get(layer, np.nan) for layer in layers] for name in names])
-    title = f"A {found.reference}, B {found.other}: relative difference"
+    title = f"A {Path(found.reference).name[:_NAME]}, B {Path(found.other).name[:_NAME]}: relative difference"
     figure = difference_sheet(title, names, [str(layer) for layer in layers], values)
     durable.write_bytes(folder / "comparison.png", png(figure))
     return ["comparison.png"]
@@ -72,8 +73,8 @@ def draw_comparison(folder: Path, found: CaptureComparison) -> list[str]:
 
 def _spread(items: Sequence[int], most: int) -> list[int]:
     """At most `most` of the items, evenly, the first and the last among them."""
-    if len(items) <= most:
-        return list(items)
+    if len(items) <= most or most < 2:
+        return list(items[:most])
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 

@@ -9,7 +9,7 @@ adapter and without the run's BOS scaling.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +58,22 @@ def measure_model_norms(
     *,
     adapter: str | None = None,
     data: str | None = None,
+    template: str | None = None,
     out: Path | None = None,
     generate_samples: bool = False,
     texts: int = _TEXTS,
 ) -> MeasuredNorms:
-    """data: what data.train takes, its first `texts` records laid out as in training; None takes a built-in text, a
-    paragraph each. out: norms.json and pictures go there. generate_samples: also answers to three fixed prompts.
+    """data: what data.train takes, its first `texts` records laid out as in training, or by `template`; None takes a
+    built-in text, a paragraph each. out: norms.json and pictures go there. generate_samples: also answers to three
+    fixed prompts.
 
     Raises InputError for anything wrong with model or data, EnvironmentFault for the disk.
     """
     opened = open_for_use(model, adapter)
     facts = facts_of(opened.base)
-    sequences, origin = _sequences(opened, data, texts)
+    sequences, origin = _sequences(
+        opened, None if data is None else DataRequest(data, template, max_samples=texts), texts
+    )
     parts = layer_parts(opened.model, facts)
     device = next(opened.model.parameters()).device
     reports: dict[str, NormReport] = {}
@@ -127,14 +131,14 @@ def _written(found: MeasuredNorms, out: Path, model: str, adapter: str | None) -
     return MeasuredNorms(found.reports, found.samples, found.origin, tuple(pictures), found.opened)
 
 
-def _sequences(opened: OpenModel, data: str | None, texts: int) -> tuple[list[list[int]], str]:
+def _sequences(opened: OpenModel, data: DataRequest | None, texts: int) -> tuple[list[list[int]], str]:
     longest = min(_LONGEST, opened.positions)
     if data is None:
         paragraphs = [" ".join(one.split()) for one in TEXT.split("\n\n")][:texts]
         return [raw_ids(opened, one)[:longest] for one in paragraphs], "built-in text"
-    prepared, _ = read_evaluation_data(opened, DataRequest(data, max_length=longest, max_samples=texts))
+    prepared, _ = read_evaluation_data(opened, replace(data, max_length=longest))
     examples = (prepared.train[place].ids for place in range(len(prepared.train)))
-    return [[int(one) for one in ids] for ids in examples], data
+    return [[int(one) for one in ids] for ids in examples], data.source
 
 
 def _batches(

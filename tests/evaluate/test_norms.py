@@ -1,0 +1,117 @@
+"""Norms and attention against a naive computation from transformers' hidden states and attentions, padded or not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import zoo
+from adapter_runs import CPU
+from surefoot.evaluate import norms as module
+from surefoot.evaluate.norms import measure_norms
+from surefoot.models.generate import left_padded
+from surefoot.models.instrument import layer_parts
+from surefoot.models.load import load_model
+from surefoot.models.tree import facts_of
+
+CLOSE = 1e-5  # relative; fp32 passes of other batch shapes, summed in float64 here
+TEXTS = [[1, 9, 33, 7, 12, 8, 40, 21, 22], [1, 50, 51], [1, 60, 61, 62, 63, 64], [1]]
+FAMILIES = ["phi3", "llama3", "gemma3", "opt", "gpt2", "qwen3"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    place = tmp_path_factory.mktemp("zoo")
+    return {name: zoo.ZOO[name](place / name) for name in FAMILIES}
+
+
+def right_padded(texts):
+    width = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    return ids, torch.tensor([[1] * len(text) + [0] * (width - len(text)) for text in texts])
+
+
+def measured(folder, batches):
+    facts = facts_of(folder)
+    model = load_model(
+        folder, dtype=torch.float32, attention_implementation="sdpa" if not facts.without_sdpa else "eager", device=CPU
+    )
+    return measure_norms(model, layer_parts(model, facts), batches, layers=facts.layers)
+
+
+def naive(folder, texts=TEXTS):
+    """[layers + 1] lists of per-token norms by text, and shares of attention, one text at a time, without padding."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    streams, shares = [], []
+    for text in texts:
+        with torch.no_grad():
+            out = model(torch.tensor([text]), output_hidden_states=True, output_attentions=True, use_cache=False)
+        streams.append([states[0].double().norm(dim=-1).numpy() for states in out.hidden_states[:-1]])
+        shares.append([maps[0, :, 1:, 0].double().flatten().numpy() for maps in out.attentions])
+    return streams, shares
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_numbers_are_the_naive_ones(folders, name):
+    found = measured(folders[name], [left_padded(TEXTS[:2], 0, CPU), left_padded(TEXTS[2:], 0, CPU)])
+    streams, shares = naive(folders[name])
+    assert (found.texts, found.tokens) == (4, 19)
+    for layer, facts in enumerate(found.layers):
+        per_text = [stream[layer] for stream in streams]
+        assert facts.residual_in.first_norm == pytest.approx(np.mean([norms[0] for norms in per_text]), rel=CLOSE)
+        rest = np.concatenate([norms[1:] for norms in per_text])
+        assert facts.residual_in.rest_norm == pytest.approx(rest.mean(), rel=CLOSE)
+        assert facts.residual_in.rest_rms == pytest.approx(rest.mean() / np.sqrt(32), rel=CLOSE)
+        assert facts.attention == pytest.approx(np.concatenate([share[layer] for share in shares]).mean(), rel=CLOSE)
+        third = [norms[2] for norms in per_text if len(norms) > 2]
+        assert found.by_position[layer][2] == pytest.approx(np.mean(third), rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_padding_on_either_side_changes_nothing(folders, name):
+    left = measured(folders[name], [left_padded(TEXTS, 0, CPU)])
+    right = measured(folders[name], [right_padded(TEXTS)])
+    alone = measured(
+        folders[name], [(torch.tensor([text]), torch.ones(1, len(text), dtype=torch.long)) for text in TEXTS]
+    )
+    for other in (left, right):
+        np.testing.assert_allclose(other.by_position, alone.by_position, rtol=CLOSE)
+        for one, two in zip(other.layers, alone.layers, strict=True):
+            assert one.attention == pytest.approx(two.attention, rel=CLOSE)
+
+
+def test_twin_column_0_in_place_of_the_first_attended_token_is_noticed(folders, monkeypatch):
+    right = measured(folders["llama3"], [right_padded(TEXTS)])
+    see = module._Meter.see
+
+    def first_column(self, place, tensor):
+        self.mask = torch.ones_like(self.mask)
+        see(self, place, tensor)
+
+    monkeypatch.setattr(module._Meter, "see", first_column)
+    wrong = measured(folders["llama3"], [left_padded(TEXTS, 0, CPU)])
+    assert wrong.layers[1].residual_in.first_norm != pytest.approx(right.layers[1].residual_in.first_norm, rel=1e-3)
+
+
+def test_norms_by_hand(folders):
+    """RMSNorm gives its weight times what has rms 1: the rms in and out, and the weight."""
+    found = measured(folders["llama3"], [left_padded(TEXTS[:1], 0, CPU)])
+    model = AutoModelForCausalLM.from_pretrained(folders["llama3"]).eval()
+    with torch.no_grad():
+        states = model(torch.tensor(TEXTS[:1]), output_hidden_states=True).hidden_states
+    norm, stream = model.model.layers[1].input_layernorm, states[1][0]
+    facts = next(one for one in found.norms if one.name == "model.layers.1.input_layernorm")
+    rms_in, rms_out = (rows.double().square().mean(dim=-1).sqrt() for rows in (stream, norm(stream).detach()))
+    assert facts.weight.mean == pytest.approx(float(norm.weight.double().mean()), rel=CLOSE)
+    assert facts.input.first_rms == pytest.approx(float(rms_in[0]), rel=CLOSE)
+    assert facts.output.rest_rms == pytest.approx(float(rms_out[1:].mean()), rel=CLOSE)
+    assert found.norms[-1].name == "model.norm"
+    assert found.norms[-1].layer is None
+
+
+def test_one_token_has_no_rest(folders):
+    found = measured(folders["llama3"], [left_padded([[1]], 0, CPU)])
+    assert found.layers[0].residual_in.rest_norm is None
+    assert found.layers[0].attention is None
