@@ -145,6 +145,12 @@ class TestColumns:
             f"{path}/a.json: no record has the column 'questoin', named for 'instruction'; did you mean 'question'?"
         )
 
+    def test_one_that_is_named_like_the_field_is_missed_as_well(self, folder):
+        path = folder({"a.json": [{"conversations": [], "chosen": "a"}]})
+        assert fault_of(f"{path}/a.json", columns={"prompt": "prompt", "completion": "chosen"}) == (
+            f"{path}/a.json: no record has the column 'prompt', named for 'prompt'; it has 'conversations', 'chosen'"
+        )
+
     def test_they_are_part_of_the_identity(self, folder):
         path = folder({"a.json": [{"question": "q", "answer": "a"}]})
         plain = open_one(f"{path}/a.json")

@@ -110,10 +110,11 @@ def _renamed(value: dict[str, Any], source: Source) -> dict[str, Any]:
 
 
 def _check_columns(source: Source, names: Iterable[str]) -> None:
-    """A renamed column that no record has is a slip of the pen; one that only some records lack is optional there."""
+    """A named column that no record has is a slip of the pen; one that only some records lack is optional there. A
+    description lists what is read and may list more than a file has."""
     names, faults = list(names), []
     for layout_field, own in source.columns.items():
-        if own in names or own == layout_field:
+        if own in names or (source.only_columns and own == layout_field):
             continue
         near = nearest_words(own, names, 2)
         fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(map(repr, names))}"

@@ -223,7 +223,10 @@ def test_recognise_says_what_it_saw(record, layout, reason):
 
 def test_preferences_are_not_taken_for_answers():
     pair = {"prompt": "p", "chosen": "c", "rejected": "r"}
-    with pytest.raises(InputError, match=r"^d\.json:10: row 1 is a preference record .*columns, for example"):
+    with pytest.raises(
+        InputError,
+        match=r"^d\.json:10: row 1 is a preference record .*columns: \{prompt: prompt, completion: chosen\}$",
+    ):
         refuse_preferences(rows(pair), "d.json")
     refuse_preferences(rows({"prompt": "p", "completion": "c", "rejected": "r"}), "d.json")  # what columns make of it
 

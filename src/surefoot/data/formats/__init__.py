@@ -12,9 +12,9 @@ from surefoot.data.formats.layouts import (
     convert,
     convert_with,
     recognise,
-    refuse_preferences,
     unused_fields,
 )
+from surefoot.data.formats.preferences import refuse_preferences
 from surefoot.data.formats.tags import retag
 
 __all__ = [

@@ -18,7 +18,6 @@ from surefoot.data.rows import Row
 from surefoot.errors import Fault, InputError
 
 _DIALOGUES = ("messages", "conversations")  # fields that may hold a list of turns
-_PREFERENCE = ("chosen", "rejected")
 _MARKS = ("train", "weight")
 Record = Mapping[str, Any]
 
@@ -99,14 +98,6 @@ def recognise(rows: Sequence[Row], name: str, *, among: Sequence[str] = tuple(LA
     what = f"row 1 has no layout that surefoot knows: it has {listed(columns)}{hint}"
     fix = f"rename the fields, or name them in the source's columns ({known})"
     raise InputError(Fault(f"{name}:{rows[0].line}", what, fix))
-
-
-def refuse_preferences(rows: Sequence[Row], name: str) -> None:
-    """InputError for pairs of a better and a worse answer: training on both would teach the worse one as well."""
-    if all(column in rows[0].value for column in _PREFERENCE):
-        what = f"row 1 is a preference record (it has {listed(_PREFERENCE)}): sft would not know which answer to learn"
-        fix = "to learn the better answers, set the source's columns, for example {prompt: prompt, completion: chosen}"
-        raise InputError(Fault(f"{name}:{rows[0].line}", what, fix))
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
