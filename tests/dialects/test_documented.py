@@ -15,7 +15,7 @@ from surefoot.dialects.tools import file_tool, tools, translate_command, transla
 from surefoot.dialects.translation import Translation
 from surefoot.errors import Fault, InputError
 
-TOOLS = {"sft_config.yaml": "TRL", ".yml": "Axolotl", ".yaml": "torchtune", ".py": "a Hugging Face script"}
+TOOLS = {"sft_config.yaml": "TRL", ".yml": "Axolotl", ".yaml": "torchtune", ".py": "Hugging Face"}
 
 
 def read(path: str) -> str:

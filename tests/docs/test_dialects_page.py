@@ -6,10 +6,19 @@ import pytest
 
 from pages import ROOT
 from surefoot.config.dump import shown
+from surefoot.dialects import finetune, torchtune, train_sft, trl
+from surefoot.dialects.axolotl.rows import ROWS as AXOLOTL
 from surefoot.dialects.llamafactory.rows import GROUPS
 from surefoot.dialects.llamafactory.templates import NAMES, SAME, writes_bos
 from surefoot.dialects.rows import Row
 
+OTHERS = {
+    "Flags of finetune.py": tuple(finetune.ROWS.values()),
+    "Flags of train_sft.py": tuple(train_sft.ROWS.values()),
+    "Settings of TRL": trl.OWN_ROWS,
+    "Settings of Axolotl": tuple(AXOLOTL.values()),
+    "Settings of torchtune": tuple(torchtune.ROWS.values()),
+}
 PAGE = ROOT / "docs" / "dialects.md"
 
 
@@ -30,10 +39,10 @@ def templates() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [*GROUPS, *OTHERS])
 def test_every_group_stands_on_the_page(group):
     page = PAGE.read_text(encoding="utf-8")
-    assert f"\n### {group}\n\n{table(GROUPS[group])}\n" in page
+    assert f"\n### {group}\n\n{table({**GROUPS, **OTHERS}[group])}\n" in page
 
 
 def test_templates():
@@ -44,5 +53,5 @@ def test_templates():
 
 if __name__ == "__main__":
     print(templates())
-    for group, rows in GROUPS.items():
+    for group, rows in {**GROUPS, **OTHERS}.items():
         print(f"\n### {group}\n\n{table(rows)}")

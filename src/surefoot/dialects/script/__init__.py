@@ -27,7 +27,7 @@ from surefoot.dialects.voice import Voice
 from surefoot.dialects.words import Word
 from surefoot.errors import Fault, InputError
 
-NAME = "a Hugging Face script"
+NAME = "Hugging Face"
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 _LATER = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "PPOTrainer", "GRPOTrainer", "ORPOTrainer", "RLOOTrainer")
