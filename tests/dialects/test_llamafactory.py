@@ -194,7 +194,7 @@ CASES = {
     ),
     "trackers": (
         {"report_to": ["wandb", "tensorboard"], "run_name": "first"},
-        {"report_to": ["wandb", "tensorboard"], "tracking": {"name": "first"}},
+        {"report_to": ["wandb", "tensorboard"], "tracking": {"name": "first", "project": "llamafactory"}},
     ),
     "scaled BOS, factor left out": (
         {"use_bos_zero_training": True, "template": "phi"},

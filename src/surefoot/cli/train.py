@@ -51,7 +51,8 @@ def train(
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
     if (found := recognised(config, overrides)) is not None:
         if found.command != "train":
-            raise click.UsageError(f"{config} is for {found.command}: surefoot run -- {found.tool}'s command does that")
+            advice = f"`surefoot translate {config}` prints the command"
+            raise click.UsageError(f"{config} is for {found.command}, not for training; {advice}")
         asked: Mode | None = "resume" if resume else "overwrite" if overwrite else None
         return train_translation(
             found, asked, quiet=quiet, name=name, profile=profile, dry_run=dry_run, read_from=config

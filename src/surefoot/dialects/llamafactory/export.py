@@ -40,7 +40,9 @@ def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown:
     for word in words:
         name = dialect.aliases.get(word.name, word.name)
         if name not in _READ and name in dialect.rows:
-            draft.drop(f"is not about {verb}ing" if verb == "export" else "is not about a conversation", name)
+            row = dialect.rows[name]
+            other = "is not about exporting" if verb == "export" else "is not about a conversation"
+            draft.drop(row.about if row.kind == "listed" else other, name)
     model, adapters = draft["model_name_or_path"], draft["adapter_name_or_path"]
     if model is None:
         draft.refuse("model_name_or_path", "is required", "name a folder or hub id")

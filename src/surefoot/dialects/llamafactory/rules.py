@@ -188,6 +188,12 @@ def set_bos(draft: Draft) -> None:
     draft.set("bos.scale", draft["bos_scaling_factor"], "bos_scaling_factor", "use_bos_zero_training")
 
 
+def set_trackers(draft: Draft) -> None:
+    trainer.set_trackers(draft)
+    if "wandb" in (draft.has("report_to") or ()) and draft.has("tracking.project") is None:
+        draft.set("tracking.project", "llamafactory", why="its project at W&B where WANDB_PROJECT names none")
+
+
 def set_output(draft: Draft) -> None:
     """A folder with checkpoints is gone on with unless it shall be overwritten."""
     trainer.set_output(draft)
@@ -209,7 +215,7 @@ RULES = (
     set_packing,
     set_precision,
     set_checkpointing,
-    *(set_output if rule is trainer.set_output else rule for rule in trainer.RULES),
+    *({trainer.set_output: set_output, trainer.set_trackers: set_trackers}.get(rule, rule) for rule in trainer.RULES),
     set_stopping,
     set_muon,
     set_bos,
