@@ -49,6 +49,8 @@ NOT_RUN = {
     "board": "serves until it is stopped; tests/web",
     "--against": "needs an earlier capture; tests/cli/test_capture.py",
     "push": "sends to a hub; tests/stages/test_push.py",
+    "evaluate commonsense": "needs the eight sets; tests/cli/test_evaluate_commonsense.py",
+    "evaluate harness": "needs the extra eval; tests/stages/test_harness.py",
     "recipes/": "tests/recipes",
 }
 

@@ -1,0 +1,199 @@
+"""`surefoot evaluate commonsense`: asked as published, interrupted and continued, by likelihood; what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from surefoot.cli.main import main
+from surefoot.models import generate
+from surefoot.stages import commonsense as stage
+from zoo import ZOO
+
+ROUNDING = 2e-4  # nats; sums of a dozen fp32 log probabilities
+GOLD = ("true", "false", "true", "true", "false")
+BOOLQ = [
+    {
+        "instruction": "Please answer the following question with true or false, question: is it "
+        + "very " * n
+        + "so?\n\nAnswer format: true/false",
+        "input": "",
+        "output": f"the correct answer is {gold}",
+        "answer": gold,
+    }
+    for n, gold in enumerate(GOLD)
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("commonsense")
+    ZOO["llama3"](root / "tiny")
+    folder = root / "data" / "dataset" / "boolq"
+    folder.mkdir(parents=True)
+    (folder / "test.json").write_text(json.dumps(BOOLQ))
+    return root
+
+
+def call(place: Path, out: Path, *more: object) -> Result:
+    words = [place / "tiny", "--data", place / "data", "--sets", "boolq", "--out", out, *more]
+    return CliRunner().invoke(main, ["evaluate", "commonsense", *map(str, words)])
+
+
+def answers(out: Path, label: str = "tiny-base") -> list[dict]:
+    return json.loads((out / f"{label}-boolq.json").read_text())
+
+
+def legacy_prompt(record: dict) -> str:
+    """The published evaluation prompt, written out by hand."""
+    indent = " " * 16
+    head = "Below is an instruction that describes a task. Write a response that appropriately completes the request. "
+    return f"{head}\n\n{indent}### Instruction:\n{indent}{record['instruction']}\n\n{indent}### Response:\n{indent}"
+
+
+@pytest.fixture(scope="module")
+def reference(place) -> list[str]:
+    """transformers' own beam search on prompts of our own rendering, one by one."""
+    model, tokenizer = (kind.from_pretrained(place / "tiny") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    stop = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])
+    config = GenerationConfig(num_beams=4, do_sample=False, max_new_tokens=32, eos_token_id=stop, pad_token_id=stop[0])
+    model.generation_config = config
+    texts = []
+    for record in BOOLQ:
+        ids = tokenizer(legacy_prompt(record), return_tensors="pt")["input_ids"]
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        texts.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+    return texts
+
+
+def test_answers_are_the_published_way_of_asking(place, reference, tmp_path):
+    result = call(place, tmp_path, "--batch-size", 2)
+    assert result.exit_code == 0, result.stderr
+    found = answers(tmp_path)
+    assert [one["output_pred"] for one in found] == [stage.response_of(text) for text in reference]
+    assert [{key: one[key] for key in BOOLQ[0]} for one in found] == BOOLQ
+    assert all(one["flag"] == (one["pred"] == one["answer"]) for one in found)
+    correct = sum(one["flag"] for one in found)
+    assert f"test:5/5 | accuracy {correct}  {correct / 5}\ntest finished\n" in result.stdout
+    assert "caution: samples of the published test sets (boolq 5 of 3,270)" in result.stdout
+    report = json.loads((tmp_path / "tiny-base-commonsense.json").read_text())
+    assert report["sides"]["model"]["sets"]["boolq"]["correct"] == correct
+    assert len(report["published"]) == 9
+    assert (tmp_path / "tiny-base-commonsense.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_twin_another_prompt_is_noticed(place, reference, tmp_path):
+    assert call(place, tmp_path, "--template", "commonsense").exit_code == 0
+    assert [one["output_pred"] for one in answers(tmp_path)] != [stage.response_of(text) for text in reference]
+
+
+def test_twin_pads_that_are_attended_are_noticed(place, reference, tmp_path, monkeypatch):
+    def unmasked(prompts, pad_id, device):
+        ids, mask = left_padded(prompts, pad_id, device)
+        return ids, torch.ones_like(mask)
+
+    left_padded = generate.left_padded
+    monkeypatch.setattr("surefoot.models.beams.left_padded", unmasked)
+    assert call(place, tmp_path, "--batch-size", 5).exit_code == 0
+    assert [one["output_pred"] for one in answers(tmp_path)] != [stage.response_of(text) for text in reference]
+
+
+def interrupted(monkeypatch, after: int) -> None:
+    """Ctrl-C in the batch behind the first `after`."""
+    asked = []
+    whole = stage.beam_answers
+
+    def answer(*arguments, **settings):
+        asked.append(1)
+        if len(asked) > after:
+            raise KeyboardInterrupt
+        return whole(*arguments, **settings)
+
+    monkeypatch.setattr(stage, "beam_answers", answer)
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_stopped(place, reference, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupted(patch, after=2)
+        assert call(place, tmp_path, "--batch-size", 1).exit_code == 130
+    assert len(answers(tmp_path)) == 2
+    with monkeypatch.context() as patch:
+        interrupted(patch, after=3)  # three more and no fourth
+        result = call(place, tmp_path, "--batch-size", 1)
+    assert result.exit_code == 0
+    assert "2 of 5 were answered before" in result.stdout
+    assert [one["output_pred"] for one in answers(tmp_path)] == [stage.response_of(text) for text in reference]
+    monkeypatch.setattr(stage, "beam_answers", lambda *_, **__: pytest.fail("asked again"))
+    assert call(place, tmp_path).exit_code == 0
+
+
+def test_answers_of_another_evaluation_are_in_the_way(place, tmp_path):
+    assert call(place, tmp_path, "--mode", "fast").exit_code == 0
+    before = answers(tmp_path)
+    result = call(place, tmp_path)
+    assert result.exit_code == 2
+    assert "holds answers of another evaluation (not the same: mode, " in result.stderr
+    result = call(place, tmp_path, "--mode", "fast", "--max-samples", 3)
+    assert "not the same: records and prompts" in result.stderr
+    assert answers(tmp_path) == before
+    assert call(place, tmp_path, "--mode", "fast", "--max-samples", 3, "--overwrite").exit_code == 0
+    assert len(answers(tmp_path)) == 3
+    changed = [{**one, "answer": "false"} for one in answers(tmp_path)]
+    (tmp_path / "tiny-base-boolq.json").write_text(json.dumps(changed))
+    assert "was changed since" in call(place, tmp_path, "--mode", "fast", "--max-samples", 3).stderr
+
+
+def test_a_strangers_file_is_left_alone(place, tmp_path):
+    (tmp_path / "tiny-base-boolq.json").write_text("[]")
+    result = call(place, tmp_path)
+    assert result.exit_code == 2
+    assert "was not written by `surefoot evaluate commonsense`" in result.stderr
+    assert (tmp_path / "tiny-base-boolq.json").read_text() == "[]"
+
+
+def test_fast_takes_the_likeliest_option(place, tmp_path):
+    assert call(place, tmp_path, "--mode", "fast").exit_code == 0
+    model, tokenizer = (kind.from_pretrained(place / "tiny") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    for one in answers(tmp_path):
+        expected = {}
+        for option in ("true", "false"):
+            prompt = tokenizer(legacy_prompt(one))["input_ids"]
+            tail = tokenizer(f"the correct answer is {option}", add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + tail])).logits[0, len(prompt) - 1 : -1].double()
+            expected[option] = float(logits.log_softmax(-1).gather(1, torch.tensor(tail)[:, None]).sum())
+        assert one["log_likelihoods"] == pytest.approx(expected, abs=ROUNDING)
+        assert one["pred"] == max(expected, key=lambda option: expected[option])
+
+
+def test_a_model_that_knows_the_answers_scores_all(place, tmp_path, monkeypatch):
+    """Gold texts through everything but the model."""
+    gold = iter(record["output"] for record in BOOLQ)
+
+    def know(*arguments, **_):
+        return [generate.Generated((), next(gold), True) for _ in arguments[2]]
+
+    monkeypatch.setattr(stage, "beam_answers", know)
+    result = call(place, tmp_path, "--json")
+    assert json.loads(result.stdout)["sides"]["model"]["average"] == {"accuracy": 1.0, "standard_error": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--sets", "boolk"), "error: --sets: there is no set 'boolk'; did you mean boolq?"),
+        (("--sets", "piqa"), "there is no such file for the set piqa"),
+        (("--template", "llama4"), "error: --template: unknown template 'llama4'; did you mean llama"),
+        (("--only", "adapter"), "error: --only: asks for an adapter, and there is none"),
+    ],
+)
+def test_a_wrong_input_is_one_line(place, tmp_path, more, message):
+    result = call(place, tmp_path / "out", *more)
+    assert result.exit_code == 2
+    assert message in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
