@@ -333,7 +333,7 @@ def set_rest(draft: Draft) -> None:
     else:
         draft.drop("no run is sent anywhere", *details)
     for name in ("output_dir", "optimizer.lr"):
-        if draft[name] is None:
+        if not draft.given(name):
             draft.refuse(name, "is required", "give it")
 
 

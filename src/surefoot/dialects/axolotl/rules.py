@@ -241,7 +241,7 @@ def set_trackers(draft: Draft) -> None:
 
 def set_rest(draft: Draft) -> None:
     for name in ("base_model", "learning_rate"):
-        if not draft[name]:
+        if not draft.given(name):
             draft.refuse(name, "is required", "give it")
     _set_tokens(draft)
     for plugin in draft["plugins"] or []:
