@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.dialects import measuring
 from surefoot.dialects.axolotl import AXOLOTL
 from surefoot.dialects.finetune import FINETUNE
 from surefoot.dialects.launch import Options, read_command
@@ -28,7 +27,7 @@ from surefoot.errors import Fault, InputError
 
 def tools() -> tuple[Tool, ...]:
     """Any other script comes last."""
-    return (LLAMAFACTORY, *measuring.TOOLS, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
+    return (LLAMAFACTORY, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
 
 
 def translate_command(words: Sequence[str], options: Options) -> Translation:
