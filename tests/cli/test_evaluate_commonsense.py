@@ -148,6 +148,18 @@ def test_answers_of_another_evaluation_are_in_the_way(place, tmp_path):
     assert "was changed since" in call(place, tmp_path, "--mode", "fast", "--max-samples", 3).stderr
 
 
+def test_old_answers_never_stand_under_a_new_identity(place, tmp_path, monkeypatch):
+    """A kill right after --overwrite began, before the first batch."""
+    assert call(place, tmp_path, "--mode", "fast").exit_code == 0
+    with monkeypatch.context() as patch:
+        interrupted(patch, after=0)
+        assert call(place, tmp_path, "--overwrite").exit_code == 130
+    result = call(place, tmp_path)
+    assert result.exit_code == 0
+    assert "were answered before" not in result.stdout
+    assert not any("log_likelihoods" in one for one in answers(tmp_path))
+
+
 def test_a_strangers_file_is_left_alone(place, tmp_path):
     (tmp_path / "tiny-base-boolq.json").write_text("[]")
     result = call(place, tmp_path)

@@ -237,6 +237,7 @@ def _run(
     if graded:
         say(f"{len(graded)} of {total} were answered before: going on in {task.file}")
     else:
+        durable.remove(task.file)  # first: a kill between the two must not leave old answers under a new identity
         identity_file(task.file).parent.mkdir(exist_ok=True)
         durable.write_json(identity_file(task.file), task.identity)
     answer = _generated if asked.mode == "published" else _likeliest
