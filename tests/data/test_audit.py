@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
 
+from surefoot.data import audit as audit_module
 from surefoot.data import proofs
 from surefoot.data.audit import Audit, audit_dataset, cautions, fingerprints
 from surefoot.data.dataset import (
@@ -39,10 +42,11 @@ def ids(llama3_pad) -> dict[str, int]:
     return {name: llama3_pad.convert_tokens_to_ids(text) for name, text in names.items()}
 
 
-def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = ()) -> TokenisedDataset:
-    """Each example: its ids, and a mask such as "..##"."""
+def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = (), lost: int = 0) -> TokenisedDataset:
+    """Each example: its ids, and a mask such as "..##". lost: whole answers, of the last one."""
     lengths = [len(numbers) for numbers, _ in examples]
-    rows = [(place + 1, 10 * (place + 1), flag) for place, flag in enumerate(flags or (0,) * len(examples))]
+    rows = [(place + 1, 10 * (place + 1), flag, 0) for place, flag in enumerate(flags or (0,) * len(examples))]
+    rows[-1] = (*rows[-1][:3], lost)
     file = TokenisedFile(
         "d.json",
         ids=np.concatenate([numbers for numbers, _ in examples]).astype(np.uint16),
@@ -80,7 +84,7 @@ def test_a_sound_data_set(encoder, ids):
     audit = audited(data, encoder, ids)
     assert (audit.kept, audit.answers, audit.ended) == (2, 3, 3)
     assert (audit.tokens, audit.supervised_tokens, audit.supervised_share) == (13, 6, 6 / 13)
-    assert (audit.shortest, audit.median, audit.p95, audit.longest) == (5, 5, 5, 8)
+    assert (audit.shortest, audit.median, audit.p95, audit.longest) == (5, 6, 8, 8)
     assert (audit.bos, audit.pad) == ("<|begin_of_text|>", "<|finetune_right_pad_id|>")
     assert audit.stops == ("<|end_of_text|>", "<|eot_id|>")
     assert audit.control_text == 1
@@ -213,7 +217,7 @@ def test_samples_are_first_middle_last_with_their_labels(encoder, ids):
 def test_cautions_are_sentences_with_numbers(encoder, ids):
     good = (numbers("bos 5 6 eot", ids), "..##")
     flags = (TRUNCATED | PROMPT_LOST, TRUNCATED | STOP_LOST, CONTROL_TEXT, 0)
-    data = dataset(good, good, good, (numbers("bos 7 eot", ids), "..#"), flags=flags)
+    data = dataset(good, good, good, (numbers("bos 7 eot", ids), "..#"), flags=flags, lost=2)
     facts = SourceFacts(
         "d.json",
         "",
@@ -246,7 +250,8 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
         "records with placeholders that nobody filled in: 1 (lines 10), such as {{name}}; the model would learn to say "
         "them",
         "rows dropped, because no label fits into max_length: 5 (lines 50, 60, 70 …)",
-        "examples cut to max_length: 2 of 4; all of the prompt's text was lost in 1, the end of the answer in 1",
+        "examples cut to max_length: 2 of 4; all that the user says was lost in 1, the end of an answer in 1; whole "
+        "answers lost: 2",
         "examples that spell out control tokens, encoded as plain text: 1",
         "examples that are exact copies of others: 2",
         "evaluation examples that the training data hold as well: 4 of 4",
@@ -279,3 +284,26 @@ def test_twin_without_the_pad_proof(encoder, ids, monkeypatch):
 def test_twin_without_the_stop_proof(encoder, ids, monkeypatch):
     monkeypatch.setattr(proofs, "_prove_ends", lambda *arguments: np.ones(1, dtype=bool))
     audited(dataset((numbers("bos 5 6 eot", ids), "..#.")), encoder, ids)
+
+
+LENGTHS = [(109, 484), (7,), (1, 2, 3), tuple(range(1, 101)), tuple(range(1, 21)), (5, 5, 5, 9)]
+
+
+def check_that_95_of_100_are_up_to_p95(lengths):
+    found = audit_module._lengths(dataset(*[([1] * length, "#" * length) for length in lengths]))
+    within = sum(length <= found["p95"] for length in lengths) / len(lengths)
+    below = sum(length < found["p95"] for length in lengths) / len(lengths)
+    assert below < 0.95 <= within
+    assert found["median"] == round(statistics.median(lengths))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_95_of_100_examples_are_up_to_p95(lengths):
+    check_that_95_of_100_are_up_to_p95(lengths)
+
+
+def test_twin_the_length_below_is_not_long_enough(monkeypatch):
+    percentile = np.percentile
+    monkeypatch.setattr(np, "percentile", lambda values, q, method: percentile(values, q, method="lower"))
+    with pytest.raises(AssertionError):
+        check_that_95_of_100_are_up_to_p95((109, 484))

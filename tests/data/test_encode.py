@@ -13,7 +13,7 @@ from surefoot.data import encode as encode_module
 from surefoot.data import segments as segments_module
 from surefoot.data.batch import IGNORE, Example, collate
 from surefoot.data.encode import Encoded, encode
-from surefoot.data.formats import Conversation, Turn
+from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
@@ -173,6 +173,50 @@ def test_what_is_cut_first(llama3, cut, train_on, kept):
     assert one.truncated == (cut > 0)
     assert one.stop_lost == (not kept.endswith("|"))
     assert one.prompt_lost == kept.startswith("||||")
+
+
+CALL = ToolCall("dig", {})
+ASKED = Conversation(
+    (
+        Turn("system", "STUVWXYZ"),
+        Turn("user", "0123456789"),
+        Turn("assistant", "", calls=(CALL,)),
+        Turn("tool", "KLMNOPQRST" * 2),
+        Turn("assistant", "ABCDEFGHIJ"),
+    ),
+    7,
+    1,
+)
+
+
+def test_a_question_that_is_gone_is_lost_whatever_else_of_the_prompt_is_left(llama3):
+    """Its system text and the results of tools are prompt as well, and answer nothing without it."""
+    encoder = TextEncoder(llama3)
+    whole, _ = run(encoder, "llama3", ASKED)
+    seen = set()
+    for room in range(20, len(whole.ids) + 1):
+        one, _ = run(encoder, "llama3", ASKED, max_length=room)
+        text = text_of(encoder, one.ids)
+        asked = any(digit in text for digit in "0123456789")
+        assert one.prompt_lost == (not asked)
+        seen.add((asked, "KLM" in text or "RST" in text))
+    assert (False, True) in seen  # where counting all of the prompt would find nothing lost
+
+
+def test_a_dialogue_tells_how_many_answers_it_lost_whole(llama3):
+    """Five answers, of which three remain to their end: then no answer lost only its end."""
+    encoder = TextEncoder(llama3)
+    turns = tuple(Turn(role, letter * 10) for letter in "abcde" for role in ("user", "assistant"))
+    whole, _ = run(encoder, "llama3", Conversation(turns, 1, 1))
+    found = {}
+    for room in range(30, len(whole.ids) + 1):
+        one, _ = run(encoder, "llama3", Conversation(turns, 1, 1), max_length=room)
+        text = text_of(encoder, one.ids[one.supervised])
+        complete, begun = text.count("<|eot_id|>"), len([part for part in text.split("<|eot_id|>") if part])
+        assert one.answers_lost == 5 - begun
+        assert one.stop_lost == (begun == 0 or complete < begun)
+        found[complete, begun] = room
+    assert {(3, 3), (3, 4), (5, 5)} <= set(found)
 
 
 def test_an_answer_beyond_max_length_leaves_no_label(llama3):

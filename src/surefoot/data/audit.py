@@ -43,14 +43,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Audit:
-    """Counts are of examples unless the name says otherwise; lengths are in tokens."""
+    """Counts are of examples unless the name says otherwise; lengths are in tokens, the median rounded to one."""
 
     source: SourceFacts
     kept: int
     continued: int  # examples that go on with the text of the one before
     truncated: int
-    prompt_lost: int
+    prompt_lost: int  # nothing that the user says is left
     stop_lost: int
+    answers_lost: int  # answers of which nothing is left
     control_text: int
     duplicates: int
     overlap: int  # examples that the training set holds as well; only for evaluation data
@@ -113,6 +114,7 @@ def audit_dataset(
         truncated=int((flags & TRUNCATED > 0).sum()),
         prompt_lost=int((flags & PROMPT_LOST > 0).sum()),
         stop_lost=int((flags & STOP_LOST > 0).sum()),
+        answers_lost=dataset.answers_lost(),
         control_text=int((flags & CONTROL_TEXT > 0).sum()),
         duplicates=len(prints) - (len(seen) - known),
         overlap=sum(one in training for one in prints),
@@ -146,6 +148,7 @@ def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str
         truncated=total(lambda one: one.truncated),
         prompt_lost=total(lambda one: one.prompt_lost),
         stop_lost=total(lambda one: one.stop_lost),
+        answers_lost=total(lambda one: one.answers_lost),
         control_text=total(lambda one: one.control_text),
         duplicates=total(lambda one: one.duplicates),
         overlap=total(lambda one: one.overlap),
@@ -175,8 +178,8 @@ def cautions(audit: Audit) -> tuple[str, ...]:
         )
     if audit.truncated > _CUT_SHARE * audit.kept:
         found.append(
-            f"examples cut to max_length: {audit.truncated} of {audit.kept}; all of the prompt's text was lost in "
-            f"{audit.prompt_lost}, the end of the answer in {audit.stop_lost}"
+            f"examples cut to max_length: {audit.truncated} of {audit.kept}; all that the user says was lost in "
+            f"{audit.prompt_lost}, the end of an answer in {audit.stop_lost}; whole answers lost: {audit.answers_lost}"
         )
     if audit.control_text:
         found.append(f"examples that spell out control tokens, encoded as plain text: {audit.control_text}")
@@ -200,11 +203,12 @@ def _places(records: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _lengths(dataset: TokenisedDataset) -> dict[str, int]:
+    """p95: the smallest length that at least 95 of 100 examples do not exceed."""
     lengths = dataset.lengths
     return {
         "shortest": int(lengths.min()),
-        "median": int(np.percentile(lengths, 50, method="lower")),
-        "p95": int(np.percentile(lengths, 95, method="lower")),
+        "median": round(float(np.median(lengths))),
+        "p95": int(np.percentile(lengths, 95, method="inverted_cdf")),
         "longest": int(lengths.max()),
     }
 

@@ -125,12 +125,12 @@ def _mapped(path: Path) -> np.ndarray:
 
 def _arrays(examples: list[Encoded], vocabulary: int) -> dict[str, np.ndarray]:
     width = np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32
-    rows = [(one.number, one.line, _flags(one)) for one in examples]
+    rows = [(one.number, one.line, _flags(one), one.answers_lost) for one in examples]
     return {
         "ids": np.concatenate([np.zeros(0), *(one.ids for one in examples)]).astype(width),
         "mask": np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)]),
         "offsets": np.cumsum([0, *(len(one.ids) for one in examples)], dtype=np.int64),
-        "rows": np.array(rows, dtype=np.int64).reshape(-1, 3),
+        "rows": np.array(rows, dtype=np.int64).reshape(-1, 4),
     }
 
 

@@ -28,7 +28,7 @@ def keep(
     encoder: TextEncoder,
     max_length: int,
 ) -> tuple[np.ndarray, bool]:
-    """Positions that remain, in order, at most max_length, and whether there were prompt texts and none is left.
+    """Positions that remain, in order, at most max_length, and whether the user said something and nothing of it is left.
 
     learned: turns whose answers are. supervised: [tokens].
     """
@@ -37,12 +37,15 @@ def keep(
     end, protected = _end(turn_of >= 0, answer, supervised, max_length)
     positions = np.arange(end)
     cuttable = positions[turn_of[:end] >= 0]
-    is_system = np.array([turn.role == "system" for turn in conversation.turns])[turn_of[cuttable]]
+    roles = np.array([turn.role for turn in conversation.turns])
+    is_system = roles[turn_of[cuttable]] == "system"
     spoken, system = cuttable[~is_system], cuttable[is_system]
     older = max(0, len(spoken) - protected)
     order = np.concatenate([spoken[:older], system, spoken[older:]])
     gone = order[: max(0, end - max_length)]
-    return np.setdiff1d(positions, gone)[:max_length], len(cuttable) > 0 and len(gone) == len(cuttable)
+    kept = np.setdiff1d(positions, gone)[:max_length]
+    asked = (turn_of >= 0) & (roles[turn_of] == "user")
+    return kept, bool(asked.any() and not asked[kept].any())
 
 
 def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_length: int) -> tuple[int, int]:

@@ -22,8 +22,8 @@ TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED = (1 << bi
 class TokenisedFile:
     """M examples that lie one after the other.
 
-    name: the file's, for messages. ids[tokens] (uint16 or uint32), mask[tokens] (bool), offsets[M + 1], rows[M, 3]:
-    number, line and flags of each example.
+    name: the file's, for messages. ids[tokens] (uint16 or uint32), mask[tokens] (bool), offsets[M + 1], rows[M, 4]:
+    number, line, flags and lost answers of each example.
     """
 
     name: str
@@ -79,6 +79,10 @@ class TokenisedDataset:
         """TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES and CONTINUED of every example: [N]. The last two:
         of a text in several examples, all but the first and all but the last."""
         return np.concatenate([file.rows[:, 2] for file in self.files])[self.chosen]
+
+    def answers_lost(self) -> int:
+        """Answers of which cutting left nothing, in the examples that are left."""
+        return int(np.concatenate([file.rows[:, 3] for file in self.files])[self.chosen].sum())
 
     def records(self) -> np.ndarray:
         """Which record each example comes from, counted from 0: [N] int64. Parts of one text share theirs."""

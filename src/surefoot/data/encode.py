@@ -26,7 +26,7 @@ _CHUNK = 1024  # conversations per call of the tokenizer: enough for its threads
 @dataclass(frozen=True)
 class Encoded:
     """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_lost, stop_lost: cutting left nothing
-    of the prompt's texts; took a stop token that was to be learned. control_texts: names of control tokens that the
+    of what the user said; took the stop token of an answer, or left none. answers_lost: those it took whole. control_texts: names of control tokens that the
     row's texts spell out. continues, continued: it is not the first, not the last part of its text. An example without
     a supervised token is to be dropped."""
 
@@ -37,6 +37,7 @@ class Encoded:
     truncated: bool = False
     prompt_lost: bool = False
     stop_lost: bool = False
+    answers_lost: int = 0
     control_texts: int = 0
     continues: bool = False
     continued: bool = False
@@ -78,7 +79,7 @@ def encode(
                 yield from in_chunks(whole, max_length)
             else:
                 kept, prompt_lost = keep(runs, learned, conversation, whole.supervised, encoder, max_length)
-                yield _cut(whole, kept, prompt_lost, template.stop_ids)
+                yield _cut(whole, kept, prompt_lost, _answers(runs, learned), template.stop_ids)
 
 
 def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
@@ -114,13 +115,21 @@ def _mask(runs: Sequence[Run], learned: Collection[int], train_on: TrainOn) -> n
     return mask
 
 
-def _cut(whole: Encoded, kept: np.ndarray, prompt_lost: bool, stop_ids: Sequence[int]) -> Encoded:
-    stops = whole.supervised & np.isin(whole.ids, stop_ids)
+def _answers(runs: Sequence[Run], learned: Collection[int]) -> np.ndarray:
+    """For each token the turn whose learned answer it belongs to, -1 for none: [tokens]."""
+    turns = [run.turn if run.answer and run.turn in learned else -1 for run in runs]
+    return np.repeat(turns, [len(run.ids) for run in runs])
+
+
+def _cut(whole: Encoded, kept: np.ndarray, prompt_lost: bool, answers: np.ndarray, stop_ids: Sequence[int]) -> Encoded:
+    left = np.isin(answers, np.setdiff1d(answers[kept], [-1]))  # of the answers of which something is left, all tokens
+    stops = left & whole.supervised & np.isin(whole.ids, stop_ids)
     return replace(
         whole,
         ids=whole.ids[kept],
         supervised=whole.supervised[kept],
         truncated=True,
         prompt_lost=prompt_lost,
-        stop_lost=bool(stops.sum() > stops[kept].sum()),
+        stop_lost=not left.any() or bool(stops.sum() > stops[kept].sum()),
+        answers_lost=len(np.unique(answers[~left & (answers >= 0)])),
     )

@@ -174,6 +174,7 @@ def _file(audit: Audit) -> dict[str, Any]:
         "placeholders": len(source.placeholders),
         "truncated": audit.truncated,
         "stop_lost": audit.stop_lost,
+        "answers_lost": audit.answers_lost,
         "prompt_lost": audit.prompt_lost,
         "control_text": audit.control_text,
         "duplicates": audit.duplicates,
