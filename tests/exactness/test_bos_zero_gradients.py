@@ -2,8 +2,8 @@
 
 The failing twin is kept: position 0 of the embedding's output times 0, as it was first done elsewhere. Each norm
 divides the gradient of a stream of zeros by sqrt(eps), about 316 twice a layer, so it is infinite at some sixteen
-layers, and 0 times infinity is NaN, in half of all parameters at 32. In float64 such numbers still fit, so that the plain gradient is
-the reference.
+layers, and 0 times infinity is NaN, in half of all parameters at 32. In float64 such numbers still fit, so that the
+plain gradient is the reference.
 """
 
 import copy

@@ -10,9 +10,9 @@ added later), after NEFTune's noise. The decoder is given embeddings in place of
 weights and nothing is kept between calls: which tokens begin a sequence follows from mask, positions and cache.
 
 With s = 0 the stream of that token is exactly zero in a model without biases, and stays so. The gradient there is
-divided by sqrt(eps) in every norm: at some twenty layers it is infinite, and 0 times infinity is NaN. No
-parameter feels that stream, because each multiplies a zero, so its gradient is cut after every layer: the result is
-the same (tested against float64) and finite. Whether the stream is zero is looked at in every forward pass, for every
+divided by sqrt(eps) in every norm: at some sixteen layers it is infinite, and 0 times infinity is NaN. No parameter
+feels that stream, because each multiplies a zero, so its gradient is cut after every layer: the result is the same
+(tested against float64) and finite. Whether the stream is zero is looked at in every forward pass, for every
 sequence; where it is not, or where a bias trains that would move it, the gradient is the plain one.
 
 Shapes: B rows, T tokens of this call, S tokens with those in the cache, H width.
