@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from surefoot.dialects import measuring
 from surefoot.dialects.axolotl import AXOLOTL
 from surefoot.dialects.finetune import FINETUNE
 from surefoot.dialects.launch import Options, read_command
@@ -27,7 +28,7 @@ from surefoot.errors import Fault, InputError
 
 def tools() -> tuple[Tool, ...]:
     """Any other script comes last."""
-    return (LLAMAFACTORY, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
+    return (LLAMAFACTORY, *measuring.TOOLS, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
 
 
 def translate_command(words: Sequence[str], options: Options) -> Translation:

@@ -1,0 +1,76 @@
+"""A pickle is a program: whatever it asks for, nothing of it runs, and the refusal is one line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from surefoot.convert import pickled
+from surefoot.convert.pickled import open_pickled, state_dict
+from surefoot.convert.tensors import as_bytes
+from surefoot.errors import EnvironmentFault, InputError
+
+
+class Payload:
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def hostile(folder: Path) -> dict[str, Path]:
+    payload, marker = Payload(folder / "marker"), folder / "marker"
+    files = {name: folder / f"{name}.bin" for name in ("zip", "plain", "tar")}
+    torch.save({"w": payload}, files["zip"])
+    files["plain"].write_bytes(pickle.dumps(payload))
+    with tarfile.open(files["tar"], "w") as archive:
+        (folder / "x").write_text("x")
+        archive.add(folder / "x", arcname=f"../{marker.name}")
+    return files
+
+
+def test_nothing_of_a_hostile_file_runs(tmp_path):
+    (tmp_path / "work").mkdir()
+    messages = {}
+    for name, file in hostile(tmp_path).items():
+        with pytest.raises(InputError) as caught:
+            open_pickled(file, tmp_path / "work" / name)
+        messages[name] = str(caught.value)
+    assert not (tmp_path / "marker").exists()
+    assert not (tmp_path / "work" / "marker").exists()
+    assert all("\n" not in message for message in messages.values())
+    assert "asks for posix.system when it is opened" in messages["zip"]
+    assert "tar archive" in messages["tar"]
+    pickle.loads((tmp_path / "plain.bin").read_bytes())  # twin: the payload is live
+    assert (tmp_path / "marker").exists()
+
+
+def test_tensors_come_back_bit_for_bit_and_shared_ones_once(tmp_path):
+    weight = torch.tensor([[float("nan"), -0.0], [1e-45, 2.0]])
+    tensors = {"a": weight, "b": weight.bfloat16(), "tied": weight, "view": weight[:, 1], "one": torch.tensor(3)}
+    torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "m.pt")
+    found = state_dict(open_pickled(tmp_path / "m.pt", tmp_path / "out"), tmp_path / "m.pt")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(as_bytes(found[name].read()), as_bytes(tensor)), name
+    held = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    assert held < 1000
+
+
+def test_a_file_without_weights_is_refused(tmp_path):
+    torch.save({"epoch": 3, "loss": [1.0]}, tmp_path / "m.pt")
+    with pytest.raises(InputError, match="no mapping of names to tensors"):
+        state_dict(open_pickled(tmp_path / "m.pt", tmp_path / "out"), tmp_path / "m.pt")
+
+
+def test_a_child_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(pickled, "_SECONDS", 0.01)
+    torch.save({"a": torch.ones(1)}, tmp_path / "m.pt")
+    with pytest.raises(EnvironmentFault, match="took more than"):
+        open_pickled(tmp_path / "m.pt", tmp_path / "out")
