@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.data import described, sources
-from surefoot.data.hub_files import Chosen
+from surefoot.data.hub_files import TO_EVALUATE, Chosen
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.errors import InputError
@@ -69,6 +69,25 @@ class TestFolders:
         monkeypatch.setattr(sources, "is_data", data_kind)
         with pytest.raises(ValueError, match="too many values"):
             self.test_the_test_split_and_prose_are_not_trained_on(folder)
+
+    @pytest.mark.parametrize(
+        ("files", "chosen"),
+        [
+            (("train", "test"), "test"),
+            (("train", "valid", "test"), "valid"),
+            (("a", "test"), "test"),
+            (("a",), "a"),
+        ],
+    )
+    def test_what_is_evaluated_is_not_what_is_trained_on(self, folder, files, chosen):
+        path = folder({f"{name}.jsonl": '{"text": "a"}' for name in files})
+        assert open_one(path, split=TO_EVALUATE).name == f"{path}/{chosen}.jsonl"
+
+    def test_twin_without_such_a_split_it_is_refused(self, folder):
+        path = folder({"train.jsonl": '{"text": "a"}'})
+        assert fault_of(path, split=TO_EVALUATE) == (
+            f"{path}: has no split 'validation' or 'test'; it has train; name the one you mean in split"
+        )
 
     def test_what_shows_no_split_beside_one_that_does_is_said(self, folder):
         path = folder({"a.json": ALPACA, "test.json": ALPACA})

@@ -21,7 +21,7 @@ LONG = [{"instruction": "Say heron often.", "input": "", "output": " ".join(["he
 
 
 @pytest.fixture
-def prepare(tmp_path, monkeypatch):
+def prepared(tmp_path, monkeypatch):
     """Prepare LONG for a model of 512 positions; change: what to do to the plan of the tokens before."""
     monkeypatch.setattr(hardware, "cache_folder", lambda: tmp_path / "cache")
     base = tiny_llama(tmp_path / "base")
@@ -30,9 +30,27 @@ def prepare(tmp_path, monkeypatch):
     def prepare(change=lambda tokens: tokens, **data):
         config = run_config(model=str(base), data={"train": str(tmp_path / "train.json"), **data})
         tokens = plan_tokenizer(config, read_model_facts(base), read_tokenizer_facts(base), Notes())
-        return prepare_sft(config, change(tokens), planned_tokenizer(base, tokens)).train
+        return prepare_sft(config, change(tokens), planned_tokenizer(base, tokens))
 
     return prepare
+
+
+@pytest.fixture
+def prepare(prepared):
+    """Its training examples."""
+    return lambda *change, **data: prepared(*change, **data).train
+
+
+def test_a_folder_is_trained_on_its_train_and_evaluated_on_its_test_split(prepared, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name, rows in (("train", LONG[:2]), ("test", LONG[2:])):
+        (tmp_path / "data" / f"{name}.json").write_text(json.dumps(rows))
+    folder = str(tmp_path / "data")
+    data = prepared(train=folder, eval=folder)
+    assert (data.audit.source.file, data.eval_audit.source.file) == (f"{folder}/train.json", f"{folder}/test.json")
+    assert data.eval_audit.overlap == 0
+    named = prepared(train=folder, eval={"path": folder, "split": "train"})  # the twin: asked for, and told
+    assert named.eval_audit.overlap == 2
 
 
 def test_examples_are_cut_to_the_planned_length_whatever_the_config_says(prepare):

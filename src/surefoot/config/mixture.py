@@ -22,8 +22,9 @@ class SourceConfig(Section):
     """Entry of the folder's dataset_info.json."""
     subset: Annotated[Text | None, Field(examples=["main"])] = None
     """Configuration (subset) of a hub data set."""
-    split: Text = "train"
-    """Split of a hub data set, or of a folder, seen from the names of its files."""
+    split: Annotated[Text | None, Field(examples=["train"])] = None
+    """Split of a hub data set, or of a folder, seen from the names of its files. Left out: train; for data.eval
+    validation, or else test."""
     revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of a hub data set."""
     streaming: Flag = False

@@ -113,7 +113,7 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
         return
     split_of_folder = os.path.isdir(path) and source.name is None
     for name in _ONLY_ON_THE_HUB:
-        if name == "split" and split_of_folder:
+        if name == "split" and (split_of_folder or source.split == "train"):  # a file is all train
             continue
         if getattr(source, name) != SourceConfig.model_fields[name].default:
             what = f"is for data sets on the hub, and {text} is a path on this machine"

@@ -28,7 +28,7 @@ def keep(
     encoder: TextEncoder,
     max_length: int,
 ) -> tuple[np.ndarray, bool]:
-    """Positions that remain, in order, at most max_length, and whether the user said something and nothing of it is left.
+    """Positions that remain, in order, at most max_length, and whether the user says something and it is all gone.
 
     learned: turns whose answers are. supervised: [tokens].
     """

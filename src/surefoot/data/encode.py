@@ -26,9 +26,9 @@ _CHUNK = 1024  # conversations per call of the tokenizer: enough for its threads
 @dataclass(frozen=True)
 class Encoded:
     """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_lost, stop_lost: cutting left nothing
-    of what the user said; took the stop token of an answer, or left none. answers_lost: those it took whole. control_texts: names of control tokens that the
-    row's texts spell out. continues, continued: it is not the first, not the last part of its text. An example without
-    a supervised token is to be dropped."""
+    of what the user says; took the stop token of an answer, or left none. answers_lost: those it took whole.
+    control_texts: names of control tokens that the row's texts spell out. continues, continued: it is not the first,
+    not the last part of its text. An example without a supervised token is to be dropped."""
 
     ids: np.ndarray
     supervised: np.ndarray

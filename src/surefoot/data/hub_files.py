@@ -9,7 +9,7 @@ in which no name shows a split has one: train. A folder on this machine is chose
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,15 @@ _SPLITS = {
 }
 _METADATA = (DESCRIPTION, "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 _PROSE = ("authors", "changelog", "citation", "contributing", "copying", "licence", "license", "notice", "readme")
+TO_EVALUATE = ("validation", "test")  # which split evaluation data is, where nobody says
 ROOT = "."  # subset: what lies in no folder of its own
 _LISTED = 8  # subsets in a message
 # The order in which kinds are preferred where a repository holds a split in several: exact types before text.
 _PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
 assert set(_PREFERRED) == set(DATA_KINDS)
+
+
+Splits = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,11 @@ class Chosen:
 
 
 def choose_files(
-    name: str, files: Collection[str], readme: str, subset: str | None, split: str, folder: str | None = None
+    name: str, files: Collection[str], readme: str, subset: str | None, split: str | Splits, folder: str | None = None
 ) -> Chosen:
-    """name: of the repository, for messages. files: all its paths. folder: only what lies in it counts. Raises
-    InputError that lists what there is."""
+    """name: of the repository, for messages. files: all its paths. split: one, or several of which the first that is
+    there is meant. folder: only what lies in it counts. Raises InputError that lists what there is."""
+    splits = (split,) if isinstance(split, str) else split
     below = "" if folder is None else folder.strip("/") + "/"
     data = sorted(
         file
@@ -57,9 +62,9 @@ def choose_files(
     if not data:
         raise _no_data(name, files, folder)
     if folder is None and (configs := _configs(name, readme)):
-        chosen, part, reason = _declared(name, configs, data, subset, split)
+        chosen, part, reason = _declared(name, configs, data, subset, splits)
     else:
-        chosen, part, reason = _by_name(name, [file.removeprefix(below) for file in data], subset, split)
+        chosen, part, reason = _by_name(name, [file.removeprefix(below) for file in data], subset, splits)
         chosen = [below + file for file in chosen]
     kinds = sorted({data_kind(file) or "" for file in chosen}, key=_PREFERRED.index)
     if len(kinds) > 1:
@@ -97,7 +102,7 @@ def _configs(name: str, readme: str) -> list[Mapping[str, Any]]:
 
 
 def _declared(
-    name: str, configs: Sequence[Mapping[str, Any]], data: Sequence[str], subset: str | None, split: str
+    name: str, configs: Sequence[Mapping[str, Any]], data: Sequence[str], subset: str | None, wanted: Splits
 ) -> tuple[list[str], str, str]:
     by_name = {str(one["config_name"]): one for one in configs}
     if subset is None:
@@ -109,8 +114,9 @@ def _declared(
     elif subset not in by_name:
         raise InputError(Fault(name, f"has no subset {subset!r}", f"it has {', '.join(by_name)}"))
     splits = _declared_splits(by_name[subset]["data_files"])
-    if split not in splits:
-        raise InputError(Fault(name, f"has no split {split!r} in the subset {subset!r}", f"it has {', '.join(splits)}"))
+    split = next((one for one in wanted if one in splits), None)
+    if split is None:
+        raise InputError(Fault(name, f"{_no_split(wanted)} in the subset {subset!r}", _other_splits(wanted, splits)))
     patterns = [_pattern(glob) for glob in splits[split]]
     chosen = [file for file in data if any(pattern.fullmatch(file) for pattern in patterns)]
     if not chosen:
@@ -136,7 +142,17 @@ def _pattern(glob: str) -> re.Pattern[str]:
     return re.compile(wild)
 
 
-def _by_name(name: str, data: Sequence[str], subset: str | None, split: str) -> tuple[list[str], str, str]:
+def _no_split(wanted: Splits) -> str:
+    return f"has no split {' or '.join(map(repr, wanted))}"
+
+
+def _other_splits(wanted: Splits, there: Iterable[str]) -> str:
+    """What to do instead; several were looked for where nobody named one."""
+    listed = f"it has {', '.join(there)}"
+    return listed if len(wanted) == 1 else f"{listed}; name the one you mean in split"
+
+
+def _by_name(name: str, data: Sequence[str], subset: str | None, wanted: Splits) -> tuple[list[str], str, str]:
     subsets = sorted({_subset_of(file) for file in data})
     listed = ", ".join(subsets[:_LISTED]) + (" …" if len(subsets) > _LISTED else "")
     if subset is not None:
@@ -153,13 +169,15 @@ def _by_name(name: str, data: Sequence[str], subset: str | None, split: str) -> 
     rest = f"{', '.join(unread[:_LISTED])} {'show' if len(unread) > 1 else 'shows'} no split" if unread else ""
     if len(unread) == len(shown):
         shown, reason = dict.fromkeys(data, "train"), "no file name shows a split, so all are train"
+        wanted = (*wanted, "train") if len(wanted) > 1 else wanted
     else:
         reason = "seen from the file names" + (f"; not read: {rest}" if rest else "")
+    there = sorted({seen for seen in shown.values() if seen})
+    split = next((one for one in wanted if one in there), None)
+    if split is None:
+        fix = _other_splits(wanted, there) + (f"; {rest}" if rest else "")
+        raise InputError(Fault(name, _no_split(wanted), fix))
     chosen = [file for file, seen in shown.items() if seen == split]
-    if not chosen:
-        there = sorted({seen for seen in shown.values() if seen})
-        fix = f"it has {', '.join(there)}" + (f"; {rest}" if rest else "")
-        raise InputError(Fault(name, f"has no split {split!r}", fix))
     return chosen, f"{'' if subset is None else f'subset {subset}, '}split {split}", reason
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from surefoot.data.files import open_file
-from surefoot.data.hub_files import Chosen, choose_files
+from surefoot.data.hub_files import Chosen, Splits, choose_files
 from surefoot.data.json_rows import read_line
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
@@ -35,7 +35,7 @@ class HubData:
 
     name: str
     subset: str | None
-    split: str
+    split: str | Splits
     revision: str | None
     folder: str | None = None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.data.described import inside, read_description, read_entry
 from surefoot.data.files import open_file
-from surefoot.data.hub_files import choose_files, is_data
+from surefoot.data.hub_files import Splits, choose_files, is_data
 from surefoot.data.hub_rows import HubData, open_hub, stream_hub
 from surefoot.data.rows import Source
 from surefoot.errors import Fault, InputError
@@ -25,7 +25,8 @@ class SourceSpec:
     """One entry of data.train or data.eval, as plain values.
 
     path: file, folder or hub id. format: auto or a layout's name. columns: field of the layout -> the file's own name.
-    name: entry of the folder's dataset_info.json. split: of a folder or hub data set. subset, revision, streaming: of
+    name: entry of the folder's dataset_info.json. split: of a folder or hub data set; of several
+    the first that is there. subset, revision, streaming: of
     the latter.
     weight, epochs: its part in a mixture, see `surefoot.data.order`.
     """
@@ -35,7 +36,7 @@ class SourceSpec:
     columns: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
     subset: str | None = None
-    split: str = "train"
+    split: str | Splits = "train"
     revision: str | None = None
     streaming: bool = False
     max_samples: int | None = None
@@ -64,7 +65,7 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
     return tuple(replace(source, format=spec.format, columns=spec.columns) for source in sources)
 
 
-def _open_folder(path: str, split: str) -> tuple[Source, ...]:
+def _open_folder(path: str, split: str | Splits) -> tuple[Source, ...]:
     """The data files right in the folder that are this split, by name, chosen as those of a repository on the hub. What
     lies deeper is another data set, or another split."""
     entries = sorted(entry for entry in Path(path).iterdir() if not entry.name.startswith("."))

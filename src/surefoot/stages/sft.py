@@ -13,6 +13,7 @@ from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.hub_files import TO_EVALUATE, Splits
 from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
@@ -74,10 +75,10 @@ def prepare_sft(
     alone. For stage pretrain: plain texts, in as many examples as they need. read_record: for sources whose format is
     custom. Raises InputError for bad data."""
     data = config.data
-    evaluation = _specs(data.eval, data.format) if isinstance(data.eval, tuple) else data.eval
+    evaluation = _specs(data.eval, data.format, TO_EVALUATE) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
     return prepare_data(
-        _specs(data.train, data.format),
+        _specs(data.train, data.format, "train"),
         None if evaluation == "none" else evaluation,
         template=data.template if is_file(data.template) else planned,  # a file may have moved
         template_asked=data.template != "auto",
@@ -96,8 +97,8 @@ def prepare_sft(
     )
 
 
-def _specs(sources: Sequence[SourceConfig], default: str) -> list[SourceSpec]:
-    """default: the format of a source that names none."""
+def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -> list[SourceSpec]:
+    """default, split: the format and the split of a source that names none."""
     return [
         SourceSpec(
             source.path,
@@ -105,7 +106,7 @@ def _specs(sources: Sequence[SourceConfig], default: str) -> list[SourceSpec]:
             columns=source.columns,
             name=source.name,
             subset=source.subset,
-            split=source.split,
+            split=source.split or split,
             revision=source.revision,
             streaming=source.streaming,
             max_samples=source.max_samples,
