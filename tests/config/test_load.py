@@ -76,6 +76,22 @@ WRONG = {  # top-level key, its text -> the message; the config has stage, model
         "run.yaml:6:16: optim.betas: expected a list of 2 values, each a number of at least 0 and less than 1, "
         "got [0.9] (a list); for example `betas: [0.9, 0.999]`"
     ),
+    ("report_to", "[tensorbord]"): (
+        "run.yaml:6:13: report_to[0]: expected tensorboard, wandb, mlflow or trackio, got 'tensorbord' (text); "
+        "did you mean tensorboard?"
+    ),
+    ("report_to", "[wandb, 3]"): (
+        "run.yaml:6:20: report_to[1]: expected tensorboard, wandb, mlflow or trackio, got 3 (a whole number); "
+        "for example `report_to: [tensorboard]`"
+    ),
+    ("report_to", "tensorbord"): (
+        "run.yaml:6:12: report_to: expected a list of tensorboard, wandb, mlflow or trackio, got 'tensorbord' (text); "
+        "did you mean tensorboard?"
+    ),
+    ("report_to", "wandb"): (
+        "run.yaml:6:12: report_to: expected a list of tensorboard, wandb, mlflow or trackio, got 'wandb' (text); "
+        "write `report_to: [wandb]`"
+    ),
     ("optim", ""): "",  # leaves the key out
     ("optim", "~"): "run.yaml:6:8: optim: expected a group of keys, got nothing; for example `optim: {lr: 2e-4}`",
     ("duration", "3"): (

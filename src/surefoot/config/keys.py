@@ -27,10 +27,12 @@ _BRACKET = re.compile(r"\[(\d+)\]")
 @dataclass(frozen=True)
 class Key:
     """path: "optim.lr". expected: what may stand there, in words. example: a value that is accepted.
-    default: None also where the key is required. children: paths of the keys of a group; empty for a plain value."""
+    item: what each item of a list of fixed words may be, in words; empty for other values. default: None also where the
+    key is required. children: paths of the keys of a group; empty for a plain value."""
 
     path: str
     expected: str
+    item: str
     choices: tuple[str, ...]
     help: str
     required: bool
@@ -78,6 +80,7 @@ def _walk(section: Fragment, group: str, definitions: dict[str, Fragment]) -> It
         yield Key(
             path=path,
             expected=in_words(fragment),
+            item=in_words(fragment["items"]) if "enum" in fragment.get("items", {}) else "",
             choices=_choices(fragment),
             help=fragment.get("description", ""),
             required=name in section.get("required", ()),
@@ -97,9 +100,9 @@ def _group_of(fragment: Fragment, definitions: dict[str, Fragment]) -> Fragment 
 
 
 def _choices(fragment: Fragment) -> tuple[str, ...]:
-    """The words among the accepted values, for "did you mean"."""
+    """The words among the accepted values, or items of a list, for "did you mean"."""
     words: list[str] = []
-    for option in fragment.get("anyOf", [fragment]):
+    for option in fragment.get("anyOf", [fragment.get("items", fragment)]):
         values = option.get("enum", [option["const"]] if "const" in option else [])
         words += [value for value in values if isinstance(value, str)]
     return tuple(words)

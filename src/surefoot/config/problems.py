@@ -104,13 +104,14 @@ def _wrong(path: str, value: Any) -> Problem:
     while name not in all_keys():
         name = name.rpartition(".")[0]
     key = all_keys()[name]
-    return Problem(path, f"expected {key.expected}, got {shown(value)}", _remedy(key, value), "value", (name,))
+    expected = key.item if key.item and path != name else key.expected
+    return Problem(path, f"expected {expected}, got {shown(value)}", _remedy(key, value), "value", (name,))
 
 
 def _remedy(key: Key, value: Any) -> str:
     if isinstance(value, str):
         if (word := nearest_word(value, key.choices)) is not None:
-            return f"did you mean {word}?"
+            return f"write `{key.name}: [{word}]`" if key.item and word == value else f"did you mean {word}?"
         if not isinstance(plain_scalar(value), str) and not key.children:
             return "remove the quotes"
     elif key.expected.startswith("text") and isinstance(value, bool | int | float):

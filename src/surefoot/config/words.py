@@ -111,6 +111,8 @@ def _list(fragment: dict[str, Any]) -> str:
         return f"a list of {len(items)} values, each {in_words(items[0])}"
     if "anyOf" in fragment["items"]:
         return "a list of these"
+    if "enum" in fragment["items"]:
+        return f"a list of {in_words(fragment['items'])}"
     return "a list of " + {"text": "names"}.get(in_words(fragment["items"]), "values")
 
 
