@@ -35,6 +35,7 @@ SURFACE = {
         "--overwrite",
     ],
     "chat": ["model", "--adapter", "--system", "--max-new-tokens", "--temperature", "--top-p", "--seed"],
+    "compat": ["folder", "--overwrite"],
     "completion": ["shell"],
     "compare": ["run_a", "run_b", "--json", "--plot"],
     "convert": ["source", "--out", "--to", "--base", "--list", "--dry-run", "--overwrite"],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot import durable
+from surefoot.families.files import read_json
 from surefoot.report.rows import Row, metric_fields
 
 if TYPE_CHECKING:
@@ -69,6 +70,26 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
         except Exception as error:  # fonts, back ends, disk: whatever it is, the model is worth more than its picture
             cautions.append(f"{path.name} was not drawn: {type(error).__name__}: {error}")
     return written, cautions
+
+
+def draw_history(run: Path, keys: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`training_<key>.png` for each of these columns of the run's trainer_state.json, as plotting functions of other
+    tools name them. Returns the names of the files, and the keys of which there are no two points.
+
+    Raises InputError where the run has no such file.
+    """
+    history = read_json(run / "trainer_state.json").get("log_history", [])
+    known = {quantity.key: quantity for quantity in QUANTITIES}
+    written: list[str] = []
+    for key in keys:
+        rows = [{**row, "current_steps": row["step"]} for row in history if key in row]
+        quantity = known.get(key, Quantity(key, key.replace("_", " ")))
+        curve = curve_of(rows, quantity)
+        if len(curve.values) >= 2:
+            path = run / f"training_{key.replace('/', '_')}.png"
+            durable.write_bytes(path, png(draw(curve, quantity, run.name)))
+            written.append(path.name)
+    return written, [key for key in keys if f"training_{key.replace('/', '_')}.png" not in written]
 
 
 def metric_quantities(rows: Sequence[Row]) -> list[Quantity]:

@@ -1,0 +1,22 @@
+"""`surefoot compat`: scripts under the names that existing launch scripts call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--overwrite", is_flag=True, help="Replace other files of the same names.")
+def compat(folder: Path, overwrite: bool) -> None:
+    """Write finetune.py, llamafactory-cli, train_sft.py and the others into FOLDER.
+
+    source FOLDER/activate puts them on the path; python finetune.py … then runs surefoot.
+    """
+    from surefoot.compat import write_scripts
+
+    for name in write_scripts(folder, overwrite=overwrite):
+        click.echo(folder / name)
+    click.echo(f"now: source {folder}/activate")

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Try the BOS scaling with the small model that comes with surefoot: a few steps, offline, seconds on a CPU."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+RECORDS = [
+    {"instruction": f"What is {one} and {other}?", "input": "", "output": f"{one + other}."}
+    for one in range(4)
+    for other in range(4)
+]
+WORDS = {
+    "stage": "sft",
+    "do_train": "true",
+    "dataset": "sums",
+    "template": "alpaca",
+    "finetuning_type": "lora",
+    "use_bos_zero_training": "true",
+    "cutoff_len": "128",
+    "per_device_train_batch_size": "4",
+    "logging_steps": "1",
+    "max_steps": "4",
+    "learning_rate": "1e-3",
+}
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name, resources.as_file(resources.files("surefoot.quickstart")) as quickstart:
+        folder = Path(name)
+        (folder / "sums.json").write_text(json.dumps(RECORDS))
+        (folder / "dataset_info.json").write_text(json.dumps({"sums": {"file_name": "sums.json"}}))
+        for factor in ("0.1", "0.0"):
+            print(f"--- bos_scaling_factor {factor}", flush=True)
+            paths = {"model_name_or_path": quickstart / "base", "dataset_dir": folder, "output_dir": folder / factor}
+            words = {**WORDS, **paths, "bos_scaling_factor": factor}
+            flags = [f"--{key}={value}" for key, value in words.items()]
+            command = [sys.executable, "-m", "surefoot", "run", "--", "llamafactory-cli", "train", *flags]
+            if code := subprocess.run(command, check=False).returncode:
+                sys.exit(code)
+    print("losses and gradients were finite at both factors")
