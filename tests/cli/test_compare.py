@@ -13,8 +13,16 @@ from click.testing import CliRunner, Result
 
 from forkserver import ForkServer
 from surefoot.cli.main import main
+from surefoot.planning.serial import Difference
 from surefoot.report import comparison
-from surefoot.report.comparison import first_difference, shared_curve
+from surefoot.report.comparison import (
+    Comparison,
+    comparison_tables,
+    fields_alone,
+    first_difference,
+    shared_curve,
+    verdict_lines,
+)
 from surefoot.report.verify_table import MOST_SHOWN
 from tiny import tiny_llama
 
@@ -118,6 +126,43 @@ def test_curves_meet_on_shared_steps() -> None:
     assert len(points) == comparison.GRID
     assert (points[0], points[-1]) == ((2, 2, -2), (100, 100, -100))
     assert shared_curve(a, b, "eval_loss") == ()
+
+
+LOGS = [
+    [{"current_steps": step, "eval_loss": loss, **more} for step, loss in enumerate(losses)]
+    for losses, more in (([2.0, 1.0], {"eval_exact_match": 0.0}), ([2.0, 1.5], {}))
+]
+
+
+def check_a_metric_of_one_run() -> None:
+    """It is no difference of step 0: there both logged the same loss."""
+    assert first_difference(*LOGS) == "evaluation at step 1: eval_loss 1.0 and 1.5"
+    assert fields_alone(*LOGS) == (("eval_exact_match",), ())
+
+
+def test_a_metric_that_one_run_lacks_is_listed_apart() -> None:
+    check_a_metric_of_one_run()
+    train = [{"current_steps": 1, "loss": 1.0}]
+    assert fields_alone([*train, *LOGS[0]], train) == ((), ()), "nothing to compare an evaluation with"
+    found = Comparison(("a", "b"), (), (), (), (), {}, {}, None, (("eval_exact_match",), ()), None)
+    assert verdict_lines(found)[1:] == [
+        "logged by a alone: eval_exact_match",
+        "the logs agree bit for bit in what both hold",
+    ]
+
+
+def test_twin_taken_for_none_it_would_be_the_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "fields_alone", lambda a, b: ((), ()))
+    with pytest.raises(AssertionError):
+        check_a_metric_of_one_run()
+
+
+def test_lists_are_shown_as_the_config_has_them() -> None:
+    found = Comparison(
+        ("a", "b"), (), (Difference("report_to", ("tensorboard",), ()),), (), (), {}, {}, None, ((), ()), None
+    )
+    (table,) = comparison_tables(found)
+    assert [list(column.cells) for column in table.columns] == [["report_to"], ["[tensorboard]"], ["[]"]]
 
 
 def test_the_first_difference_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:

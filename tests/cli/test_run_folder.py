@@ -111,6 +111,27 @@ def test_an_impossible_output_is_found_before_the_plan(train, tmp_path):
         assert log.startswith(f"error: {place}: cannot be written"), log
 
 
+def check_all_conflicts(train, *arguments):
+    """An occupied folder hides nothing else that is wrong."""
+    code, log = train(*arguments, "metrics.names=[bleu]", "adapter.targets=[q_prj]", "data.eval=2")
+    assert code == 2, log
+    said = " ".join(log.split())
+    assert "is not empty" in said
+    assert "bleu" in said
+    assert "q_prj" in said
+
+
+def test_all_conflicts_are_told_with_an_occupied_folder(train):
+    assert train()[0] == 0
+    check_all_conflicts(train)
+    check_all_conflicts(train, "--dry-run")
+
+
+def test_twin_in_an_empty_folder_they_are_told_without_it(train):
+    with pytest.raises(AssertionError, match="is not empty"):
+        check_all_conflicts(train)
+
+
 def check_a_duration_that_is_over(train, output):
     assert train()[0] == 0
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}

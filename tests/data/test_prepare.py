@@ -91,6 +91,20 @@ def same(one, other) -> bool:
     )
 
 
+def test_a_split_that_is_too_large_says_where_the_records_went(run, tmp_path):
+    """Of long dialogues the words of the template alone fill the room."""
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    file = write(tmp_path / "some.jsonl", [{"messages": turns * count} for count in [1] * 10 + [40] * 2 + [1] * 8])
+    with pytest.raises(
+        InputError, match=r"^data\.eval: 5000 holds out 5000 of 20 records, which leaves none to train on;"
+    ):
+        run(file, 5000, train_on="last", max_length=2000)
+    with pytest.raises(
+        InputError, match=r"5000 of 13 records, .* on \(the files hold 20; 5 lie beyond max_samples and 2 "
+    ):
+        run(file, 5000, train_on="last", max_samples=15)
+
+
 def test_nothing_is_held_out_unless_asked(run, file):
     data = run(file)
     assert len(data.train) == 20

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.audit import Audit, audit_dataset, audit_together, fingerprints
 from surefoot.data.dataset import TokenisedDataset, TokenisedFile, joined, of_files
-from surefoot.data.encode import TrainOn
+from surefoot.data.encode import Encoding, TrainOn
 from surefoot.data.facts import SourceFacts
 from surefoot.data.mixture import Mixture, Part, mix
 from surefoot.data.segments import Template
@@ -75,6 +75,7 @@ def prepare_data(
     chunks: bool = False,
     read_record: ReadRecord | None = None,
     template_fallbacks: Sequence[str] = (),
+    encoding: Encoding = "parts",
 ) -> PreparedData:
     """Tokenise (or find in the cache), split, mix and audit.
 
@@ -83,8 +84,8 @@ def prepare_data(
     many records of every training source that says nothing of its own. cache: a folder. chunks: every token of plain
     texts is learned, and one that is too long becomes several examples; other records are refused. read_record: for
     sources whose format is custom; see `surefoot.data.formats.convert_with`. template_fallbacks: names of the table, to
-    be tried in this order where the template cannot write the records and nobody asked for it. Raises InputError for
-    anything wrong with the data.
+    be tried in this order where the template cannot write the records and nobody asked for it. encoding: of prompt and
+    answer, in parts or as a whole. Raises InputError for anything wrong with the data.
     """
     encoder = TextEncoder(tokenizer)
     method = Method(
@@ -99,6 +100,7 @@ def prepare_data(
         chunks,
         read_record,
         tuple(template_fallbacks),
+        encoding,
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples) for spec in train]
     eval_specs = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
@@ -200,7 +202,10 @@ def _split(loaded: Sequence[_Loaded], held_out: int | float, seed: int) -> tuple
     else a model would be asked for the end of what it has learned the beginning of."""
     kept, taken = [], []
     records = [one.examples.records() for one in loaded]
-    halves = split([int(places[-1]) + 1 for places in records], held_out, seed)
+    try:
+        halves = split([int(places[-1]) + 1 for places in records], held_out, seed)
+    except InputError as error:
+        raise InputError([replace(fault, what=fault.what + _left_out(loaded)) for fault in error.faults]) from None
     for one, places, (train, evaluation) in zip(loaded, records, halves, strict=True):
         if not len(evaluation):
             kept.append(one)
@@ -210,6 +215,16 @@ def _split(loaded: Sequence[_Loaded], held_out: int | float, seed: int) -> tuple
         part = np.flatnonzero(np.isin(places, evaluation))
         taken.append(_with_part(one, part, f"{count} by the seed", forget=True))
     return kept, taken
+
+
+def _left_out(loaded: Sequence[_Loaded]) -> str:
+    """Why there are fewer records than the files hold, for the end of a sentence."""
+    facts = [facts for one in loaded for _, facts in one.files]
+    rows, used = sum(one.rows for one in facts), sum(one.used for one in facts)
+    dropped = sum(len(one.dropped) for one in facts)
+    parts = [f"{rows - used:,} lie beyond max_samples"] if used < rows else []
+    parts += [f"{dropped:,} have no label within max_length"] if dropped else []
+    return f" (the files hold {rows:,}; {' and '.join(parts)})" if parts else ""
 
 
 def _with_part(one: _Loaded, indices: np.ndarray, part: str, *, forget: bool = False) -> _Loaded:

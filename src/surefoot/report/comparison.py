@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.words import as_yaml
 from surefoot.planning.serial import Difference
 from surefoot.report.rows import Row, is_eval_row, without_timing
 
@@ -33,7 +34,8 @@ _SHOWN = 96  # characters of a value in a table
 class Comparison:
     """names: of the runs. config, plan, environment, data: what differs. results: figure -> its value in each run.
     curves: of "loss" and "eval_loss", (step, value, value) at steps that both logged. first: the first logged step that
-    differs, with what differs in it; None where the logs agree as far as both go. weights: tensors that differ, None
+    differs, with what differs in it; None where the logs agree as far as both go. alone: fields that only one of the
+    logs has, by run; they are no difference of a step. weights: tensors that differ, None
     where nothing could be compared."""
 
     names: tuple[str, str]
@@ -44,6 +46,7 @@ class Comparison:
     results: Mapping[str, tuple[Any, Any]]
     curves: Mapping[str, tuple[tuple[int, Any, Any], ...]]
     first: str | None
+    alone: tuple[tuple[str, ...], tuple[str, ...]]
     weights: int | None
 
 
@@ -65,16 +68,30 @@ def shared_curve(a: Sequence[Row], b: Sequence[Row], key: str, most: int = GRID)
 
 
 def first_difference(a: Sequence[Row], b: Sequence[Row]) -> str | None:
-    """The first step whose logged values are not equal to the last bit; times are not compared."""
+    """The first step whose logged values are not equal to the last bit. Times are not compared, nor fields that one of
+    the runs never logs."""
+    alone = {key for keys in fields_alone(a, b) for key in keys}
     one, other = ({(row["current_steps"], is_eval_row(row)): without_timing(row) for row in rows} for rows in (a, b))
     for place in sorted(one.keys() & other.keys()):
         first, second = one[place], other[place]
-        ignored = {"total_steps", "percentage", "epoch"}
+        ignored = {"total_steps", "percentage", "epoch", *alone}
         keys = sorted(key for key in ({*first, *second} - ignored) if first.get(key) != second.get(key))
         if keys:
             kind = "evaluation at step" if place[1] else "step"
             return f"{kind} {place[0]}: " + ", ".join(f"{key} {first.get(key)} and {second.get(key)}" for key in keys)
     return None
+
+
+def fields_alone(a: Sequence[Row], b: Sequence[Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fields that only the first, and only the second of two logs has, as a metric that one run was not asked for. Of
+    a log without a row of a kind, training or evaluation, nothing can be said."""
+    kinds = [{is_eval_row(row) for row in rows} for rows in (a, b)]
+    shared = kinds[0] & kinds[1]
+    one, other = (
+        dict.fromkeys(key for row in rows if is_eval_row(row) in shared for key in without_timing(row))
+        for rows in (a, b)
+    )
+    return tuple(key for key in one if key not in other), tuple(key for key in other if key not in one)
 
 
 def comparison_tables(found: Comparison) -> list[Table]:
@@ -96,7 +113,10 @@ def verdict_lines(found: Comparison) -> list[str]:
     """What the tables come to."""
     equal = [name for name in ("config", "plan", "environment", "data") if not getattr(found, name)]
     lines = [f"the same in both: {', '.join(equal)}"] if equal else []
-    lines.append(f"first difference in the logs: {found.first}" if found.first else "the logs agree bit for bit")
+    alone = [(name, keys) for name, keys in zip(found.names, found.alone, strict=True) if keys]
+    lines += [f"logged by {name} alone: {', '.join(keys)}" for name, keys in alone]
+    agree = "the logs agree bit for bit" + (" in what both hold" if alone else "")
+    lines.append(f"first difference in the logs: {found.first}" if found.first else agree)
     if found.weights is not None:
         differ = f"{found.weights} tensors of the trained weights differ"
         lines.append(differ if found.weights else "the trained weights are identical, bit for bit")
@@ -140,6 +160,9 @@ def _table(title: str, names: tuple[str, str], rows: Sequence[tuple[str, str, st
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, list | tuple | dict):
+        text = as_yaml(value)
+    else:
+        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     text = "none" if value is None else text
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -10,7 +10,7 @@ from surefoot.config.yaml_reader import read_yaml
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.planning.serial import Difference, diff_plans, diff_values, plan_from_json
-from surefoot.report.comparison import Comparison, first_difference, shared_curve, side_by_side
+from surefoot.report.comparison import Comparison, fields_alone, first_difference, shared_curve, side_by_side
 from surefoot.report.results import ALL
 from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
@@ -40,6 +40,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
         results=side_by_side(_figures(a, rows[0]), _figures(b, rows[1])),
         curves={key: shared_curve(*rows, key) for key in ("loss", "eval_loss")},
         first=first_difference(*rows),
+        alone=fields_alone(*rows),
         weights=_different_weights(a, b),
     )
 

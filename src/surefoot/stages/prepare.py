@@ -5,7 +5,8 @@ Nothing in the run folder changes here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
-from surefoot.errors import Fault, InputError
+from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families.files import read_json
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
@@ -61,12 +62,12 @@ class Prepared:
 
 def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -> Prepared:
     """Plan, read the data; show each. Every refusal that needs no weights happens here."""
-    check_metrics(config, custom.all_metrics)
-    require_trackers(config.report_to)  # a resumed run has its plan already
-    _say_what_was_found(console, found)
     asked = config
-    config, commits = pin(asked, saved_commits(found.folder / DATA) if found.checkpoint else {})
-    draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
+    with _together_with(lambda: check_metrics(config, custom.all_metrics)):
+        require_trackers(config.report_to)  # a resumed run has its plan already
+        _say_what_was_found(console, found)
+        config, commits = pin(asked, saved_commits(found.folder / DATA) if found.checkpoint else {})
+        draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     data = prepare_sft(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
@@ -97,6 +98,37 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
         for caution in check_identity(found.checkpoint, identity):
             console.say(caution, style="yellow")
     return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
+
+
+def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
+    """What `prepare` would refuse in the config, for a run that is refused already. What the environment lacks is told
+    when the run comes to it."""
+    try:
+        with _together_with(lambda: check_metrics(config, custom.all_metrics)):
+            make_plan(config, measure=False)
+    except InputError as error:
+        return error.faults
+    except SurefootError:
+        pass
+    return ()
+
+
+@contextmanager
+def _together_with(check: Callable[[], None]) -> Iterator[None]:
+    """Raises what `check` refuses and what the block refuses as one InputError."""
+    faults: tuple[Fault, ...] = ()
+    try:
+        check()
+    except InputError as error:
+        faults = error.faults
+    try:
+        yield
+    except SurefootError as error:
+        if not faults:
+            raise
+        raise InputError([*faults, *(error.faults if isinstance(error, InputError) else ())]) from None
+    if faults:
+        raise InputError(faults)
 
 
 def _cautions(config: RunConfig, base: Path, stage: Stage, timetable: Timetable) -> Iterator[str]:

@@ -18,7 +18,7 @@ from surefoot.data.batch import Batch
 from surefoot.data.loader import prefetched
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import Voice
-from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
+from surefoot.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos_check import verify_bos_scaling
 from surefoot.report import footer
@@ -32,7 +32,7 @@ from surefoot.stages.custom import NOTHING, Custom, check_objective
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.job import make_job, open_observer
 from surefoot.stages.memory_faults import memory_faults
-from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.records import write_records
 from surefoot.stages.revisions import HUB, commits_to_json
@@ -74,7 +74,7 @@ def train_run(
     voice = find_voice(origin)
     _say(console, voice.started())
     with captured_libraries(console):
-        found = claim(config, mode)
+        found = _claim(config, mode, custom)
         if _is_untouched(found):
             console.say(f"{found.folder} is finished; nothing to do")
             return 0
@@ -108,6 +108,17 @@ def train_run(
                 console.note(f"error: {error}")  # the screen gets it from the command line
                 draw_report(run.found.folder)
                 raise
+
+
+def _claim(config: RunConfig, mode: Mode, custom: Custom) -> Claim:
+    """A folder that is refused is told together with all that the config has against the run."""
+    try:
+        return claim(config, mode)
+    except InputError as error:
+        others = () if mode == "resume" else conflicts(config, custom)  # a resumed run keeps its plan
+        if not others:
+            raise
+        raise InputError([*error.faults, *others]) from None
 
 
 def _is_untouched(found: Claim) -> bool:
