@@ -96,4 +96,5 @@ def _curves(record: RunRecord, sent: int | None) -> dict[str, Any]:
     charts, before = curves.charts_of(rows), curves.charts_of(rows[:sent])
     if curves.shape(charts) != curves.shape(before):
         return {"added": False, **curve_values(record)}
-    return {"added": True, "charts": curves.to_json(curves.since(charts, before)), "marks": views.marks(record.events)}
+    marks = views.marks(record.events, rows)
+    return {"added": True, "charts": curves.to_json(curves.since(charts, before)), "marks": marks}

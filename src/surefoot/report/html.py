@@ -53,7 +53,9 @@ def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
     return {
         "status": status,
         "verdict": verdict(status, rows, events),
-        "figures": views.figures(rows, status),
+        "figures": views.guarded(
+            "the row of figures", lambda: views.figures(rows, status, record.results), [], cautions
+        ),
         "values": views.value_table(rows),
         "events": views.guarded("the list of events", lambda: views.event_list(events), ([], 0), cautions),
         "samples": views.guarded("the samples", lambda: views.sample_groups(record.samples), ([], 0), cautions),
@@ -64,7 +66,7 @@ def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
 def curve_values(record: RunRecord) -> dict[str, Any]:
     """For the page's script: all the curves, thinned, and what is marked on them."""
     charts = curves.thinned(curves.charts_of(record.rows))
-    return {"charts": curves.to_json(charts), "marks": views.marks(record.events)}
+    return {"charts": curves.to_json(charts), "marks": views.marks(record.events, record.rows)}
 
 
 def _standing_values(record: RunRecord, status: Status) -> dict[str, Any]:

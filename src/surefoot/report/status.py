@@ -78,7 +78,8 @@ def duration(rows: Sequence[Row]) -> str:
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
         return ""
     hours, minutes, seconds = map(int, parts)
-    return duration_text(3600 * hours + 60 * minutes + seconds)
+    whole = 3600 * hours + 60 * minutes + seconds
+    return duration_text(whole) if whole else "under 1 s"
 
 
 def _soundness(rows: Sequence[Row]) -> str:

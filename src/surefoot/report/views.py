@@ -53,21 +53,28 @@ def guarded(what: str, make: Callable[[], T], otherwise: T, cautions: list[str])
         return otherwise
 
 
-def figures(rows: Sequence[Row], status: Status) -> list[Figure]:
-    """The newest of each measurement. Loss and accuracy in full; what a finished run no longer has is left out."""
+def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure]:
+    """The newest of each measurement; of a finished run what all_results.json says, as the last lines on the terminal
+    do: the mean training loss, the evaluation of the published step, the time of all steps. What a finished run no
+    longer has is left out. results: of an earlier ending where the run goes on."""
     if not rows:
         return []
+    ended = results if status == "finished" else {}
     done, total = progress(rows)
     share = f"{100 * done / total:.0f} % of {total:,}" if total else ""
     found = [Figure("steps", f"{done:,}", share)]
     train = _newest(rows, "loss")
-    if train:
+    if curves.number(ended.get("train_loss")) is not None:
+        found.append(Figure("training loss", _value(ended, "train_loss", ".4g"), "mean over the run"))
+    elif train:
         found.append(Figure("training loss", _value(train, "loss", ".4g"), f"step {train['current_steps']:,}"))
-    evaluation = _newest(rows, "eval_loss")
-    if evaluation:
-        found.append(
-            Figure("evaluation loss", _value(evaluation, "eval_loss", ".4g"), f"step {evaluation['current_steps']:,}")
-        )
+    evaluation, place = _newest(rows, "eval_loss"), ""
+    if type(ended.get("eval_step")) is int:
+        evaluation, place = ended, f"step {ended['eval_step']:,}, published"
+    elif evaluation:
+        place = f"step {evaluation['current_steps']:,}"
+    if evaluation and "eval_loss" in evaluation:
+        found.append(Figure("evaluation loss", _value(evaluation, "eval_loss", ".4g"), place))
         if "eval_accuracy" in evaluation:
             found.append(Figure("accuracy", _value(evaluation, "eval_accuracy", ".1%"), "of evaluation tokens"))
     speed = _newest(rows, "throughput")
@@ -77,7 +84,8 @@ def figures(rows: Sequence[Row], status: Status) -> list[Figure]:
     if memory and (size := curves.number(memory["peak_memory"])) is not None:
         found.append(Figure("peak memory", size_text(int(size))))
     left = rows[-1].get("remaining_time") if status == "running" else None
-    if time := duration(rows):
+    seconds = curves.number(ended.get("train_runtime"))
+    if time := duration(rows) if seconds is None else duration_text(seconds):
         found.append(Figure("time", time, f"{left} left" if isinstance(left, str) else ""))
     return found
 
@@ -118,11 +126,12 @@ def event_list(events: Sequence[Record]) -> tuple[list[Record], int]:
     return shown, max(0, len(events) - _MOST_EVENTS)
 
 
-def marks(events: Sequence[Record], most: int = 400) -> list[Record]:
-    """Events to be drawn on the loss curve: of each kind at most `most`, spread."""
+def marks(events: Sequence[Record], rows: Sequence[Row], most: int = 400) -> list[Record]:
+    """Events to be drawn on the loss curve: of each kind at most `most`, spread. A best evaluation has its loss."""
+    losses = {row["current_steps"]: curves.number(row["eval_loss"]) for row in rows if "eval_loss" in row}
     kinds = dict.fromkeys(str(event.get("kind", "")) for event in events)
     return [
-        {"kind": kind, "step": step}
+        {"kind": kind, "step": step} | ({"loss": losses.get(step)} if kind == "best" else {})
         for kind in kinds
         for step in _spread(sorted({event["step"] for event in events if event.get("kind") == kind}), most)
     ]

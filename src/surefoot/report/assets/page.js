@@ -68,7 +68,9 @@
         if (kind === "saved") vertical(at(step), bottom - 5 * unit, bottom);
       }
       const best = marks.filter((mark) => mark.kind === "best").at(-1);
-      if (best && seen(best.step)) diamond(ctx, at(best.step), bbox.top + 7 * unit, 5 * unit);
+      if (best && typeof best.loss === "number" && seen(best.step)) {
+        diamond(ctx, at(best.step), Math.round(plot.valToPos(best.loss, "y", true)), 6 * unit);
+      }
     }
     ctx.setLineDash([]);
     ctx.strokeStyle = colour("bad");

@@ -1,0 +1,64 @@
+"""What the report shows at its top is what the run said at its end, by the same names."""
+
+from __future__ import annotations
+
+import pytest
+
+from runfolders import log_rows
+from surefoot.report import views
+from surefoot.report.footer import finished
+
+ROWS = log_rows(60, evaluate=20)
+RESULTS = {
+    "train_loss": 0.4321,
+    "train_runtime": 0.3,
+    "eval_step": 20,
+    "eval_loss": 0.1234,
+    "eval_accuracy": 0.75,
+}
+
+
+def tiles(status, results=RESULTS):
+    return {one.name: (one.value, one.note) for one in views.figures(ROWS, status, results)}
+
+
+def check_against_the_terminal(tmp_path):
+    lines = finished(tmp_path, RESULTS, step=60, total_steps=60, early=False, seconds=0.3, best_step=20, skipped=0)
+    shown = tiles("finished")
+    assert lines[0] == f"done: 60 steps in {shown['time'][0]}"
+    said = [f"{name} {shown[name][0]}" for name in ("training loss", "evaluation loss", "accuracy")]
+    assert lines[1] == " · ".join([*said, "best checkpoint-20"])
+    assert shown["evaluation loss"][1] == "step 20, published"
+
+
+def test_a_finished_run_says_the_same_as_the_terminal(tmp_path):
+    check_against_the_terminal(tmp_path)
+
+
+def test_twin_the_newest_figures_are_others(tmp_path, monkeypatch):
+    honest = views.figures
+    monkeypatch.setattr(views, "figures", lambda rows, status, results: honest(rows, status, {}))
+    with pytest.raises(AssertionError):
+        check_against_the_terminal(tmp_path)
+
+
+@pytest.mark.parametrize("status", ["running", "stopped"])
+def test_a_run_that_goes_on_shows_its_newest_and_no_earlier_ending(status):
+    shown = tiles(status)
+    assert shown["evaluation loss"] == (f"{0.3 + 4.0 / 60:.4g}", "step 60")
+    assert shown["training loss"][1] == "step 60"
+    assert shown["time"][0] == "9.0 s"
+
+
+def test_less_than_a_second_is_not_zero():
+    rows = [{**row, "elapsed_time": "0:00:00"} for row in ROWS if "loss" in row]
+    assert {one.name: one.value for one in views.figures(rows, "running", {})}["time"] == "under 1 s"
+
+
+def test_the_best_evaluation_is_marked_at_its_loss():
+    events = [{"kind": "saved", "step": 20}, {"kind": "best", "step": 20}, {"kind": "best", "step": 33}]
+    assert views.marks(events, ROWS) == [
+        {"kind": "saved", "step": 20},
+        {"kind": "best", "step": 20, "loss": 0.3 + 4.0 / 20},
+        {"kind": "best", "step": 33, "loss": None},
+    ]
