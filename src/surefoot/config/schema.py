@@ -73,15 +73,18 @@ class DataConfig(Section):
     caller passes the function that reads a record."""
     template: Text = "auto"
     """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
-    qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, zephyr, plain, commonsense, commonsense-eval,
+    qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, zephyr, plain, raw, commonsense, commonsense-eval,
     commonsense-sentence, or a .jinja file."""
     max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
     """Longest example in tokens; a longer one loses prompt tokens first, but for a quarter of the room, then the end of
     its answer. auto: 2048, or all positions of a model that has fewer."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
     """Use only the first N records of every training source that sets no max_samples itself."""
-    train_on: Literal["responses", "last", "everything"] = "responses"
-    """Which tokens carry loss: every answer, the last answer, or all of them."""
+    train_on: Literal["responses", "last", "completion", "everything"] = "responses"
+    """Which tokens carry loss: every answer, the last answer, all that follows the first prompt, or all of them."""
+    encoding: Literal["parts", "whole"] = "parts"
+    """parts: an answer is a text of its own for the tokenizer, as when a model writes it. whole: prompt and answer are
+    encoded in one go, and what is too long loses its end, as in TRL."""
     workers: Annotated[int, Field(ge=0), Number] = 0
     """Threads that prepare the batches of coming steps; 0 prepares each when its step begins. Changes no number."""
 
@@ -173,9 +176,10 @@ class GuardConfig(Section):
 
 
 class BosConfig(Section):
-    prepend: Switch = "auto"
+    prepend: Switch | Literal["tokenizer"] = "auto"
     """Put BOS once before every example. auto: when the tokenizer has one that its family uses, or a scale asks for it.
-    EOS stands in for a BOS that the tokenizer does not have."""
+    tokenizer: when its chat template writes one or, for texts, when it puts one there itself. EOS stands in for a BOS
+    that the tokenizer does not have."""
     scale: Annotated[NonNegative, Field(examples=[0.1])] = 1.0
     """The embedding of the first token of every sequence is multiplied by this, in training and in use. 1: not at all.
     0: it begins as zeros."""

@@ -16,10 +16,12 @@ import numpy as np
 
 from surefoot.data.cut import keep
 from surefoot.data.formats import Conversation, each_row
-from surefoot.data.segments import Run, Template, encode_runs
+from surefoot.data.segments import Run, Segment, Template, encode_runs
 from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.whole import behind_prompt, encode_whole, within_answers
 
-TrainOn = Literal["responses", "last", "everything"]
+TrainOn = Literal["responses", "last", "completion", "everything"]
+Encoding = Literal["parts", "whole"]
 _CHUNK = 1024  # conversations per call of the tokenizer: enough for its threads, little memory
 
 
@@ -53,16 +55,22 @@ def encode(
     train_on: TrainOn,
     name: str,
     chunks: bool = False,
+    encoding: Encoding = "parts",
 ) -> Iterator[Encoded]:
     """One `Encoded` per conversation, in order, at most max_length tokens each.
 
     bos_id: put first, exactly once; None for no BOS. train_on: responses = all answers, last = the last answer,
-    everything = all tokens but the first, which nothing predicts; an answer that the data marks as not to be learned
-    is none of these. name: the file, for InputErrors. chunks: a text that is too long becomes several examples.
+    completion = all that follows the prompt of the first answer, everything = all tokens but the first, which nothing
+    predicts; an answer that the data marks as not to be learned is none of these. name: the file, for InputErrors.
+    chunks: a text that is too long becomes several examples. encoding: parts = an answer is a text of its own for the
+    tokenizer; whole = prompt and answer are encoded in one go, and what is too long loses its end.
     """
     for start in range(0, len(conversations), _CHUNK):
         chunk = conversations[start : start + _CHUNK]
         layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
+        if encoding == "whole":
+            yield from _in_one_go(chunk, layouts, encoder, bos_id, max_length, train_on, template.stop_ids)
+            continue
         for conversation, layout, runs in zip(chunk, layouts, encode_runs(layouts, encoder, bos_id), strict=True):
             learned = _learned_turns(runs, conversation, train_on)
             texts = [encoder.control_text(segment.text) for segment in layout if segment.content]
@@ -80,6 +88,54 @@ def encode(
             else:
                 kept, prompt_lost = keep(runs, learned, conversation, whole.supervised, encoder, max_length)
                 yield _cut(whole, kept, prompt_lost, _answers(runs, learned), template.stop_ids)
+
+
+def _in_one_go(
+    conversations: Sequence[Conversation],
+    layouts: Sequence[Sequence[Segment]],
+    encoder: TextEncoder,
+    bos_id: int | None,
+    max_length: int,
+    train_on: TrainOn,
+    stop_ids: Sequence[int],
+) -> Iterator[Encoded]:
+    prompts = [_prompt(*pair) for pair in zip(layouts, conversations, strict=True)] if train_on == "completion" else []
+    begun = encode_whole(prompts, encoder, bos_id)
+    for at, (layout, ids) in enumerate(zip(layouts, encode_whole(layouts, encoder, bos_id), strict=True)):
+        learned = _learned_turns(layout, conversations[at], train_on)
+        if train_on == "everything":
+            mask = np.ones(len(ids), dtype=bool)
+        elif train_on == "completion":
+            mask = behind_prompt(ids, begun[at])
+        else:
+            mask = within_answers(ids, layout, learned, encoder)
+        mask[0] = False
+        whole = Encoded(
+            np.array(ids, dtype=np.uint32),
+            mask,
+            conversations[at].number,
+            conversations[at].line,
+            control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
+        )
+        yield whole if len(ids) <= max_length else _without_end(whole, max_length, stop_ids)
+
+
+def _prompt(layout: Sequence[Segment], conversation: Conversation) -> list[Segment]:
+    """What stands before the first answer that is learned: all of it, where none is."""
+    learned = _learned_turns(layout, conversation, "completion")
+    return list(itertools.takewhile(lambda one: not (one.answer and one.turn in learned), layout))
+
+
+def _without_end(whole: Encoded, max_length: int, stop_ids: Sequence[int]) -> Encoded:
+    kept = slice(max_length)
+    stops = whole.supervised & np.isin(whole.ids, stop_ids)
+    return replace(
+        whole,
+        ids=whole.ids[kept],
+        supervised=whole.supervised[kept],
+        truncated=True,
+        stop_lost=bool(stops.sum() > stops[kept].sum()),
+    )
 
 
 def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
@@ -102,14 +158,18 @@ def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
         )
 
 
-def _learned_turns(runs: Sequence[Run], conversation: Conversation, train_on: TrainOn) -> frozenset[int]:
+def _learned_turns(
+    parts: Sequence[Run] | Sequence[Segment], conversation: Conversation, train_on: TrainOn
+) -> frozenset[int]:
     """The turns whose answers are learned: with `last`, earlier answers are prompt."""
-    turns = [run.turn for run in runs if run.answer and conversation.turns[run.turn].learned]
+    turns = [part.turn for part in parts if part.answer and conversation.turns[part.turn].learned]
     return frozenset(turns[-1:] if train_on == "last" else turns)
 
 
 def _mask(runs: Sequence[Run], learned: Collection[int], train_on: TrainOn) -> np.ndarray:
     marks = [run.turn in learned if run.answer else train_on == "everything" for run in runs]
+    if train_on == "completion":
+        marks = list(itertools.accumulate(marks, max))
     mask = np.repeat(marks, [len(run.ids) for run in runs])
     mask[0] = False
     return mask

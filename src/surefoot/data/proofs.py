@@ -115,7 +115,10 @@ def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learn
     is_stop = np.isin(part.ids, list(stop_ids)) & part.mask
     ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
     owner = part.owner - part.owner[0]
-    if train_on == "everything":  # templates may write a line end after the stop token, and it is learned as well
+    if train_on in (
+        "completion",
+        "everything",
+    ):  # templates may write a line end after the stop token, and it is learned as well
         closed = np.bincount(owner, weights=is_stop)[owner[ends]] > 0
     elif learns_behind_stop:
         stretch = np.searchsorted(ends, np.arange(len(part.mask)))

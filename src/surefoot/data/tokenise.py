@@ -15,7 +15,7 @@ from typing import Any
 
 from surefoot.data.cache import cache_key, open_cache, write_cache
 from surefoot.data.dataset import TokenisedFile
-from surefoot.data.encode import Encoded, TrainOn, encode
+from surefoot.data.encode import Encoded, Encoding, TrainOn, encode
 from surefoot.data.facts import SourceFacts, find_example_prompt, find_placeholders
 from surefoot.data.formats import (
     Conversation,
@@ -54,6 +54,7 @@ class Method:
     chunks: bool = False
     read_record: ReadRecord | None = None
     fallbacks: tuple[str, ...] = ()
+    encoding: Encoding = "parts"
 
     def template_called(self, name: str) -> Template:
         """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
@@ -89,6 +90,7 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
             "max_length": method.max_length,
             "train_on": method.train_on,
             "chunks": method.chunks,
+            "encoding": method.encoding,
         }
     )
     folder = Path(cache) / "tokenised" / key
@@ -176,6 +178,7 @@ def _laid_out(conversations: Sequence[Conversation], method: Method, name: str) 
             train_on=method.train_on,
             name=name,
             chunks=method.chunks,
+            encoding=method.encoding,
         )
         try:
             return template, list(examples), refused.faults[0].what if refused else ""

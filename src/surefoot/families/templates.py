@@ -165,6 +165,16 @@ ROWS: tuple[Row, ...] = (
         tools=None,
         takes_text=True,
     ),
+    Dialogue(
+        name="raw",
+        about="the texts one after another, nothing between them, and EOS",
+        system="{content}",
+        user="{content}",
+        opening="",
+        close="{eos}",
+        tools=None,
+        takes_text=True,
+    ),
     _commonsense("commonsense", "LLM-Adapters' training prompts, byte for byte", " ", _INDENT),
     _commonsense("commonsense-eval", "LLM-Adapters' evaluation prompts, byte for byte", "", ""),
     Prompt(

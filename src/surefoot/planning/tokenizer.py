@@ -16,7 +16,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.nearest import nearest_word
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice, TokenizerPlan
+from surefoot.planning.plan import Choice, Source, TokenizerPlan
 from surefoot.planning.templates import fallback_templates, plan_template, template_source, turn_ends, writes_bos
 
 ADDED_PAD = "<|pad|>"
@@ -173,7 +173,7 @@ def _bos(
 ) -> Choice[bool]:
     """Asked for, else as the family was pretrained, else as the chat template does it, else as the tokenizer does."""
     scaled = config.bos.scale != 1
-    if config.bos.prepend == "on" or (config.bos.prepend == "auto" and scaled):
+    if config.bos.prepend == "on" or (config.bos.prepend in ("auto", "tokenizer") and scaled):
         asked = "asked for" if config.bos.prepend == "on" else f"bos.scale {config.bos.scale:g} needs it"
         if tokenizer.bos is None and tokenizer.eos is not None:
             notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} begins every example instead")
@@ -183,17 +183,23 @@ def _bos(
         return Choice(False, "asked for", "user")
     if tokenizer.bos is None:
         return Choice(False, "the tokenizer has none", "default")
+    if config.bos.prepend == "tokenizer":
+        return _as_the_tokenizer(template, tokenizer, "asked for", "user")
     adds = "the tokenizer adds it too" if tokenizer.adds_bos else "though the tokenizer adds none"
     if family is None or family.uses_bos is None:
         who = "unknown family" if family is None else f"{family.name} models differ"
-        if source := template_source(template, tokenizer):
-            writes = writes_bos(source, tokenizer)
-            return Choice(writes, f"{who}; the chat template writes {'it' if writes else 'none'}", "default")
-        does = "begins" if tokenizer.adds_bos else "does not begin"
-        return Choice(tokenizer.adds_bos, f"{who}; its tokenizer {does} a text with it", "default")
+        return _as_the_tokenizer(template, tokenizer, who, "default")
     if family.uses_bos:
         return Choice(True, f"{family.name} was trained with {tokenizer.bos.text} in front; {adds}", "family")
     return Choice(False, f"{family.name} was trained without", "family")
+
+
+def _as_the_tokenizer(template: str, tokenizer: TokenizerFacts, why: str, source: Source) -> Choice[bool]:
+    if text := template_source(template, tokenizer):
+        writes = writes_bos(text, tokenizer)
+        return Choice(writes, f"{why}; the chat template writes {'it' if writes else 'none'}", source)
+    does = "begins" if tokenizer.adds_bos else "does not begin"
+    return Choice(tokenizer.adds_bos, f"{why}; its tokenizer {does} a text with it", source)
 
 
 def _bos_id(bos: Choice[bool], tokenizer: TokenizerFacts) -> int | None:

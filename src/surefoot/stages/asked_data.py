@@ -37,11 +37,14 @@ def check_request(asked: DataRequest) -> None:
     config_for(asked, _ANY_MODEL, template=asked.template or "auto", stage="sft", train_on="responses")
 
 
-def config_for(asked: DataRequest, model: str, *, template: str, stage: str, train_on: str) -> RunConfig:
+def config_for(
+    asked: DataRequest, model: str, *, template: str, stage: str, train_on: str, encoding: str = "parts"
+) -> RunConfig:
     """The config under which a run would read this data. Raises InputError in the words of the command line."""
     written = asked.source.lstrip().startswith(("{", "["))
     train = parse_value(asked.source, "DATA") if written else asked.source
     data = {"train": train, "template": template, "max_samples": asked.max_samples, "train_on": train_on}
+    data |= {"encoding": encoding}
     with words_of_the_command():
         return check_config({"stage": stage, "model": model, "data": data, "output": "none"})
 

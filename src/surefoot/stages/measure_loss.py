@@ -55,6 +55,7 @@ def read_evaluation_data(opened: OpenModel, asked: DataRequest) -> tuple[Prepare
         template=asked.template or _own_template(opened),
         stage=run.stage if run and run.stage == "pretrain" else "sft",
         train_on=run.data.train_on if run else "responses",
+        encoding=run.data.encoding if run else "parts",
     )
     tokens = _tokens(opened, asked)
     with words_of_the_command():

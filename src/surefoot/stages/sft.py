@@ -90,6 +90,7 @@ def prepare_sft(
         max_length=tokens.max_length.value,
         max_samples=data.max_samples,
         train_on=data.train_on,
+        encoding=data.encoding,
         seed=config.seed,
         cache=hardware.cache_folder(),
         chunks=config.stage == "pretrain",
