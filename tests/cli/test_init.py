@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,30 @@ def test_nothing_heavy_is_imported_before_a_refusal(folder: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "2 False False\n"
+
+
+def comments_of(text):
+    """Comments behind values, and blocks of comment lines, each as one text."""
+    lines = [line.strip().removeprefix("# ").strip() for line in text.splitlines()]
+    return [part for line in lines for part in line.split("  # ")[1:]]
+
+
+def check_whole_sentences():
+    given = {"stage": "sft", "model": "m", "data.train": "d.json", "output": "o", "optim.lr": 1e-4}
+    found = comments_of(starting_config(given, {}, "s"))
+    assert len(found) > 20
+    assert [one for one in found if not one.endswith(".")] == []
+    assert all(any(one in " ".join(key.help.split()) for key in all_keys().values()) for one in found)
+
+
+def test_comments_are_whole_sentences():
+    check_whole_sentences()
+
+
+def test_twin_cut_to_the_width_they_are_not(monkeypatch):
+    def cut(line, key):
+        return [f"{line:<24}  # {textwrap.shorten(key.help, 60, placeholder=' …')}"]
+
+    monkeypatch.setattr(starter, "_explained", cut)
+    with pytest.raises(AssertionError):
+        check_whole_sentences()

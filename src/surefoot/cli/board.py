@@ -17,11 +17,13 @@ def board(runs: Path, port: int, open_page: bool) -> None:
     The page is served to this machine alone, and only to whoever has the printed address. It changes nothing. Ctrl-C
     ends it. To see it from elsewhere: ssh -L PORT:127.0.0.1:PORT this-machine.
     """
+    import signal
     import webbrowser
 
     from surefoot.board.listing import list_runs
     from surefoot.board.server import Board
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has `board RUNS &` ignore it, and train hears it
     with Board(runs, port) as server:
         count = len(list_runs(runs))
         click.echo(f"{count} {'run' if count == 1 else 'runs'} in {runs}; Ctrl-C ends this page, not the runs")

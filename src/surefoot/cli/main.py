@@ -163,7 +163,8 @@ main = LazyGroup(
     COMMANDS,
     name="surefoot",
     help="Fine-tune language models without losing your footing: no NaNs, no drift, no guesswork.",
-    epilog="Exit codes: 0 done, 2 input, 3 environment, 4 no checkpoint that verifies, 5 diverged, 75 resumable.",
+    epilog="Exit codes: 0 done, 1 a bug in surefoot, 2 input, 3 environment, 4 no checkpoint that verifies, "
+    "5 diverged, 75 resumable, 130 interrupted.",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
         click.Option(

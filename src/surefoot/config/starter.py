@@ -5,6 +5,7 @@ The text follows the schema, so a key that is added there appears here. A line t
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -33,12 +34,14 @@ def _top(key: Key, given: Mapping[str, Any], reasons: Mapping[str, str]) -> list
     if not children:
         return [*lines, f"# {key.name}: {as_yaml(key.default)}"]
     if not any(child.path in given for child in children):
-        return [*lines, f"# {key.name}:", *(f"#   {_default(child)}" for child in children)]
+        return [*lines, f"# {key.name}:", *(f"#   {line}" for child in children for line in _default(child))]
     lines.append(f"{key.name}:")
     for child in children:
         lines += _comment(reasons.get(child.path, ""), "  ")
-        written = f"{child.name}: {_written(given[child.path])}" if child.path in given else None
-        lines.append(f"  {_explained(written, child)}" if written else f"  # {_default(child)}")
+        if child.path in given:
+            lines += [f"  {line}" for line in _explained(f"{child.name}: {_written(given[child.path])}", child)]
+        else:
+            lines += [f"  # {line}" for line in _default(child)]
     return lines
 
 
@@ -46,16 +49,25 @@ def _written(value: Any) -> str:
     return shown(value) if isinstance(value, str) else as_yaml(value)
 
 
-def _default(key: Key) -> str:
+def _default(key: Key) -> list[str]:
     value = key.example if key.required else key.default
     return _explained(f"{key.name}: {as_yaml(value)}", key)
 
 
-def _explained(line: str, key: Key) -> str:
+def _explained(line: str, key: Key) -> list[str]:
+    """The line with as many whole sentences of the key's help behind it as have room; where not even the first has,
+    that stands above."""
     room = WIDTH - max(len(line), 24) - 8
-    return f"{line:<24}  # {textwrap.shorten(key.help, max(room, 30), placeholder=' …', break_on_hyphens=False)}"
+    text, *more = re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(key.help.split()))
+    if len(text) > room:
+        return [*_comment(text, "", WIDTH - 4), line]
+    for sentence in more:
+        if len(text) + 1 + len(sentence) > room:
+            break
+        text += f" {sentence}"
+    return [f"{line:<24}  # {text}"]
 
 
-def _comment(text: str, indent: str) -> list[str]:
+def _comment(text: str, indent: str, width: int = WIDTH) -> list[str]:
     start = f"{indent}# "
-    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)
+    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)

@@ -107,6 +107,8 @@ def _memory(plan: RunPlan) -> Table:
         readable(memory.total),
         f"{verdict} {readable(usable(memory.available))} usable of {readable(memory.available)}",
     )
+    if plan.device.value == "cpu":
+        table.add_row("besides", "", "Python and its libraries, some hundred MB, which `mem` in the log counts as well")
     return table
 
 
