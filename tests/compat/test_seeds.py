@@ -167,7 +167,7 @@ def test_the_bos_documents_commands_run_in_their_order(names, scripts):
     for name in ("adapter_model.safetensors", "bos_zero_config.json", "trainer_state.json"):
         assert all((checkpoint / name).is_file() for checkpoint in checkpoints)
     (run / "training_loss.png").unlink(missing_ok=True)
-    for word in ("plot_loss", "du -sh"):
+    for word in ("ploting import", "du -sh"):
         code, said = shell(bos(word, names), scripts)
         assert code == 0, said
     assert (run / "training_loss.png").is_file()
@@ -223,7 +223,7 @@ def test_the_bos_documents_checks_of_tokenizer_config_and_layers_run(word, names
 
 def test_no_block_of_the_documents_is_forgotten():
     """Each command block of seed 001 is run above, by a word that it contains; those of 000 all are."""
-    words = ("--use_bos_zero_training", "plot_loss", "du -sh", "rmsnorm_llama", "llamafactory-cli", "capture_phi3",
+    words = ("--use_bos_zero_training", "ploting import", "du -sh", "rmsnorm_llama", "llamafactory-cli", "capture_phi3",
              "train_phi3_bos_zero.py", "CUDA_VISIBLE_DEVICES=0", "debug_bos_zero.py", "Original tokens",
              "yaml.safe_load", "BOS token:", "named_modules")  # fmt: skip
     assert [block for block in BOS.values() if not any(word in block.text for word in words)] == []
