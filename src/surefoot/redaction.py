@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 
+_OF_TEXT = ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "eot", "image", "stop")  # tokens that are no secret
 _SECRET = re.compile(
     r"""
       (?<=://)[^/@\s]+(?=@)                                                              # user:password@host
-    | (?:api[_-]?key|token|secret|password|authorization)["']?\s*[=:]\s*["']?
+    | (?:api[_-]?key|OF_TEXT token|secret|password|authorization)["']?\s*[=:]\s*["']?
       (?:(?:bearer|basic)\s+)?[^\s"'&,;]+                                                # token=…, Authorization: …
     | \bbearer\s+[\w.~+/=-]{8,}
     | \bbasic\s+(?=\S*[\d=])[\w+/=]{8,}
@@ -19,7 +20,7 @@ _SECRET = re.compile(
     | \b(?:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}
     | \b[0-9a-f]{32,}\b
     | \b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{32,}                                            # long, letters and digits
-    """,
+    """.replace("OF_TEXT", "".join(f"(?<!{kind}_)" for kind in _OF_TEXT)),
     re.VERBOSE | re.IGNORECASE,
 )
 
@@ -28,7 +29,7 @@ _SECRET_NAME = re.compile(
     r"|private_?key|_TOKEN$",
     re.IGNORECASE,
 )
-_TOKENS_OF_TEXT = re.compile(r"(?:bos|eos|pad|unk|sep|cls|mask|eot|image|stop)_token$", re.IGNORECASE)
+_TOKENS_OF_TEXT = re.compile(rf"(?:{'|'.join(_OF_TEXT)})_token$", re.IGNORECASE)
 
 
 def hides(name: str) -> bool:

@@ -86,6 +86,7 @@ WRONG = {
     "trl dpo --model_name_or_path m": "comes with a later version",
     "trl sft --model_name_or_path m --dataset_name d --packing": "does not pack",
     "trl sft --model_name_or_path m --dataset_name d --lora_alfa 3": "did you mean lora_alpha?",
+    "trl sft --model_name_or_path m --dataset_name d --lora_rank 3": "did you mean lora_r?",
     "trl sft --dataset_name d": "model_name_or_path: is required",
     "axolotl train nowhere.yml": "nowhere.yml: cannot be read",
     "axolotl inference lora.yml": "inference is no training",
@@ -218,5 +219,5 @@ def test_trl_learns_completions_where_a_file_has_them() -> None:
         words = shlex.split(f"trl sft --model_name_or_path m --output_dir o --dataset_name {path}")
         return translate_command(words, Options(read=local)).config["data"].get("train_on", "responses")
 
-    assert learned("p.jsonl") == "responses"
+    assert learned("p.jsonl") == "completion"
     assert learned("m.json") == "everything"

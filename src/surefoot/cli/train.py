@@ -120,7 +120,7 @@ def _read_as(origin: Translation, read_from: Path | None) -> str:
     from surefoot.dialects.account import summary
 
     what, shown = ("config", str(read_from)) if read_from else ("command", "-- COMMAND")
-    return f"read as a {origin.tool} {what}; {summary(origin)}: surefoot translate {shown} shows them"
+    return f"{what} of {origin.tool}, translated; {summary(origin)}: surefoot translate {shown} shows them"
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,7 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
         notes=(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here",) * dated,
         dialogue_notes=() if chat.is_stable() else (_UNSTABLE,),
         repeats_bos=chat.repeats_bos(),
+        at_once=chat.at_once,
     )
 
 
@@ -181,6 +182,22 @@ class _Chat:
             for segment in frame.segments
         )
 
+    def at_once(self, conversation: Conversation, generation_prompt: bool) -> tuple[Segment, ...]:
+        """As the template writes all turns together, contents marked. What it takes apart is laid out as ever."""
+        require_turns(conversation, OWN)
+        turns = conversation.turns
+        if conversation.tools or any(turn.calls or turn.role == "tool" for turn in turns):
+            return self._rendered(conversation)
+        pieces = self._split(_placeholders(turn.role for turn in turns), generation_prompt)
+        contents = _contents(pieces, [turn.text for turn in turns], self.render(turns, generation_prompt))
+        if contents is None:
+            return self._rendered(conversation)
+        segments = [Segment(pieces[0], 0)]
+        for place, (content, after) in enumerate(zip(contents, pieces[1:], strict=True)):
+            answer = turns[place].role == "assistant"
+            segments += [Segment(content, place, content=True, answer=answer), Segment(after, place)]
+        return tuple(segments)
+
     def frame(self, roles: tuple[str, ...]) -> _Frame:
         if roles not in self._frames:
             self._frames[roles] = self._make_frame(roles)
@@ -188,7 +205,7 @@ class _Chat:
 
     def _make_frame(self, roles: tuple[str, ...]) -> _Frame:
         """Answer by answer: the prompt before it (from the end of the previous answer on), itself, what ends it."""
-        turns = [Turn(role, f"\ue000{place}\ue001") for place, role in enumerate(roles)]
+        turns = _placeholders(roles)
         segments: list[Segment] = []
         checks: list[_Check] = []
         done, closing, rest = 0, "", ""  # turns laid out; what ended the last of them; what the template adds then
@@ -272,6 +289,10 @@ class _Chat:
 
 
 _OTHER_TEMPLATE = "choose another data.template, such as chatml or vicuna"
+
+
+def _placeholders(roles: Iterable[str]) -> list[Turn]:
+    return [Turn(role, f"\ue000{place}\ue001") for place, role in enumerate(roles)]
 
 
 def _quote(text: str) -> str:

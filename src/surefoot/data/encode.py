@@ -8,7 +8,7 @@ every stop token lost by it and every example that has nothing left to learn is 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -67,10 +67,10 @@ def encode(
     """
     for start in range(0, len(conversations), _CHUNK):
         chunk = conversations[start : start + _CHUNK]
-        layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
         if encoding == "whole":
-            yield from _in_one_go(chunk, layouts, encoder, bos_id, max_length, train_on, template.stop_ids)
+            yield from _in_one_go(chunk, template, encoder, bos_id, max_length, train_on, name)
             continue
+        layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
         for conversation, layout, runs in zip(chunk, layouts, encode_runs(layouts, encoder, bos_id), strict=True):
             learned = _learned_turns(runs, conversation, train_on)
             texts = [encoder.control_text(segment.text) for segment in layout if segment.content]
@@ -92,23 +92,26 @@ def encode(
 
 def _in_one_go(
     conversations: Sequence[Conversation],
-    layouts: Sequence[Sequence[Segment]],
+    template: Template,
     encoder: TextEncoder,
     bos_id: int | None,
     max_length: int,
     train_on: TrainOn,
-    stop_ids: Sequence[int],
+    name: str,
 ) -> Iterator[Encoded]:
-    prompts = [_prompt(*pair) for pair in zip(layouts, conversations, strict=True)] if train_on == "completion" else []
-    begun = encode_whole(prompts, encoder, bos_id)
+    together = None if train_on in ("responses", "last") else template.at_once  # which marks no ends of answers
+    layouts = each_row(conversations, lambda one: together(one, False) if together else template.segments(one), name)
+    begun: list[tuple[int, ...]] = []
+    if train_on == "completion":
+        prompts = [_prompt(*pair, together) for pair in zip(layouts, conversations, strict=True)]
+        begun = encode_whole(prompts, encoder, bos_id)
     for at, (layout, ids) in enumerate(zip(layouts, encode_whole(layouts, encoder, bos_id), strict=True)):
-        learned = _learned_turns(layout, conversations[at], train_on)
         if train_on == "everything":
             mask = np.ones(len(ids), dtype=bool)
         elif train_on == "completion":
             mask = behind_prompt(ids, begun[at])
         else:
-            mask = within_answers(ids, layout, learned, encoder)
+            mask = within_answers(ids, layout, _learned_turns(layout, conversations[at], train_on), encoder)
         mask[0] = False
         whole = Encoded(
             np.array(ids, dtype=np.uint32),
@@ -117,12 +120,18 @@ def _in_one_go(
             conversations[at].line,
             control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
         )
-        yield whole if len(ids) <= max_length else _without_end(whole, max_length, stop_ids)
+        yield whole if len(ids) <= max_length else _without_end(whole, max_length, template.stop_ids)
 
 
-def _prompt(layout: Sequence[Segment], conversation: Conversation) -> list[Segment]:
+def _prompt(
+    layout: Sequence[Segment],
+    conversation: Conversation,
+    together: Callable[[Conversation, bool], tuple[Segment, ...]] | None,
+) -> Sequence[Segment]:
     """What stands before the first answer that is learned: all of it, where none is."""
     learned = _learned_turns(layout, conversation, "completion")
+    if together and learned and min(learned) > 0:
+        return together(replace(conversation, turns=conversation.turns[: min(learned)]), True)
     return list(itertools.takewhile(lambda one: not (one.answer and one.turn in learned), layout))
 
 

@@ -41,6 +41,8 @@ class Template:
     jinja: the chat template that makes other programs write the same; takes BOS, which it puts at the start, or "".
     notes, dialogue_notes: what a reader of the audit should know, always and where there are several answers.
     repeats_bos: BOS stands before later turns as well. learns_behind_stop: what follows a stop token is learned, too.
+    at_once: a conversation as it is rendered in one go, with the generation prompt or not, where that may differ from
+    laying it out answer by answer.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Template:
     dialogue_notes: tuple[str, ...] = ()
     repeats_bos: bool = False
     learns_behind_stop: bool = False
+    at_once: Callable[[Conversation, bool], tuple[Segment, ...]] | None = None
 
 
 @dataclass(frozen=True)

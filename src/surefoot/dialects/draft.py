@@ -30,12 +30,14 @@ _RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
 
 @dataclass(frozen=True)
 class Dialect:
-    """A tool's language. rules: read the joint rows, in this order. aliases: older names of a setting -> its name."""
+    """A tool's language. rules: read the joint rows, in this order. aliases: older names of a setting -> its name.
+    elsewhere: what other tools call a setting -> its name here, to be suggested."""
 
     tool: str
     rows: Mapping[str, Row]
     rules: tuple[Callable[[Draft], None], ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 class Draft:
@@ -196,7 +198,7 @@ class Draft:
         if self._allow_unknown:
             self.note(word.name, "listed", f"{self.dialect.tool} has no such setting, as far as surefoot knows")
             return
-        near = nearest_word(word.name, self.rows)
+        near = self.dialect.elsewhere.get(word.name) or nearest_word(word.name, self.rows)
         known = f"did you mean {near}?" if near else "check the name, or pass it by with --allow-unknown"
         self.faults.append(_fault(word.where, word.name, f"{self.dialect.tool} has no such setting", known))
 

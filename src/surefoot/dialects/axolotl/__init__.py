@@ -18,7 +18,7 @@ from surefoot.dialects.words import Word, parse_document, read_document, read_fl
 from surefoot.errors import Fault, InputError
 
 TOOL = "Axolotl"
-_DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES)
+_DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES, {"lora_rank": "lora_r"})
 _SWITCHES = tuple(name for name, row in ROWS.items() if isinstance(row.default, bool))
 _MODULES = ("axolotl.cli.train",)
 _SCRIPTS = ("finetune.py", "train.py")

@@ -23,6 +23,7 @@ from surefoot.dialects.script.data import Found, trace
 from surefoot.dialects.script.literals import Script, Unread
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Note, Translation
+from surefoot.dialects.trl.data import set_examples
 from surefoot.dialects.voice import Voice
 from surefoot.dialects.words import Word
 from surefoot.errors import Fault, InputError
@@ -330,12 +331,9 @@ def _data_rule(reader: _Reader) -> Any:
             collator = "what a causal collator's labels are; data.train_on=responses masks the prompts"
             draft.set("data.train_on", "everything", why=collator)
             return
-        answers = draft["assistant_only_loss"] or bool(draft["completion_only_loss"])
-        words = ("assistant_only_loss", "completion_only_loss")
-        draft.set("data.train_on", "responses" if answers else "everything", *words)
+        set_examples(draft, None)
         draft.note("dataset_text_field", "listed", "data.format recognises the records' layout")
         draft.drop("the script names its data itself", *_TRL_DATA)
-        trl.set_template(draft)
 
     return rule
 

@@ -2,18 +2,14 @@
 
     trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --use_peft --lora_r 32
 
-TRL learns every token of texts and conversations unless told otherwise, and of prompt-completion records the
-completions; which of these a data set holds is looked up where it is a file. Facts: the dataclasses of TRL 1.16.
+Facts: the dataclasses of TRL 1.16. `tests/equality` holds ids, masks, rates and losses against what it makes itself.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from surefoot.config.dump import shown
 from surefoot.dialects import trainer
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.finetune import module_names, set_default_targets
@@ -22,6 +18,7 @@ from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
+from surefoot.dialects.trl.data import reading
 from surefoot.dialects.voice import Voice
 from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
@@ -32,8 +29,6 @@ _KERNELS = "is about speed; surefoot chooses its kernels itself"
 _STREAM = "surefoot reads a set whole, or so many records as max_samples says"
 _PACKED = "surefoot does not pack: a step has so many examples, not so many packed rows"
 _LOSS = "surefoot's loss is the negative log-likelihood"
-_UNSEEN = "TRL's default for conversations; of prompt-completion records it learns completions: data.train_on=responses"
-_CUT = "a longer example loses prompt tokens first; TRL cuts its end off"
 _LAUNCH = ("accelerate_config", "num_processes", "num_machines")
 
 OWN_ROWS: tuple[Row, ...] = (
@@ -68,14 +63,14 @@ OWN_ROWS: tuple[Row, ...] = (
     listed("trust_remote_code", False, "surefoot runs no code that comes with a model"),
     refused("model_init_kwargs", None, "surefoot loads models in one way", "leave it out", same=({},)),
     refused("router_aux_loss_coef", None, "surefoot's loss has no part for routers", "leave it out", same=(0,)),
-    joint("chat_template_path", None, ("data.template",), type=text),
+    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
     joint("dataset_text_field", "text", ("data.train",), type=text),
     refused("dataset_kwargs", None, "surefoot prepares data in one way", "leave it out", same=({},)),
     listed("dataset_num_proc", None, "is about speed, and changes no number"),
     refused("eos_token", None, "surefoot takes the tokenizer's own", "change the tokenizer's files"),
     carried("pad_token", None, "tokenizer.pad", type=text),
-    carried("max_length", 1024, "data.max_length", None, _CUT),
-    refused("truncation_mode", "keep_start", "surefoot keeps the answer first", "leave it out"),
+    carried("max_length", 1024, "data.max_length"),
+    refused("truncation_mode", "keep_start", "surefoot cuts the end off", "leave it out"),
     listed("shuffle_dataset", False, "every epoch is shuffled by the seed"),
     refused("packing", False, _PACKED, "leave it out"),
     listed("packing_strategy", "bfd", "nothing is packed"),
@@ -98,6 +93,7 @@ ALIASES = {
     "max_seq_length": "max_length",
     "dataset_train_name": "dataset_train_split",
 }
+ELSEWHERE = {"lora_rank": "lora_r", "lora_target": "lora_target_modules", "cutoff_len": "max_length"}
 FORMS = ("eager", "sdpa", "flash_attention_2")
 HELD = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
 
@@ -176,128 +172,9 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
         draft.set("precision.base", held, name)
 
 
-def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
-    """`set_data` where a file's first record can be seen."""
-
-    def rule(draft: Draft) -> None:
-        _set_data(draft, read)
-
-    return rule
-
-
-def _set_data(draft: Draft, read: Callable[[str], str]) -> None:
-    whole_sets = ("dataset_name", "dataset_config", "dataset_train_split")
-    if draft["datasets"]:
-        sources = _mixture(draft)
-        draft.set("data.train", sources[0] if len(sources) == 1 else sources, "datasets")
-        draft.drop("datasets goes before it", *whole_sets)
-    elif draft["dataset_name"]:
-        source = _source(draft["dataset_name"], draft["dataset_config"], draft["dataset_train_split"])
-        sources = [source]
-        draft.set("data.train", source, *whole_sets)
-    else:
-        draft.refuse("dataset_name", "is required", "name a data set, or give datasets")
-        draft.drop("there is no training data", *_ABOUT_DATA)
-        return
-    layout = _layout(sources, read)
-    if (field := draft["dataset_text_field"]) != "text" and layout is None:
-        for source in sources if isinstance(sources[0], dict) else []:
-            source |= {"format": "text", "columns": {"text": field}}
-        layout = "text"
-    draft.note(
-        "dataset_text_field", "carried" if layout == "text" else "listed", "" if layout == "text" else "no texts"
-    )
-    draft.set("stage", "pretrain" if layout == "text" else "sft")
-    _set_evaluation(draft, sources)
-    _set_learned(draft, layout)
-    set_template(draft)
-
-
-_ABOUT_DATA = (
-    "dataset_config", "dataset_train_split", "dataset_test_split", "test_split_size", "dataset_text_field",
-    "completion_only_loss", "assistant_only_loss", "chat_template_path",
-)  # fmt: skip
-
-
-def _source(path: str, subset: Any, split: str) -> Any:
-    source = {"path": path}
-    source |= {"subset": subset} if subset else {}
-    source |= {"split": split} if split != "train" else {}
-    return source if len(source) > 1 else path
-
-
-def _mixture(draft: Draft) -> list[Any]:
-    known = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
-    entries = draft["datasets"]
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in entries):
-        draft.refuse("datasets", "expected a list of data sets, each with a path")
-        return ["?"]
-    sources: list[Any] = []
-    for at, entry in enumerate(entries):
-        for key in entry:
-            if key not in known:
-                draft.refuse("datasets", f"[{at}].{key}: TRL has no such setting", f"it has {', '.join(known)}")
-        if entry.get("data_dir") or entry.get("fraction") not in (None, 1, 1.0):
-            draft.refuse("datasets", f"[{at}]: takes a part of the data", "use max_samples in surefoot's config")
-        files = entry.get("data_files") or entry["path"]
-        if not isinstance(files, str):
-            draft.refuse("datasets", f"[{at}].data_files: {shown(files)} is not one file", "give each its own entry")
-            continue
-        sources.append(_source(files, entry.get("name"), entry.get("split", "train")))
-    return sources
-
-
-def _layout(sources: Sequence[Any], read: Callable[[str], str]) -> str | None:
-    """ "text", "completions" or "turns" by the first record, where every source is a file that says so; else None."""
-    kinds = set()
-    for source in sources:
-        path = source if isinstance(source, str) else source["path"]
-        try:
-            content = read(path) if path.endswith((".json", ".jsonl")) else ""
-            first = json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
-        except (InputError, ValueError, IndexError, KeyError):
-            return None
-        kinds.add(
-            "completions" if {"prompt", "completion"} <= set(first) else "turns" if "messages" in first else "text"
-        )
-    return kinds.pop() if len(kinds) == 1 else None
-
-
-def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
-    split, share = draft["dataset_test_split"], draft["test_split_size"]
-    if share:
-        draft.set("data.eval", int(share) if share >= 1 else share, "test_split_size")
-        draft.drop("test_split_size goes before it", "dataset_test_split")
-    elif draft["eval_strategy"] == "no":
-        draft.drop("eval_strategy is no", "dataset_test_split", "test_split_size")
-    else:
-        held = [{**({"path": one} if isinstance(one, str) else one), "split": split} for one in sources]
-        draft.set("data.eval", held[0] if len(held) == 1 else held, "dataset_test_split")
-        draft.drop("asks for nothing", "test_split_size")
-
-
-def _set_learned(draft: Draft, layout: str | None) -> None:
-    words = ("completion_only_loss", "assistant_only_loss")
-    if layout == "text":
-        draft.drop("plain texts are learned as a whole", *words)
-        return
-    completions = draft["completion_only_loss"]
-    answers = draft["assistant_only_loss"] or (layout == "completions" if completions is None else completions)
-    unseen = layout is None and completions is None and not draft["assistant_only_loss"]
-    draft.set("data.train_on", "responses" if answers else "everything", *words, why=_UNSEEN if unseen else "")
-
-
-def set_template(draft: Draft) -> None:
-    path = draft["chat_template_path"]
-    if path is not None and not path.endswith(".jinja"):
-        draft.refuse("chat_template_path", "surefoot reads a .jinja file", "write the template into one")
-    elif path is not None:
-        draft.set("data.template", path, "chat_template_path")
-
-
 def dialect(read: Callable[[str], str]) -> Dialect:
     rules = (set_model, set_adapter, reading(read), set_precision, trainer.set_checkpointing, trainer.set_do_train)
-    return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES)
+    return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
 
 
 _SWITCHES = tuple(name for name, row in ROWS.items() if row.type is truth)

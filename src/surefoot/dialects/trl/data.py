@@ -1,0 +1,187 @@
+"""How TRL makes examples of a data set, in surefoot's words.
+
+TRL encodes prompt and answer in one go, with a BOS where the chat template or the tokenizer writes one, cuts the end
+off, and learns completions where the records have them, else every token. Pairs of texts go through no template. What
+the records are is seen in the first one, where the data set is a file or a folder of one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from surefoot.config.dump import shown
+from surefoot.dialects.draft import Draft
+from surefoot.errors import InputError
+
+Layout = Literal["text", "pairs", "completions", "turns"]  # pairs: of texts; completions: of lists of messages
+_ENDS = (".json", ".jsonl")
+_UNSEEN = (
+    "TRL's way with conversations; prompt-completion records: data.train_on=completion, and of texts data.template=raw"
+)
+_MASKED = "of prompt-completion records; TRL learns conversations as a whole then"
+_ABOUT_DATA = (
+    "dataset_config", "dataset_train_split", "dataset_test_split", "test_split_size", "dataset_text_field",
+    "completion_only_loss", "assistant_only_loss", "chat_template_path",
+)  # fmt: skip
+
+
+def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
+    """The rule, where a file's first record can be seen."""
+
+    def rule(draft: Draft) -> None:
+        _set_data(draft, read)
+
+    return rule
+
+
+def _set_data(draft: Draft, read: Callable[[str], str]) -> None:
+    whole_sets = ("dataset_name", "dataset_config", "dataset_train_split")
+    if draft["datasets"]:
+        sources = _mixture(draft)
+        draft.set("data.train", sources[0] if len(sources) == 1 else sources, "datasets")
+        draft.drop("datasets goes before it", *whole_sets)
+    elif draft["dataset_name"]:
+        source = _source(draft["dataset_name"], draft["dataset_config"], draft["dataset_train_split"])
+        sources = [source]
+        draft.set("data.train", source, *whole_sets)
+    else:
+        draft.refuse("dataset_name", "is required", "name a data set, or give datasets")
+        draft.drop("there is no training data", *_ABOUT_DATA)
+        return
+    field = draft["dataset_text_field"]
+    layout = _layout(sources, field, read)
+    if field != "text" and layout in (None, "text"):
+        sources = [_named(source, field) for source in sources]
+        draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset_text_field")
+        layout = "text"
+    draft.note(
+        "dataset_text_field", "carried" if layout == "text" else "listed", "" if layout == "text" else "no texts"
+    )
+    draft.set("stage", "sft")
+    _set_evaluation(draft, sources)
+    set_examples(draft, layout)
+
+
+def _source(path: str, subset: Any, split: str) -> Any:
+    source = {"path": path}
+    source |= {"subset": subset} if subset else {}
+    source |= {"split": split} if split != "train" else {}
+    return source if len(source) > 1 else path
+
+
+def _named(source: Any, field: str) -> dict[str, Any]:
+    entry = {"path": source} if isinstance(source, str) else source
+    return {**entry, "format": "text", "columns": {"text": field}}
+
+
+def _mixture(draft: Draft) -> list[Any]:
+    known = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
+    entries = draft["datasets"]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in entries):
+        draft.refuse("datasets", "expected a list of data sets, each with a path")
+        return ["?"]
+    sources: list[Any] = []
+    for at, entry in enumerate(entries):
+        for key in entry:
+            if key not in known:
+                draft.refuse("datasets", f"[{at}].{key}: TRL has no such setting", f"it has {', '.join(known)}")
+        if entry.get("data_dir") or entry.get("fraction") not in (None, 1, 1.0):
+            draft.refuse("datasets", f"[{at}]: takes a part of the data", "use max_samples in surefoot's config")
+        files = entry.get("data_files") or entry["path"]
+        if not isinstance(files, str):
+            draft.refuse("datasets", f"[{at}].data_files: {shown(files)} is not one file", "give each its own entry")
+            continue
+        sources.append(_source(files, entry.get("name"), entry.get("split", "train")))
+    return sources or ["?"]
+
+
+def _layout(sources: Sequence[Any], field: str, read: Callable[[str], str]) -> Layout | None:
+    """By the first record, where every source is a file, or a folder of one, that says so; else None."""
+    kinds: set[Layout] = set()
+    for source in sources:
+        path, split = (source, "train") if isinstance(source, str) else (source["path"], source.get("split", "train"))
+        try:
+            kinds.add(_kind(_first_record(path, split, read), field))
+        except (InputError, OSError, ValueError, IndexError, KeyError, TypeError):
+            return None
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _kind(record: dict[str, Any], field: str) -> Layout:
+    if "prompt" in record:
+        return "pairs" if isinstance(record["prompt"], str) else "completions"
+    if field in record:
+        return "text"
+    if {"messages", "conversations"} & record.keys():
+        return "turns"
+    raise KeyError(field)
+
+
+def _first_record(path: str, split: str, read: Callable[[str], str]) -> dict[str, Any]:
+    """Raises one of several errors where there is none to be seen."""
+    content = read(path) if path.endswith(_ENDS) else next(_in_folder(path, split, read), "")
+    return json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
+
+
+def _in_folder(path: str, split: str, read: Callable[[str], str]) -> Iterator[str]:
+    for end in reversed(_ENDS):
+        try:
+            yield read(f"{path.rstrip('/')}/{split}{end}")
+        except (InputError, OSError):
+            continue
+
+
+def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
+    split, share = draft["dataset_test_split"], draft["test_split_size"]
+    if share:
+        draft.set("data.eval", int(share) if share >= 1 else share, "test_split_size")
+        draft.drop("test_split_size goes before it", "dataset_test_split")
+    elif draft["eval_strategy"] == "no":
+        draft.drop("eval_strategy is no", "dataset_test_split", "test_split_size")
+    else:
+        held = [{**({"path": one} if isinstance(one, str) else one), "split": split} for one in sources]
+        draft.set("data.eval", held[0] if len(held) == 1 else held, "dataset_test_split")
+        draft.drop("asks for nothing", "test_split_size")
+
+
+def set_examples(draft: Draft, layout: Layout | None) -> None:
+    """What TRL's trainer makes of the records, whoever named them. layout: None where nobody saw a record."""
+    set_learned(draft, layout)
+    path = draft["chat_template_path"]
+    if path is not None and not path.endswith(".jinja"):
+        draft.refuse("chat_template_path", "surefoot reads a .jinja file", "write the template into one")
+    elif layout in ("text", "pairs"):
+        draft.drop("texts go through no template", "chat_template_path")
+        draft.set("data.template", "raw", why="TRL's way with texts")
+    elif path is not None:
+        draft.set("data.template", path, "chat_template_path")
+    elif layout is not None:
+        draft.set("data.template", "tokenizer", why="TRL's way with conversations")
+    draft.set("data.encoding", "whole", why="TRL encodes prompt and answer in one go, and cuts the end off")
+    draft.set("bos.prepend", "tokenizer", why="TRL leaves it to the chat template and the tokenizer")
+
+
+def set_learned(draft: Draft, layout: Layout | None) -> None:
+    completions, answers = draft["completion_only_loss"], draft["assistant_only_loss"]
+    words = ("completion_only_loss", "assistant_only_loss")
+    if layout in ("text", "pairs") and answers:
+        draft.refuse("assistant_only_loss", "TRL has it for conversations alone, and these are texts", "leave it out")
+    elif layout == "text":
+        draft.drop("texts are learned as a whole", *words)
+        draft.set("data.train_on", "everything", why="TRL learns every token of a text")
+    elif answers:
+        both = "with completion_only_loss: false TRL learns the answers of prompts as well"
+        changed = both if layout in (None, "completions") and completions is False else ""
+        draft.set("data.train_on", "responses", *words, why=changed)
+    elif layout == "turns":
+        draft.drop("conversations have no completions", "completion_only_loss")
+        draft.set("data.train_on", "everything", "assistant_only_loss", why="")
+    elif layout in ("pairs", "completions"):
+        whole = completions is False
+        draft.set("data.train_on", "everything" if whole else "completion", *words)
+    elif completions:
+        draft.set("data.train_on", "completion", *words, why=_MASKED)
+    else:
+        draft.set("data.train_on", "everything", *words, why="" if completions is False else _UNSEEN)

@@ -1,0 +1,69 @@
+"""A translated TRL config trains as `trl sft` does: same ids, masks, learning rates and first step.
+
+`trl.json` holds what TRL made of these configs on the same models; make_trl.py says how.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from equality import models
+from equality.ours import run_until_step_1
+from surefoot.dialects.launch import Options
+from surefoot.dialects.tools import translate_file
+
+HERE = Path(__file__).parent
+REFERENCES = json.loads((HERE / "trl.json").read_text())
+CONFIGS = sorted(path.stem for path in (HERE / "trl").glob("*.yaml"))
+RATE = 1e-12  # float64 arithmetic of a handful of operations, on rates around 1e-3
+LOSS = 5e-6  # of losses around 7: fp32 sums over a few hundred tokens, in another order
+NORM = 1e-5  # of norms around 3; the tool logs them in fp32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def translated(name, folder):
+    path = HERE / "trl" / f"{name}.yaml"
+    words = yaml.safe_load(path.read_text())
+    base = folder / words["model_name_or_path"]
+    words["model_name_or_path"] = str(base if base.is_dir() else models.build(base.name, folder))
+    for source in words.get("datasets", []):
+        source["data_files"] = str(HERE / source["data_files"])
+    for key in ("dataset_name", "chat_template_path"):
+        if key in words:
+            words[key] = str(HERE / words[key])
+    words["output_dir"] = str(folder / "runs" / name)
+    found = translate_file(
+        str(path), yaml.safe_dump(words), [], Options(read=lambda path: Path(path).read_text(encoding="utf-8"))
+    )
+    return found, json.loads(json.dumps(found.config))
+
+
+def same_examples(ours, theirs):
+    """Ids and labels; a label on the first token, which nothing predicts, does not count."""
+    first, second = ([(row["ids"], row["labels"][1:]) for row in rows] for rows in (ours.examples, theirs["examples"]))
+    return first == second
+
+
+def same_rates(ours, theirs):
+    return ours.learning_rates == pytest.approx(theirs["learning_rates"], abs=RATE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_translated_run_is_the_tools_own(name, folder):
+    theirs = REFERENCES[name]
+    found, config = translated(name, folder)
+    assert not [note for note in found.notes if note.fate == "changed"]
+    ours = run_until_step_1(config, step=theirs["losses"] is not None)
+    assert same_examples(ours, theirs)
+    assert same_rates(ours, theirs)
+    if theirs["losses"] is not None:
+        assert ours.first_loss == pytest.approx(theirs["losses"][0], abs=LOSS)
+        assert ours.first_grad_norm == pytest.approx(theirs["first_grad_norm"], abs=NORM)
