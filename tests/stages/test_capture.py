@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import zoo
 from adapter_runs import a_plan, a_run
@@ -21,7 +21,10 @@ from surefoot.evaluate.capture_folder import open_capture
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.stages import capture as stage
 from surefoot.stages import capture_pictures
+from surefoot.stages.asked_data import DataRequest
 from surefoot.stages.capture import capture, compare_folders
+from surefoot.stages.measure_loss import read_evaluation_data
+from surefoot.stages.open_model import open_for_use
 
 LENGTH = 24
 
@@ -243,3 +246,29 @@ def test_pictures_are_few_and_of_the_layers_that_were_asked_for(base, tmp_path, 
     found = capture(str(base), tmp_path / "out", seq_len=12, attention=True)
     assert found.pictures == ("layer-00000.png", "layer-00003.png", "norms.png")
     assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found.pictures)
+
+
+@pytest.fixture(scope="module")
+def chat_run(base):
+    """A run that was trained with the tokenizer's chat template."""
+    plan = a_plan(stop=(AutoTokenizer.from_pretrained(base).eos_token_id,))
+    plan = replace(plan, tokenizer=replace(plan.tokenizer, bos_id=1))
+    return a_run(base.parent / "chat run", base, plan)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "The sky is blue and the sea is grey. " * 4}) + "\n")
+    return str(tmp_path / "texts.jsonl")
+
+
+def test_a_plain_text_is_captured_as_it_is_by_a_run_with_a_chat_template_too(base, chat_run, texts, tmp_path):
+    ids = capture(str(chat_run), tmp_path / "out", seq_len=12, data=texts, layers="0").index["ids"]
+    text = AutoTokenizer.from_pretrained(base).decode(ids)
+    assert "The sky is blue" in text
+    assert "<|user|>" not in text
+
+
+def test_twin_a_loss_is_not_measured_on_another_layout_than_the_trained_one(chat_run, texts):
+    with pytest.raises(InputError, match="lays out turns"):
+        read_evaluation_data(open_for_use(str(chat_run)), DataRequest(texts))

@@ -57,11 +57,11 @@ def check_models(model: str, adapter: str | None) -> None:
     """
     from surefoot.config.paths import nearest_path
     from surefoot.locations import looks_local
-    from surefoot.models.folder import check_folder
+    from surefoot.models.folder import check_folder, require_adapter
     from surefoot.models.hub import resolve_folder
     from surefoot.stages.provenance import require_weights
 
-    for path in (model, adapter):
+    for path, is_adapter in ((model, False), (adapter, True)):
         if path is None:
             continue
         if Path(path).is_file():
@@ -71,6 +71,8 @@ def check_models(model: str, adapter: str | None) -> None:
         folder = resolve_folder(path, weights=True)
         require_weights(folder, path)
         check_folder(folder)
+        if is_adapter:
+            require_adapter(folder, path)
 
 
 def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:

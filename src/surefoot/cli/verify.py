@@ -17,7 +17,7 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def verify(folder: Path, other: Path | None, as_json: bool) -> None:
-    """Check FOLDER, a run or a checkpoint, against its manifests.
+    """Check FOLDER, a run, a checkpoint or an export, against its manifests.
 
     Exit 0: every file is as it was written (and the two are identical). Exit 4: something is not.
     """

@@ -29,6 +29,12 @@ def check_folder(folder: Path) -> None:
         read_config(folder)
 
 
+def require_adapter(folder: Path, name: str) -> None:
+    """Raises InputError unless the folder, which the user calls `name`, holds an adapter."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise InputError(Fault(name, f"is no adapter: it has no {ADAPTER_CONFIG}", "name it as the model"))
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries."""
     path = folder / "config.json"

@@ -52,7 +52,7 @@ def difference_table(differences: Sequence[Any]) -> Table:
                 str(len(found)),
                 str(sum(one.equal for one in found)),
                 *(_short(_mean([getattr(one, key) for one in found])) for key in ("relative", "first", "rest")),
-                f"{_short(worst.relative)} {worst.name}" if worst.relative else "–",
+                _place_of(worst),
             ]
         )
     return _table(["tensor", "count", "equal", "|B-A|/|A|", "first position", "the rest", "largest"], rows)
@@ -63,6 +63,13 @@ def _group(one: Any) -> str:
     if one.kind.startswith("residual"):
         return one.kind
     return f"{one.role or one.name.split('.')[-2]} {one.kind}"
+
+
+def _place_of(worst: Any) -> str:
+    """The largest difference and its layer; the row says of which tensor."""
+    if not worst.relative:
+        return "–"
+    return _short(worst.relative) + ("" if worst.layer is None else f" in layer {worst.layer}")
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

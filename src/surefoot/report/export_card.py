@@ -11,6 +11,8 @@ import yaml
 
 from surefoot.report.footer import EXAMPLE_PROMPT
 
+CERTIFICATE = "export.json"
+
 _WORDS = {
     "adapter_and_merged": "adapter over base, and merged (both in fp32)",
     "scaled_and_baked": "scaled BOS embedding, and written into its row (both in fp32)",

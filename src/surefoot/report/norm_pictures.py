@@ -73,11 +73,13 @@ def attention_picture(results: Results) -> Figure:
 
     figure = Figure(figsize=(8, 4.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
+    values: list[float] = []
     for side, report in results.items():
         points = [(one["layer"], one["attention"]) for one in report["layers"]]
-        _plot(axes, points, side, side, "-", "o")
+        values += _plot(axes, points, side, side, "-", "o")
     _finish(axes, "Attention on the first position", "layer", "share, mean of heads and queries")
-    axes.set_ylim(0, 1)
+    # From 0, so that heights compare, and no higher than needed: lines of small shares would lie on each other.
+    axes.set_ylim(0, min(1.0, 1.25 * max(values, default=1.0)) or 1.0)
     _whole_numbers(axes)
     axes.legend(frameon=False, fontsize=9)
     return figure

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.errors import Fault, InputError, IntegrityError
+from surefoot.report.export_card import CERTIFICATE
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
@@ -14,6 +15,7 @@ from surefoot.training.checkpoint import (
     MANIFEST,
     TRAINER_STATE,
     FileCheck,
+    check_against,
     check_files,
     list_checkpoints,
     newest_verified,
@@ -35,13 +37,17 @@ class FolderCheck:
 
 
 def verify_folder(folder: Path) -> list[FolderCheck]:
-    """A checkpoint, or a run folder: its published files and each of its checkpoints, oldest first."""
+    """A checkpoint, an export, or a run folder: its published files and each of its checkpoints, oldest first."""
+    if (folder / CERTIFICATE).is_file():
+        return [_check_export(folder)]
     checkpoints = sorted(list_checkpoints(folder), key=lambda checkpoint: checkpoint.step)
     folders = [checkpoint.folder for checkpoint in checkpoints]
     if (folder / MANIFEST).is_file() or folder.name.startswith("checkpoint-") or is_finished(folder):
         folders.append(folder)
     if not folders:
-        raise InputError(Fault(str(folder), "is neither a run folder nor a checkpoint", "name one that surefoot wrote"))
+        raise InputError(
+            Fault(str(folder), "is neither a run folder nor a checkpoint nor an export", "name one that surefoot wrote")
+        )
     return [_check(folder, path) for path in folders]
 
 
@@ -72,6 +78,16 @@ def _check(root: Path, folder: Path) -> FolderCheck:
         return FolderCheck(name, tuple(check_files(folder)))
     except IntegrityError as error:
         return FolderCheck(name, (), error.faults[0])
+
+
+def _check_export(folder: Path) -> FolderCheck:
+    """The files that an export's certificate names."""
+    try:
+        files = json.loads((folder / CERTIFICATE).read_text(encoding="utf-8"))["outputs"]
+        return FolderCheck(folder.name, tuple(check_against(folder, files)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"cannot be used as a certificate: {type(error).__name__}: {error}"
+        return FolderCheck(folder.name, (), Fault(str(folder / CERTIFICATE), what, "export again"))
 
 
 def _checkpoint(folder: Path) -> Path:

@@ -225,8 +225,8 @@ def _encoded(opened: OpenModel, text: str) -> list[int]:
 
 
 def _record(opened: OpenModel, length: int, data: DataRequest) -> _Text:
-    """The first record with so many tokens, laid out as in training and cut to them."""
-    prepared, _ = read_evaluation_data(opened, replace(data, max_length=min(length, opened.positions)))
+    """The first record with so many tokens, laid out as in training (a plain text as it is) and cut to them."""
+    prepared, _ = read_evaluation_data(opened, replace(data, max_length=min(length, opened.positions)), any_layout=True)
     lengths = [len(prepared.train[place].ids) for place in range(len(prepared.train))]
     place = next((place for place, found in enumerate(lengths) if found >= length), None)
     if place is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from surefoot.errors import Fault, InputError
-
-CERTIFICATE = "export.json"
+from surefoot.report.export_card import CERTIFICATE
 
 
 def check_out(out: Path, overwrite: bool) -> None:

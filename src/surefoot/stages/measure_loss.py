@@ -46,13 +46,16 @@ class MeasuredLoss:
     max_length: int
 
 
-def read_evaluation_data(opened: OpenModel, asked: DataRequest) -> tuple[PreparedData, int]:
-    """The examples (as `train`) and the most tokens that one may have."""
+def read_evaluation_data(
+    opened: OpenModel, asked: DataRequest, *, any_layout: bool = False
+) -> tuple[PreparedData, int]:
+    """The examples (as `train`) and the most tokens that one may have. any_layout: what the run's template cannot lay
+    out, such as a plain text, is laid out as in a new run, not refused; for measurements that only need a text."""
     run = saved_config(opened.trained)
     config = config_for(
         asked,
         str(opened.base),
-        template=asked.template or _own_template(opened),
+        template=asked.template or ("auto" if any_layout else _own_template(opened)),
         stage=run.stage if run and run.stage == "pretrain" else "sft",
         train_on=run.data.train_on if run else "responses",
         encoding=run.data.encoding if run else "parts",

@@ -136,7 +136,7 @@ def _sequences(opened: OpenModel, data: DataRequest | None, texts: int) -> tuple
     if data is None:
         paragraphs = [" ".join(one.split()) for one in TEXT.split("\n\n")][:texts]
         return [raw_ids(opened, one)[:longest] for one in paragraphs], "built-in text"
-    prepared, _ = read_evaluation_data(opened, replace(data, max_length=longest))
+    prepared, _ = read_evaluation_data(opened, replace(data, max_length=longest), any_layout=True)
     examples = (prepared.train[place].ids for place in range(len(prepared.train)))
     return [[int(one) for one in ids] for ids in examples], data.source
 

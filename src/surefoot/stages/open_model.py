@@ -31,6 +31,7 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
 from surefoot.libraries import bitsandbytes_obstacle
 from surefoot.models.bos import install_bos_scaling
+from surefoot.models.folder import require_adapter
 from surefoot.models.hub import resolve_folder
 from surefoot.models.layout import said
 from surefoot.models.load import load_model, load_tokenizer
@@ -163,8 +164,7 @@ def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | Non
     if adapter is not None:
         over = resolve_folder(adapter, None, weights=True)
         require_weights(over, adapter)
-        if not is_adapter(over):
-            raise InputError(Fault(adapter, "is no adapter: it has no adapter_config.json", "name it as the model"))
+        require_adapter(over, adapter)
         return folder, fitted(read_adapter(over), facts_of(folder))
     if not is_adapter(folder):
         return folder, None

@@ -110,9 +110,16 @@ def check_files(folder: Path, hashed_up_to: int | None = None) -> list[FileCheck
 
     hashed_up_to: of files with more bytes only the size is looked at.
     """
+    return check_against(folder, read_manifest(folder)["files"], hashed_up_to)
+
+
+def check_against(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], hashed_up_to: int | None = None
+) -> list[FileCheck]:
+    """files: name -> `size` in bytes and `sha256`, as they were written. hashed_up_to: as in `check_files`."""
     return [
         FileCheck(name, expected["size"], expected["sha256"], _file_fault(folder / name, expected, hashed_up_to))
-        for name, expected in read_manifest(folder)["files"].items()
+        for name, expected in files.items()
     ]
 
 

@@ -1,0 +1,56 @@
+"""An export is verified against its certificate."""
+
+import json
+
+import pytest
+
+from surefoot.errors import InputError
+from surefoot.report.export_card import CERTIFICATE
+from surefoot.report.verification import verify_folder
+from surefoot.stages.certificate import hashes
+
+FILES = {"model.safetensors": b"weights", "config.json": b"{}"}
+
+
+@pytest.fixture
+def export(tmp_path):
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    outputs = hashes({name: tmp_path / name for name in FILES})
+    (tmp_path / CERTIFICATE).write_text(json.dumps({"format": 1, "outputs": outputs}))
+    return tmp_path
+
+
+def faults(folder):
+    return [fault.what for check in verify_folder(folder) for fault in check.faults]
+
+
+def test_an_export_as_it_was_written_verifies(export):
+    (check,) = verify_folder(export)
+    assert sorted(file.name for file in check.files) == sorted(FILES)
+    assert check.faults == []
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"weighty", "another content"), (b"weights!", "has 8 bytes, not 7"), (None, "is missing")],
+)
+def test_twins_a_changed_longer_or_lost_file_is_told(export, content, expected):
+    (export / "model.safetensors").unlink()
+    if content is not None:
+        (export / "model.safetensors").write_bytes(content)
+    (what,) = faults(export)
+    assert expected in what
+
+
+@pytest.mark.parametrize("certificate", ["{", "[]", "{}", '{"outputs": {"config.json": {}}}', '{"outputs": [1]}'])
+def test_a_certificate_that_says_nothing_is_a_fault(export, certificate):
+    (export / CERTIFICATE).write_text(certificate)
+    (what,) = faults(export)
+    assert "cannot be used as a certificate" in what
+
+
+def test_twin_without_a_certificate_it_is_no_export(export):
+    (export / CERTIFICATE).unlink()
+    with pytest.raises(InputError, match="nor an export"):
+        verify_folder(export)
