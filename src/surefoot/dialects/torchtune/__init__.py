@@ -1,0 +1,100 @@
+"""torchtune's recipe YAML, with `key=value` behind it, and `tune run RECIPE --config FILE key=value`.
+
+Its files are groups of keys with a `_component_` each; here they are read flat, so `model.lora_rank` is one word, as it
+is in an override. Facts: the recipes and components of torchtune 0.6.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.config.yaml_reader import Document
+from surefoot.dialects.draft import Dialect, Draft
+from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.tool import Tool
+from surefoot.dialects.torchtune.datasets import set_data
+from surefoot.dialects.torchtune.rows import ROWS
+from surefoot.dialects.torchtune.rules import set_adapter, set_model, set_precision, set_rest, set_steps
+from surefoot.dialects.translation import Translation
+from surefoot.dialects.words import Word, parse_document, read_pairs, top_keys
+from surefoot.errors import Fault, InputError
+
+NAME = "torchtune"
+RECIPES = ("lora_finetune_single_device", "lora_finetune_distributed")
+RECIPES += ("full_finetune_single_device", "full_finetune_distributed")
+
+_DIALECT = Dialect(NAME, ROWS, (set_model, set_adapter, set_precision, set_data, set_steps, set_rest))
+
+
+def claims_file(path: str, text: str) -> bool:
+    return {"model", "tokenizer", "checkpointer"} <= top_keys(path, text)
+
+
+def claims_command(command: Command) -> bool:
+    return command.name == "tune"
+
+
+def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    return _translate([*_flat(parse_document(text, path)), *read_pairs(overrides)], options)
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    left = list(command.arguments)
+    if left[:1] != ["run"]:
+        raise InputError(Fault(" ".join(("tune", *left[:1])), "is no training", "surefoot reads `tune run`"))
+    del left[0]
+    if left[:1] in (["--nproc_per_node"], ["--nproc-per-node"]):
+        if left[1:2] != ["1"]:
+            raise InputError(Fault(" ".join(left[:2]), "surefoot starts one process", "leave it out"))
+        del left[:2]
+    recipe = left.pop(0) if left else ""
+    if recipe not in RECIPES:
+        raise InputError(
+            Fault(f"tune run {recipe}".strip(), "is no recipe of surefoot's", f"it reads {', '.join(RECIPES)}")
+        )
+    if left[:1] != ["--config"] or len(left) < 2:
+        raise InputError(Fault(f"tune run {recipe}", "names no config", "write --config FILE behind the recipe"))
+    path, pairs = left[1], left[2:]
+    if not path.endswith((".yaml", ".yml")):
+        raise InputError(Fault(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml"))
+    return from_file(path, options.read(path), pairs, options)
+
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def _flat(document: Document) -> list[Word]:
+    """Every leaf as a dotted word; `${output_dir}` is what that key says. column_map and lists stay whole."""
+    words: list[Word] = []
+
+    def walk(group: Mapping[str, Any], before: str) -> None:
+        for name, value in group.items():
+            path = f"{before}{name}"
+            if isinstance(value, dict) and value and path not in ROWS:
+                walk(value, f"{path}.")
+                continue
+            if isinstance(value, str):
+                value = _REFERENCE.sub(lambda found: str(_at(document.data, found[1])), value)
+            position = document.keys.get(path)
+            where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
+            words.append(Word(path, value, where, f"{path}: {shown(value)}"))
+
+    walk(document.data, "")
+    return words
+
+
+def _at(data: Any, path: str) -> Any:
+    for step in path.split("."):
+        data = data.get(step) if isinstance(data, dict) else None
+    return data
+
+
+def _translate(words: Sequence[Word], options: Options) -> Translation:
+    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown)
+    return draft.finish("train", environment=draft.environment)
+
+
+TORCHTUNE = Tool(NAME, claims_command, from_command, claims_file, from_file)
