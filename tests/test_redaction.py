@@ -26,6 +26,7 @@ SECRETS = [
     ("GET /api?write_token=short1&run=a", "short1"),
     ("WANDB_API_KEY='s3cret' is wrong", "s3cret"),
     ("password: hunter2, user: me", "hunter2"),
+    ("{'hub_token': 'short1', 'pad_token': '<pad>'}", "short1"),
     ("ghp_0123456789abcdefABCDEF", "abcdefABCDEF"),
 ]
 
@@ -49,6 +50,7 @@ def test_twin_that_knows_fewer_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         "the experiment my-experiment-with-a-rather-long-name does not exist",
         "not logged in: `wandb login`, or set tracking.offline: true",
         "[Errno 2] No such file or directory: 'runs/a/tensorboard'",
+        "special_tokens: {'pad_token': '<|end_of_text|>', 'bos_token': '<s>'}",
     ],
 )
 def test_ordinary_messages_stay_whole(text: str) -> None:

@@ -67,3 +67,28 @@ def test_the_translated_run_is_the_tools_own(name, folder):
     if theirs["losses"] is not None:
         assert ours.first_loss == pytest.approx(theirs["losses"][0], abs=LOSS)
         assert ours.first_grad_norm == pytest.approx(theirs["first_grad_norm"], abs=NORM)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("completions-qwen2", {"data": {"encoding": "parts"}}),  # a word across the border
+        ("completions-qwen2", {"data": {"template": "tokenizer"}}),
+        ("completions-cut", {"data": {"encoding": "parts"}}),
+        ("turns-qwen2", {"data": {"train_on": "responses"}}),  # the line end behind an answer
+        ("turns-qwen3", {"data": {"encoding": "parts"}}),
+        ("messages-qwen3", {"data": {"encoding": "parts"}}),  # earlier answers lose their empty thoughts
+        ("messages-phi3", {"bos": {"prepend": "on"}}),
+        ("assistant-llama3", {"data": {"train_on": "everything"}}),
+        ("completions-lora", {"optim": {"warmup_from_zero": False}}),
+        ("messages-remainder", {"batch": {"size": 6}}),
+        ("text-steps", {"optim": {"warmup": 0.0}}),
+    ],
+)
+def test_twin_another_choice_is_another_run(name, change, folder):
+    _, config = translated(name, folder)
+    for group, keys in change.items():
+        config[group] = {**config[group], **keys}
+    config["output"] += "-twin"
+    ours = run_until_step_1(config, step=False)
+    assert not (same_examples(ours, REFERENCES[name]) and same_rates(ours, REFERENCES[name]))
