@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,26 @@ def test_the_translated_run_is_the_tools_own(name, folder):
     if theirs["losses"] is not None:
         assert ours.first_loss == pytest.approx(theirs["losses"][0], abs=LOSS)
         assert ours.first_grad_norm == pytest.approx(theirs["first_grad_norm"], abs=NORM)
+
+
+def losses_of_the_run(config, folder, name):
+    path = folder / f"{name}.json.yaml"
+    path.write_text(json.dumps({**config, "output": str(folder / "whole" / name), "log_every": 1}))
+    command = [sys.executable, "-m", "surefoot", "train", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    log = (folder / "whole" / name / "trainer_log.jsonl").read_text().splitlines()
+    return [row["loss"] for row in map(json.loads, log) if "loss" in row]
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.0])
+def test_every_step_of_a_run_is_the_tools_own(decay, folder):
+    """The config has a weight decay of 0.3, a cosine and a warm-up: the losses of later steps tell of the updates."""
+    _, config = translated("completions-qwen2", folder)
+    config["optim"]["weight_decay"] = decay
+    theirs = pytest.approx(REFERENCES["completions-qwen2"]["losses"], abs=LOSS)
+    assert (losses_of_the_run(config, folder, str(decay)) == theirs) == (decay == 0.3)
 
 
 @pytest.mark.parametrize(
