@@ -1,0 +1,75 @@
+"""A script around transformers' Trainer, run as it stands, and the config that its syntax tree becomes: both train the
+same ids with the same learning rates, and their first step has the same loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equality import models
+from equality.ours import run_until_step_1
+from surefoot.dialects.launch import Options
+from surefoot.dialects.tools import translate_file
+
+HERE = Path(__file__).parent
+SCRIPTS = {"lora_trainer": "llama3", "full_trainer": "qwen2"}
+RATE = 1e-12  # float64 arithmetic of a handful of operations, on rates around 1e-4
+LOSS = 5e-6  # of losses around 7: fp32 sums over a few hundred tokens, in another order
+
+
+@pytest.fixture(params=SCRIPTS)
+def script(request, tmp_path, monkeypatch):
+    """The script as a file that finds its model and data in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    models.build(SCRIPTS[request.param], tmp_path / "models")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "texts.jsonl").write_text((HERE / "trl_data" / "texts.jsonl").read_text())
+    path = tmp_path / f"{request.param}.py"
+    path.write_text((HERE / "scripts" / path.name).read_text())
+    return path
+
+
+def translated(path):
+    read = Options(read=lambda name: Path(name).read_text(encoding="utf-8"))
+    return json.loads(json.dumps(translate_file(str(path), path.read_text(), [], read).config))
+
+
+def theirs(path):
+    """What run_script.py wrote of it."""
+    out = path.with_suffix(".json")
+    environment = {**os.environ, "PYTHONPATH": str(HERE / "stand_in"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "run_script.py"), str(path), str(out)], env=environment, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(out.read_text())
+
+
+def learnt(examples):
+    """A label on the first token, which nothing predicts, does not count."""
+    return [(row["ids"], row["labels"][1:]) for row in examples]
+
+
+def test_the_translated_script_trains_as_the_script(script):
+    other, config = theirs(script), translated(script)
+    in_one_step = config["batch"]["size"] == len(other["examples"])
+    ours = run_until_step_1(config, step=in_one_step)
+    assert learnt(ours.examples) == learnt(other["examples"])
+    assert ours.learning_rates == pytest.approx(other["learning_rates"], abs=RATE)
+    if in_one_step:
+        passes = len(other["losses"]) // len(other["learning_rates"])
+        assert ours.first_loss == pytest.approx(sum(other["losses"][:passes]), abs=LOSS)
+
+
+@pytest.mark.parametrize("change", [{"optim": {"schedule": "constant"}}, {"optim": {"warmup_from_zero": False}}])
+def test_twin_another_schedule_gives_other_rates(script, change):
+    config = translated(script)
+    right = run_until_step_1(config, step=False).learning_rates
+    config["optim"] = {**config["optim"], **change["optim"]}
+    config["output"] += "-twin"
+    assert run_until_step_1(config, step=False).learning_rates != pytest.approx(right, abs=RATE)
