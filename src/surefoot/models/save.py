@@ -7,7 +7,10 @@ bytes: names are sorted, no time stamp, no absolute path.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +25,9 @@ from surefoot.models.peft import PeftModel, get_peft_model_state_dict, set_peft_
 from surefoot.models.quiet import quiet_libraries
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_WRAPPED = re.compile(r"(.+)\.(?:modules_to_save|original_module)\.(weight|bias)")
+
+_T = TypeVar("_T")
 
 
 def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool) -> None:
@@ -49,7 +55,10 @@ def load_adapter_weights(
     tensors: in place of the file's, where that is in another layout than PEFT's.
     """
     path = folder / ADAPTER_WEIGHTS
-    saved = load_file(path) if tensors is None else {name: tensor.read() for name, tensor in tensors.items()}
+    if tensors is None:
+        saved = without_doubles(load_file(path))
+    else:
+        saved = {name: tensor.read() for name, tensor in without_doubles(tensors).items()}
     expected = adapter_tensors(model, save_embedding)
     if different := sorted(saved.keys() ^ expected.keys()):
         what = f"{len(different)} weights are in only one of file and model, first {different[0]}"
@@ -66,7 +75,17 @@ def adapter_tensors(model: PeftModel, save_embedding: bool) -> dict[str, torch.T
     """Name in the file -> tensor, sorted. The flag is never left to PEFT, which would ask the hub about the base."""
     with quiet_libraries():
         tensors = get_peft_model_state_dict(model, save_embedding_layers=save_embedding)
-    return dict(sorted(tensors.items()))
+    return dict(sorted(without_doubles(tensors).items()))
+
+
+def without_doubles(tensors: Mapping[str, _T]) -> dict[str, _T]:
+    """An embedding or head that trained in full and has added rows is written by PEFT three times: under its own name,
+    which is the one that PEFT reads, again as its wrapper holds it, and as it was before training."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if (found := _WRAPPED.fullmatch(name)) is None or f"{found[1]}.{found[2]}" not in tensors
+    }
 
 
 def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) -> None:

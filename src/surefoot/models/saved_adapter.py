@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from surefoot.convert.recognise_adapter import RecognisedAdapter, fit_to_base, recognise_adapter
+from surefoot.convert.recognise_adapter import PEFT_FRONT, RecognisedAdapter, fit_to_base, recognise_adapter
 from surefoot.convert.safetensors_file import read_header, unread
 from surefoot.convert.target import Target
 from surefoot.convert.tensors import Tensors
@@ -26,7 +26,7 @@ from surefoot.models.folder import ADAPTER_CONFIG, convert_command
 from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from surefoot.models.quiet import quiet_libraries
-from surefoot.models.save import ADAPTER_WEIGHTS, load_adapter_weights
+from surefoot.models.save import ADAPTER_WEIGHTS, adapter_tensors, load_adapter_weights, without_doubles
 
 _READ = frozenset(
     {
@@ -64,12 +64,21 @@ _WITHOUT_EFFECT = frozenset(
         "runtime_config",
     }
 )
+# Of an embedding or head: what follows its name in a file, and the axis that counts the vocabulary.
+_VOCABULARY = (
+    (".weight", 0),
+    (".base_layer.weight", 0),
+    (".modules_to_save.weight", 0),
+    (".lora_embedding_A", 1),
+    (".lora_B.weight", 0),
+)
 _PLAIN_STARTS = (True, False, None, "gaussian")  # others (pissa, olora …) alter the base itself
 
 
 @dataclass(frozen=True)
 class SavedAdapter:
-    """base, revision: as the adapter's author wrote them. rows: of the embedding it brings along, if it does.
+    """base, revision: as the adapter's author wrote them. rows: of the embedding that the adapter was trained with,
+    where it holds something of embedding or head, trained or not; known once it is `fitted` to its base.
 
     tensors: under PEFT's names, unread. layouts: those that rules led from; () for PEFT's own.
     """
@@ -100,16 +109,20 @@ def read_adapter(folder: Path) -> SavedAdapter:
         raise InputError(faults)
     settings = {key: value for key, value in found.config.items() if key in _READ}
     base, revision = found.config.get("base_model_name_or_path") or "", found.config.get("revision")
-    rows = _embedding_rows(found.tensors, settings)
-    return SavedAdapter(folder, base, revision, rows, settings, found.tensors, found.layouts)
+    return SavedAdapter(folder, base, revision, None, settings, found.tensors, found.layouts)
 
 
 def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
     """The same on the matrices that the base has: fused ones split, or parts put together. Raises InputError where that
-    is not exact."""
+    is not exact, and for an embedding with fewer rows than the base's."""
     plain = RecognisedAdapter(saved.layouts, (), saved.tensors, saved.settings)
     found = fit_to_base(plain, Target({}, facts), str(saved.folder / ADAPTER_CONFIG))
-    return dataclasses.replace(saved, settings=dict(found.config), tensors=found.tensors, layouts=found.layouts)
+    rows = _vocabulary_rows(found.tensors, facts)
+    if rows is not None and rows < facts.vocab:
+        what = f"was trained with an embedding of {rows} rows, and the base has {facts.vocab}"
+        raise InputError(Fault(str(saved.folder / ADAPTER_WEIGHTS), what, "it belongs to another model"))
+    settings = dict(found.config)
+    return dataclasses.replace(saved, rows=rows, settings=settings, tensors=found.tensors, layouts=found.layouts)
 
 
 def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
@@ -121,7 +134,8 @@ def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
             adapted = get_peft_model(model, config)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(Fault(str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}")) from error
-    load_adapter_weights(adapted, saved.folder, save_embedding=saved.rows is not None, tensors=saved.tensors)
+    brings = without_doubles(saved.tensors).keys() - adapter_tensors(adapted, save_embedding=False).keys()
+    load_adapter_weights(adapted, saved.folder, save_embedding=bool(brings), tensors=saved.tensors)
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and not is_finite(parameter):
             raise InputError(Fault(str(path), f"{name} has values that are NaN or infinite", "use another checkpoint"))
@@ -146,12 +160,7 @@ def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:
     return faults
 
 
-def _embedding_rows(tensors: Tensors, settings: dict[str, Any]) -> int | None:
-    """Rows of an embedding that was saved because it had been resized, not because it was trained.
-
-    Whatever the model calls it: besides the adapter and what trained in full, PEFT saves embedding and head alone.
-    """
-    trained = tuple(settings.get("modules_to_save") or ())
-    modules = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items() if ".lora_" not in name}
-    rest = [tensor for name, tensor in modules.items() if len(tensor.shape) == 2 and not name.endswith(trained)]
-    return rest[0].shape[0] if rest and not any(name.endswith(trained) for name in modules) else None
+def _vocabulary_rows(tensors: Tensors, facts: ModelFacts) -> int | None:
+    modules = [f"{PEFT_FRONT}.{module}" for module in (facts.embedding, facts.head)]
+    names = [(f"{module}{end}", axis) for module in modules for end, axis in _VOCABULARY]
+    return next((tensors[name].shape[axis] for name, axis in names if name in tensors), None)

@@ -27,7 +27,7 @@ from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import save_full
 from surefoot.models.saved_adapter import open_adapter
-from surefoot.models.vocabulary import is_tied, resize_vocabulary
+from surefoot.models.vocabulary import embedding_and_head, is_tied, resize_vocabulary
 from surefoot.planning.plan import DType
 from surefoot.stages.certificate import (
     MERGED_LIMIT,
@@ -154,7 +154,7 @@ def _merged(
         install_bos_scaling(model, scale)
     wanted = [] if parts.chain else logits_of(model, prompts.ids)
     for number, saved in enumerate(parts.chain):
-        if number and saved.rows is not None:
+        if number and saved.rows is not None and saved.rows > embedding_and_head(model)[0].shape[0]:
             resize_vocabulary(model, saved.rows)
         adapted = open_adapter(model, saved)
         if scale is not None:
