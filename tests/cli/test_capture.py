@@ -68,10 +68,10 @@ def test_what_stands_in_out_is_safe(model, tmp_path):
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     result = call("capture", model, "--seq-len", 4, "--out", tmp_path / "mine", "--overwrite")
     assert result.exit_code == 2
-    assert "holds something else" in result.stderr
+    assert "is not empty and no capture: it has no index.json" in result.stderr
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
     assert call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").exit_code == 0
-    assert "add --overwrite" in call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").stderr
+    assert "give --overwrite" in call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").stderr
     assert call("capture", model, "--seq-len", 5, "--out", tmp_path / "a", "--overwrite").exit_code == 0
     same = call("capture", model, "--out", tmp_path / "a", "--against", tmp_path / "a", "--overwrite")
     assert "is what it would be compared with" in same.stderr

@@ -54,7 +54,7 @@ def written(root, stage):
         optimizer["base_optimizer_state"] = {"state": {0: {"exp_avg": torch.zeros(5)}}}
         torch.save({"optimizer_state_dict": optimizer}, folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
         state = {
-            "module": {"pos.buffer": torch.arange(3.0)},
+            "module": {"pos.buffer": torch.arange(3.0), "a.weight": torch.zeros(4, 5)},
             "buffer_names": ["pos.buffer"],
             "param_shapes": [
                 OrderedDict((name, torch.Size(shape)) for name, shape in group.items()) for group in SHAPES
@@ -71,8 +71,10 @@ def written(root, stage):
     return folder, {**tensors, "f.weight": frozen, "pos.buffer": torch.arange(3.0), "head.weight": tensors["a.weight"]}
 
 
-def consolidated(folder):
-    """With the files opened here: that a child process gives the same is test_pickled's matter."""
+def consolidated(folder, asked=None):
+    """asked: gets what is wanted of each file.
+
+    With the files opened here: that a child process gives the same is test_pickled's matter."""
 
     def rebuilt(value):
         if isinstance(value, torch.Tensor):
@@ -81,7 +83,12 @@ def consolidated(folder):
             return {key: rebuilt(item) for key, item in value.items()}
         return [rebuilt(item) for item in value] if isinstance(value, list) else value
 
-    return consolidate(folder, lambda file, keep: rebuilt(torch.load(file, weights_only=True)))
+    def opened(wanted):
+        if asked is not None:
+            asked.append(wanted)
+        return [rebuilt(torch.load(file, weights_only=True)) for file, _ in wanted]
+
+    return consolidate(folder, opened)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -100,6 +107,17 @@ def test_the_weights_come_back(tmp_path, stage):
         second.write_bytes(content)
         swapped = consolidated(folder)
         assert not torch.equal(swapped["a.weight"].read(), expected["a.weight"])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_of_the_half_precision_weights_only_buffers_are_opened(tmp_path, stage):
+    folder, _ = written(tmp_path / "run", stage)
+    asked: list = []
+    consolidated(folder, asked)
+    first, second = asked
+    assert not [keep for _, keep in first if "module" in keep]
+    assert [keep for _, keep in second] == [["module.pos.buffer"]]
+    assert len(first) == WORLD + (WORLD if stage == 3 else 1)
 
 
 def test_missing_ranks_and_wrong_shapes_are_refused(tmp_path):

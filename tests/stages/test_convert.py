@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 import zoo
 from surefoot.cli.main import main
 from surefoot.errors import InputError
+from surefoot.families.bos_zero import bos_file, read_bos_scale
 from surefoot.models.load import load_model
 from surefoot.models.saved_adapter import fitted, open_adapter, read_adapter
 from surefoot.models.tree import facts_of
@@ -208,6 +209,154 @@ def test_an_adapter_on_split_matrices_works_over_a_fused_base_and_back(models, t
     assert not torch.allclose(found, expected, atol=CLOSE)
     split_model = open_split(folder, tmp_path, out)
     torch.testing.assert_close(found, split_model, atol=CLOSE, rtol=CLOSE)
+
+
+def peft_adapter(folder, target, *, dora=False, move=True, **settings):
+    """As PEFT saves it, moved off its start; its logits in PEFT."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, use_dora=dora, **settings)).eval()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad and move:
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(target)
+    return logits(model)
+
+
+def adapter_weights(folder):
+    return load_file(folder / "adapter_model.safetensors")
+
+
+LINEAR = {"llama3": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"], "phi3": ["qkv_proj", "o_proj"]}
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize(
+    ("name", "to"), [("llama3", "live-peft"), ("llama3", "old-dora"), ("llama3", "fused"), ("phi3", "split")]
+)
+def test_an_adapter_goes_out_opens_and_comes_back(models, tmp_path, name, to, dora):
+    folder = models[name]
+    expected = peft_adapter(folder, tmp_path / "own", dora=dora, target_modules=LINEAR[name])
+    own, out = tmp_path / "own", tmp_path / "out"
+    assert call(own, "--to", to, "--base", folder, "--out", out).exit_code == 0
+    saved = fitted(read_adapter(out), facts_of(folder))
+    assert torch.equal(logits(open_adapter(load(folder), saved)), expected)
+    ways = {"peft": []} | ({} if to not in ("fused", "split") else {{"fused": "split", "split": "fused"}[to]: []})
+    for way in ways:
+        back = tmp_path / f"back-{way}"
+        result = call(out, "--to", way, "--base", folder, "--out", back)
+        assert result.exit_code == 0, result.stderr
+        assert equal(adapter_weights(back), adapter_weights(own))
+        before, after = (json.loads((one / "adapter_config.json").read_text()) for one in (own, back))
+        assert set(before.pop("target_modules")) == set(after.pop("target_modules"))
+        assert before == after
+
+
+def test_ranks_of_a_pattern_go_with_their_matrix_or_are_refused(models, tmp_path):
+    folder, own = models["llama3"], tmp_path / "own"
+    patterns = {"rank_pattern": dict.fromkeys(["q_proj", "k_proj", "v_proj"], 2), "alpha_pattern": {"q_proj": 3}}
+    peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
+    refused = call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "out")
+    assert "alpha_pattern gives the parts of one matrix different values: q_proj 3, k_proj 8" in refused.stderr
+    patterns["alpha_pattern"] = dict.fromkeys(["q_proj", "k_proj", "v_proj"], 3)
+    expected = peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
+    assert call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "out").exit_code == 0
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["rank_pattern"] == {"qkv_proj": 6, "gate_up_proj": 8}
+    assert config["alpha_pattern"] == {"qkv_proj": 9, "gate_up_proj": 16}
+    saved = fitted(read_adapter(tmp_path / "out"), facts_of(folder))
+    assert torch.equal(logits(open_adapter(load(folder), saved)), expected)
+    for rank in (7, 9):  # twin: a pattern that does not fit its tensors
+        config["rank_pattern"]["qkv_proj"] = rank
+        (tmp_path / "out" / "adapter_config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="no multiple of 3" if rank == 7 else "the model's is"):
+            open_adapter(load(folder), fitted(read_adapter(tmp_path / "out"), facts_of(folder)))
+    path = "model.layers.0.self_attn.q_proj"
+    patterns = {"rank_pattern": {path: 2}}
+    peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
+    refused = call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "no")
+    assert f"rank_pattern names {path}, which would change" in refused.stderr
+
+
+def test_what_there_is_nothing_of_to_change_is_said_truly(models, tmp_path):
+    peft_adapter(models["llama3"], tmp_path / "own", target_modules=["o_proj"])
+    for to, what in (("fused", "not on the parts of q, k, v"), ("split", "not on a matrix for all of q, k, v")):
+        refused = call(tmp_path / "own", "--to", to, "--base", models["llama3"], "--out", tmp_path / "no")
+        assert refused.exit_code == 2
+        assert what in refused.stderr
+
+
+@pytest.mark.parametrize(("name", "to"), [("qwen2", "tied-head"), ("gpt2", "tied-head"), ("phi3", "split")])
+def test_a_model_goes_out_and_comes_back(models, tmp_path, name, to):
+    assert call(models[name], "--to", to, "--out", tmp_path / "out").exit_code == 0
+    assert weights(tmp_path / "out").keys() != weights(models[name]).keys()
+    assert call(tmp_path / "out", "--out", tmp_path / "back").exit_code == 0
+    assert equal(weights(tmp_path / "back"), weights(models[name]))
+
+
+@pytest.mark.parametrize("trained", [["embed_tokens", "norm"], ["mlp"], []])
+@pytest.mark.parametrize("to", ["peft", "live-peft", "old-dora"])
+def test_modules_that_trained_in_full_are_part_of_the_adapter(models, tmp_path, trained, to):
+    """With `[]` the embedding has a LoRA of its own, and PEFT saves `embed_tokens.base_layer`."""
+    folder, own, out = models["llama3"], tmp_path / "own", tmp_path / "out"
+    targets = ["q_proj"] if trained else ["q_proj", "embed_tokens"]
+    expected = peft_adapter(folder, own, dora=bool(trained), target_modules=targets, modules_to_save=trained or None)
+    result = call(own, "--to", to, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert "other half" not in result.stdout
+    assert len(adapter_weights(out)) == len(adapter_weights(own))
+    if trained:
+        assert torch.equal(logits(open_adapter(load(folder), read_adapter(out))), expected)
+        assert call(out, "--out", tmp_path / "back").exit_code == 0
+        assert equal(adapter_weights(tmp_path / "back"), adapter_weights(own))
+
+
+def test_twin_a_whole_model_beside_an_adapter_is_two_halves(models, tmp_path):
+    folder, both = models["llama3"], tmp_path / "both"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    settings = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], modules_to_save=["norm"])
+    adapted = get_peft_model(model, settings)
+    adapted.save_pretrained(both)
+    state = {name: tensor.clone() for name, tensor in adapted.state_dict().items()}
+    save_file(state, both / "adapter_model.safetensors")
+    refused = call(both, "--out", tmp_path / "no")
+    assert refused.exit_code == 2
+    assert "holds a model of 21 weights and an adapter of 9" in refused.stderr  # PEFT takes layernorms for "norm" too
+    assert call(both, "--to", "peft", "--out", tmp_path / "out").exit_code == 0
+    saved = adapter_weights(tmp_path / "out")
+    assert "base_model.model.model.norm.weight" in saved
+    assert len(saved) == 9
+
+
+def test_the_factor_of_the_base_is_not_the_sources(models, tmp_path):
+    base, own = tmp_path / "base", tmp_path / "own"
+    shutil.copytree(models["llama3"], base)
+    shutil.copytree(models["llama3"], own)
+    (base / "bos_zero_config.json").write_text(json.dumps(bos_file(0.1)))
+    result = call(own, "--to", "fused", "--base", base, "--out", tmp_path / "out")
+    assert not (tmp_path / "out" / "bos_zero_config.json").exists()
+    assert "bos_zero_config.json of" in result.stdout
+    assert "is not taken" in result.stdout
+    (own / "bos_zero_config.json").write_text(json.dumps(bos_file(0.3)))  # twin: its own is
+    result = call(own, "--to", "fused", "--base", base, "--out", tmp_path / "own-out")
+    assert read_bos_scale(tmp_path / "own-out") == 0.3
+    assert "is not taken" not in result.stdout
+
+
+def test_a_bias_that_is_no_mask_is_not_dropped(models, tmp_path):
+    tensors = weights(models["gpt2"])
+    for shape, dropped in (((96,), False), ((1, 1, 8, 8), True), ((1, 1, 8, 9), False)):
+        other = tmp_path / "x".join(map(str, shape))
+        shutil.copytree(models["gpt2"], other)
+        save_file({**tensors, "transformer.h.0.attn.bias": torch.ones(shape)}, other / "model.safetensors")
+        result = call(other, "--out", tmp_path / f"out-{other.name}")
+        assert (result.exit_code == 0) is dropped
+        if dropped:
+            load(other)
+            continue
+        assert "1 weights that the config does not know: transformer.h.0.attn.bias" in result.stderr
+        with pytest.raises(InputError, match=r"does not know: transformer\.h\.0\.attn\.bias"):
+            load(other)
 
 
 def open_split(folder, tmp_path, adapter):

@@ -107,10 +107,10 @@ def capture(
 
 
 def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
-    from surefoot.evaluate.capture_folder import COMPARISON, open_capture, require_empty
+    from surefoot.evaluate.capture_folder import open_capture, require_room_to_compare
 
     open_capture(reference)
-    require_empty(out, overwrite, COMPARISON)
+    require_room_to_compare(out, overwrite)
 
     from surefoot.stages.capture import compare_folders
 

@@ -43,7 +43,11 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     Layout("transposed", "weights of linear layers turned, against the family", ("transpose",), to=True),
     Layout("tied-head", "an output head that repeats the embedding it is tied to", ("drop tied head",), to=True),
-    Layout("buffers", "`rotary_emb.inv_freq`, `attn.bias`, `attn.masked_bias` from older versions", ("drop buffers",)),
+    Layout(
+        "buffers",
+        "`rotary_emb.inv_freq`, `attn.masked_bias` and the mask `attn.bias` of [1, 1, n, n] from older versions",
+        ("drop buffers",),
+    ),
     Layout("deepspeed-chat", "a reward model: `rwtransformer.`, `v_head.weight`", ("unwrap", "add value bias"), True),
     Layout("value-head", "`v_head.summary.weight` and `v_head.summary.bias` beside a model"),
     Layout("zero", "a ZeRO checkpoint, stage 1, 2 or 3: `*_optim_states.pt` and `*_model_states.pt`"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.convert.adapter_rules import is_stacked, shares_a
-from surefoot.convert.recognise_adapter import regrouped_config
+from surefoot.convert.recognise_adapter import regrouped_config, regrouping
 from surefoot.convert.rules import Rule, apply
 from surefoot.convert.target import Target, groups
 from surefoot.convert.tensors import LazyTensor, Tensors
@@ -68,18 +67,16 @@ def adapter_rules_to(
         raise InputError(Fault(f"--to {layout}", what, "give its folder: --base FOLDER"))
     rules = []
     for group in groups(target):
-        fused, parts, sizes = group.fused[0], list(group.parts[0]), list(group.sizes)
-        paths = parts if layout == "fused" else [fused]
-        carried = any(f".{path}.lora_A." in name for path in paths for name in after)
-        if group.own_is_fused == (layout == "fused") or not carried:
-            continue
-        stacked = not shares_a(after, parts) if layout == "fused" else is_stacked(after, fused, sizes)
-        kind = "fuse adapter" if layout == "fused" else "split adapter"
-        rule = Rule(kind, {"fused": fused, "parts": parts, "sizes": sizes, "stacked": stacked})
-        settings = regrouped_config(settings, rule, where)
-        after = apply(rule, after)
-        rules.append(rule)
-    return _some_rules(rules, layout, target), after, settings
+        rule = regrouping(after, group, fuse=layout == "fused")
+        if rule is not None:
+            settings = regrouped_config(settings, rule, where)
+            after = apply(rule, after)
+            rules.append(rule)
+    if not rules:
+        kind = "the parts of" if layout == "fused" else "a matrix for all of"
+        what = f"the adapter is on none of {target.facts.model_type}'s layers that would change: not on {kind} q, k, v "
+        raise InputError(Fault(f"--to {layout}", f"{what}nor of gate, up"))
+    return rules, after, settings
 
 
 def _some_rules(rules: list[Rule], layout: str, target: Target) -> list[Rule]:

@@ -1,5 +1,7 @@
 """Pickled weights, opened by a child process that gives back safetensors. Nothing else of surefoot opens a pickle.
 
+    weights, more = open_pickled([Wanted(first), Wanted(second)], scratch)   # one child: torch takes seconds to start
+
 A pickle is a program. torch's weights-only reader runs only what builds tensors; on top of that the child has a limit
 on time and memory and no way to start a process. Its result is a file on the disk that `convert` writes to anyway, so
 that it needs no memory here.
@@ -7,6 +9,7 @@ that it needs no memory here.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +20,7 @@ from typing import Any
 
 from surefoot.convert.safetensors_file import read_header, unread
 from surefoot.convert.tensors import LazyTensor
-from surefoot.convert.unpickle import REFUSED
+from surefoot.convert.unpickle import REFUSED, STRUCTURE, TENSORS
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
 
@@ -30,28 +33,35 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "module")  # what trai
 
 
 @dataclass(frozen=True)
-class Pickled:
-    """What a file held. value: dicts, lists, numbers and texts, with a LazyTensor in place of each tensor; of other
-    objects the name of the class and what it was made from."""
+class Wanted:
+    """A pickled file. keep: dotted beginnings of what is wanted of it; everything without them."""
 
-    value: Any
+    file: Path
+    keep: tuple[str, ...] = ()
 
 
-def open_pickled(source: Path, folder: Path, wanted: Sequence[str] = ()) -> Pickled:
-    """Opens `source` in a child process; `folder` (made, on disk) keeps its tensors for as long as they are read.
+def open_pickled(wanted: Sequence[Wanted], folder: Path) -> list[Any]:
+    """What each file holds, in the order of `wanted`: dicts, lists, numbers and texts, with a LazyTensor in place of
+    each tensor; of other objects the name of the class and what it was made from.
 
-    wanted: dotted beginnings of what to keep. Raises InputError for a file that asks for more than tensors or is no
-    pickle of torch, EnvironmentFault where the child ran out of time or memory.
+    One child process opens them all; `folder` (made, on disk) keeps the tensors for as long as they are read. Raises
+    InputError for a file that asks for more than tensors or is no pickle of torch, EnvironmentFault where the child ran
+    out of time or memory; then nothing of any file is given.
     """
     folder.mkdir(parents=True)
-    size = source.stat().st_size
-    command = [sys.executable, "-m", "surefoot.convert.unpickle", str(source), str(folder)]
-    seconds = _SECONDS + size / _BYTES_PER_SECOND
+    sizes = [one.file.stat().st_size for one in wanted]
+    places = [folder / str(number) for number in range(len(wanted))]
+    jobs = [
+        {"source": str(one.file), "folder": str(place), "keep": one.keep}
+        for one, place in zip(wanted, places, strict=True)
+    ]
+    command = [sys.executable, "-m", "surefoot.convert.unpickle", str(folder), str(_MEMORY + _COPIES * max(sizes))]
+    seconds = _SECONDS + sum(sizes) / _BYTES_PER_SECOND
     environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ} | {"OMP_NUM_THREADS": "1"}
     try:
         child = subprocess.run(
-            [*command, str(_MEMORY + _COPIES * size), *wanted],
-            stdin=subprocess.DEVNULL,
+            command,
+            input=json.dumps(jobs).encode(),
             capture_output=True,
             timeout=seconds,
             env=environment,
@@ -59,19 +69,24 @@ def open_pickled(source: Path, folder: Path, wanted: Sequence[str] = ()) -> Pick
         )
     except subprocess.TimeoutExpired:
         what = f"took more than {seconds:.0f} s to open"
-        raise EnvironmentFault(Fault(str(source), what, "the file is hostile, or the disk very slow")) from None
+        raise EnvironmentFault(Fault(_at(wanted, places), what, "the file is hostile, or the disk very slow")) from None
     if child.returncode == REFUSED:
-        raise InputError(Fault(str(source), child.stdout.decode("utf-8", "replace").strip()[:300]))
+        raise InputError(Fault(_at(wanted, places), child.stdout.decode("utf-8", "replace").strip()[:300]))
     if child.returncode:
         last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it was killed"]
-        raise EnvironmentFault(Fault(str(source), f"cannot be opened: {last[0][:200]}", "is there memory for it?"))
-    tensors = unread(read_header(folder / "tensors.safetensors"))
-    return Pickled(_rebuilt(read_json(folder / "structure.json")["value"], tensors))
+        what = f"cannot be opened: {last[0][:200]}"
+        raise EnvironmentFault(Fault(_at(wanted, places), what, "is there memory for it?"))
+    return [_rebuilt(read_json(place / STRUCTURE)["value"], unread(read_header(place / TENSORS))) for place in places]
 
 
-def state_dict(pickled: Pickled, source: Path) -> dict[str, LazyTensor]:
-    """The mapping of names to tensors in it, at the top or under one of the names that trainers use."""
-    value = pickled.value
+def _at(wanted: Sequence[Wanted], places: Sequence[Path]) -> str:
+    """The file that the child had come to: a finished one has its structure on the disk."""
+    open_ones = (one.file for one, place in zip(wanted, places, strict=True) if not (place / STRUCTURE).is_file())
+    return str(next(open_ones, wanted[-1].file))
+
+
+def state_dict(value: Any, source: Path) -> dict[str, LazyTensor]:
+    """The mapping of names to tensors in an opened file, at the top or under one of the names that trainers use."""
     if isinstance(value, dict):
         if flat := _tensors(value):
             return flat

@@ -21,7 +21,8 @@ WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  
 FRONTS = (*WRAPPERS, "module", "_forward_module", "base_model.model", "rwtransformer")
 VALUE_HEAD = "v_head."
 _GROUPED = ("query_key_value", "wqkv")  # rows by head group, Megatron's and InternLM2's order
-_BUFFERS = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|attn\.rotary_emb\.inv_freq)")
+_BUFFERS = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|attn\.masked_bias|attn\.rotary_emb\.inv_freq)")
+_MASK = re.compile(r"(.+\.)?attn\.bias")  # a causal mask, by its shape or type; else it could have been learned
 _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|weight_m_wdecomp|modules_to_save|original_module)\b")
 
 
@@ -154,9 +155,17 @@ def _backbone(reading: _Reading, target: Target) -> None:
 
 
 def _buffers(reading: _Reading, target: Target) -> None:
-    names = sorted(name for name in reading.tensors.keys() - target.expected.keys() if _BUFFERS.fullmatch(name))
+    surplus = sorted(reading.tensors.keys() - target.expected.keys())
+    names = [name for name in surplus if _BUFFERS.fullmatch(name) or is_mask(name, reading.tensors[name])]
     if names:
         reading.change("buffers", "drop buffers", {"names": names})
+
+
+def is_mask(name: str, tensor: LazyTensor) -> bool:
+    """Whether an `attn.bias` is GPT-2's table of which positions see which: [1, 1, n, n], or of true and false."""
+    shape = tensor.shape
+    square = len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
+    return bool(_MASK.fullmatch(name)) and (square or tensor.dtype in ("U8", "BOOL"))
 
 
 def _refuse_adapters(reading: _Reading, where: str) -> None:

@@ -25,6 +25,8 @@ _NAMED = re.compile(
     r"\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|modules_to_save)\.(?!weight$|bias$)([^.]+)"
 )
 _PART = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|weight_m_wdecomp|modules_to_save)\b")
+_IN_LAYER = re.compile(r"\.\d+\.(?:.+\.)?weight$")
+_ORIGINAL = "original_module"  # PEFT's name for what a module of modules_to_save was
 # Of the first DoRA code and of PEFT 0.3. Those that hold something here would change the result.
 _OLD_SETTINGS = ("merge_weights", "enable_lora", "Wdecompose_target_modules")
 _TRAINING_ONLY = ("dora_simple",)
@@ -41,16 +43,26 @@ class RecognisedAdapter:
     config: Mapping[str, Any]
 
 
-def halves(tensors: Tensors) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
-    """The base's weights and the adapter's, of a state dict that may hold both."""
-    adapter = {name: tensor for name, tensor in tensors.items() if _PART.search(name)}
-    return {name: tensor for name, tensor in tensors.items() if name not in adapter}, adapter
+def halves(tensors: Tensors, config: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
+    """The base's weights and the adapter's, of a state dict that may hold both; no base where it is an adapter alone.
 
+    config: adapter_config.json's, {} where there is none. PEFT saves modules that `modules_to_save` names, resized
+    embeddings and biases under the base's own names, so those are no base: only a matrix of a decoder layer is.
+    """
+    trained = tuple(config.get("modules_to_save") or ())
 
-def is_adapter_dict(tensors: Tensors) -> bool:
-    """Whether it is nothing but an adapter: PEFT also saves whole modules, and no layer without an adapter on it."""
-    base, adapter = halves(tensors)
-    return bool(adapter) and not any(".base_layer." in name or ".layers.0." in name for name in base)
+    def is_part(name: str) -> bool:
+        pieces = name.split(".")
+        inside = any(".".join(pieces[:end]).endswith(trained) for end in range(1, len(pieces)))  # as PEFT matches
+        return bool(_PART.search(name)) or (inside and _ORIGINAL not in pieces)
+
+    adapter = {name: tensor for name, tensor in tensors.items() if is_part(name)}
+    if not any(_PART.search(name) for name in adapter):
+        return dict(tensors), {}
+    base = {name: tensor for name, tensor in tensors.items() if name not in adapter}
+    if any(_IN_LAYER.search(name) and len(tensor.shape) == 2 for name, tensor in base.items()):
+        return base, adapter
+    return {}, dict(tensors)
 
 
 def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -> RecognisedAdapter:
@@ -94,23 +106,24 @@ def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> Recog
     tensors, config = adapter.tensors, dict(adapter.config)
     layouts, rules = list(adapter.layouts), list(adapter.rules)
     for group in groups(target):
-        rule = _regrouped(tensors, group)
+        rule = regrouping(tensors, group, fuse=group.own_is_fused)
         if rule is None:
             continue
-        splits = rule.kind == "split adapter"
-        config = _regrouped_config(config, rule, where)
+        config = regrouped_config(config, rule, where)
         tensors = apply(rule, tensors)
         rules.append(rule)
-        layouts.append("fused" if splits else "split")
+        layouts.append("split" if group.own_is_fused else "fused")
     return RecognisedAdapter(tuple(layouts), tuple(rules), tensors, config)
 
 
-def _regrouped(tensors: Tensors, group: Group) -> Rule | None:
+def regrouping(tensors: Tensors, group: Group, *, fuse: bool) -> Rule | None:
+    """The rule that brings the adapters of the group together or, without `fuse`, apart; None where they are so."""
+
     def carries(path: str) -> bool:
         return any(f".{path}.lora_A." in name for name in tensors)
 
     settings: dict[str, Any] = {"sizes": list(group.sizes)}
-    if group.own_is_fused:
+    if fuse:
         parts = next((paths for paths in group.parts if any(map(carries, paths))), None)
         if parts is None:
             return None
@@ -125,11 +138,12 @@ def _regrouped(tensors: Tensors, group: Group) -> Rule | None:
 
 
 def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[str, Any]:
-    """adapter_config.json after `rule`: other targets and, in the stacked form, another rank with alpha / rank kept."""
-    return _regrouped_config(dict(config), rule, where)
+    """adapter_config.json after `rule`: other targets and, in the stacked form, another rank with alpha / rank kept.
 
-
-def _regrouped_config(config: dict[str, Any], rule: Rule, where: str) -> dict[str, Any]:
+    A rank or alpha that a pattern gives the modules before goes with them, and is none of a pattern's where it is the
+    config's own. Raises InputError where a pattern cannot be followed.
+    """
+    config = dict(config)
     fused, parts = _leaf(rule.settings["fused"]), [_leaf(path) for path in rule.settings["parts"]]
     gone, come = ([fused], parts) if rule.kind == "split adapter" else (parts, [fused])
     targets = config.get("target_modules")
@@ -140,17 +154,39 @@ def _regrouped_config(config: dict[str, Any], rule: Rule, where: str) -> dict[st
         config["target_modules"] = sorted({*kept, *come})
     elif isinstance(targets, str) and targets != "all-linear":
         raise InputError(Fault(where, f"target_modules is a pattern, {targets!r}", "list the names of the modules"))
-    if config.get("rank_pattern") or config.get("alpha_pattern"):
-        patterns = {**(config.get("rank_pattern") or {}), **(config.get("alpha_pattern") or {})}
-        if any(_leaf(name) in (*gone, *come) for name in patterns):
-            raise InputError(Fault(where, "rank_pattern or alpha_pattern names modules that would change"))
-    if rule.settings["stacked"] and "r" in config:
-        old = int(config["r"])
+    usual_rank, usual_alpha = config.get("r", 8), config.get("lora_alpha", 8)  # PEFT's own defaults
+    old, alpha = (
+        _of_pattern(config, pattern, usual, gone, come, where)
+        for pattern, usual in (("rank_pattern", usual_rank), ("alpha_pattern", usual_alpha))
+    )
+    new = old
+    if rule.settings["stacked"]:
+        if rule.kind == "split adapter" and old % len(parts):
+            what = f"rank {old} of {fused} is no multiple of {len(parts)}, and its matrices are of {len(parts)} parts"
+            raise InputError(Fault(where, what, "the config and the weights are of two adapters"))
         new = old // len(parts) if rule.kind == "split adapter" else old * len(parts)
-        alpha = _scaled_alpha(float(config.get("lora_alpha", 8)), old, new, bool(config.get("use_rslora")), where)
-        config["rank_pattern"] = {**(config.get("rank_pattern") or {}), **dict.fromkeys(come, new)}
-        config["alpha_pattern"] = {**(config.get("alpha_pattern") or {}), **dict.fromkeys(come, alpha)}
+        alpha = _scaled_alpha(float(alpha), old, new, bool(config.get("use_rslora")), where)
+    for pattern, value, usual in (("rank_pattern", new, usual_rank), ("alpha_pattern", alpha, usual_alpha)):
+        others = {name: one for name, one in (config.get(pattern) or {}).items() if name not in gone}
+        entries = others if value == usual else {**others, **dict.fromkeys(come, value)}
+        if entries or pattern in config:
+            config[pattern] = entries
     return config
+
+
+def _of_pattern(
+    config: Mapping[str, Any], pattern: str, usual: Any, gone: list[str], come: list[str], where: str
+) -> Any:
+    """The one value that `gone` have by the pattern, whose keys must name them as they are or not at all."""
+    entries = config.get(pattern) or {}
+    if unclear := sorted(name for name in entries if name not in gone and _leaf(name) in (*gone, *come)):
+        what = f"{pattern} names {some(unclear)}, which would change"
+        raise InputError(Fault(where, what, f"name {', '.join(gone)} plainly, for all layers"))
+    values = {name: entries.get(name, usual) for name in gone}
+    if len(set(values.values())) > 1:
+        shown = ", ".join(f"{name} {value}" for name, value in values.items())
+        raise InputError(Fault(where, f"{pattern} gives the parts of one matrix different values: {shown}"))
+    return values[gone[0]]
 
 
 def _scaled_alpha(alpha: float, old: int, new: int, rslora: bool, where: str) -> float | int:

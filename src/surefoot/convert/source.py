@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.convert import zero
-from surefoot.convert.pickled import open_pickled, state_dict
+from surefoot.convert.pickled import Wanted, open_pickled, state_dict
 from surefoot.convert.safetensors_file import INDEX, SINGLE, stored_in, unread
 from surefoot.convert.tensors import LazyTensor
 from surefoot.errors import Fault, InputError
@@ -46,38 +46,40 @@ class Scratch:
 def open_source(path: Path, scratch: Scratch) -> Source:
     """The weights at `path`, unread. scratch: kept until they are. Raises InputError for what holds none."""
     if path.is_file():
-        return Source(path.parent, [path], _file(path, scratch))
+        return Source(path.parent, [path], _read([path], scratch)[0])
     if not path.is_dir():
         raise InputError(Fault(str(path), "no such file or folder"))
     if (checkpoint := zero.find_checkpoint(path)) is not None:
         files: list[Path] = []
 
-        def opened(file: Path, wanted: Sequence[str]) -> Any:
-            files.append(file)
-            return open_pickled(file, scratch.next(), wanted).value
+        def opened(wanted: Sequence[tuple[Path, Sequence[str]]]) -> list[Any]:
+            files.extend(file for file, _ in wanted if file not in files)
+            return open_pickled([Wanted(file, tuple(keys)) for file, keys in wanted], scratch.next())
 
         return Source(path, files, zero.consolidate(checkpoint, opened), zero=True)
     files = _weights(path)
     tensors: dict[str, LazyTensor] = {}
-    for file in files:
-        more = _file(file, scratch)
+    for file, more in zip(files, _read(files, scratch), strict=True):
         if twice := sorted(more.keys() & tensors.keys()):
             raise InputError(Fault(str(file), f"{len(twice)} weights stand in another file as well, first {twice[0]}"))
         tensors |= more
     head = path / VALUE_HEAD_FILE
     if head.is_file():
         files.append(head)
-        tensors |= _file(head, scratch)
+        tensors |= _read([head], scratch)[0]
     return Source(path, files, tensors)
 
 
-def _file(path: Path, scratch: Scratch) -> dict[str, LazyTensor]:
-    if path.suffix == ".safetensors":
-        return unread(stored_in([path]))
-    if path.suffix not in _PICKLED:
-        what = f"is no file of weights: {', '.join(('.safetensors', *_PICKLED))} are read"
-        raise InputError(Fault(str(path), what))
-    return state_dict(open_pickled(path, scratch.next()), path)
+def _read(files: Sequence[Path], scratch: Scratch) -> list[dict[str, LazyTensor]]:
+    """The weights in each file. Pickled ones are opened together, by one child process."""
+    for path in files:
+        if path.suffix not in (".safetensors", *_PICKLED):
+            what = f"is no file of weights: {', '.join(('.safetensors', *_PICKLED))} are read"
+            raise InputError(Fault(str(path), what))
+    pickled = [path for path in files if path.suffix in _PICKLED]
+    values = open_pickled([Wanted(path) for path in pickled], scratch.next()) if pickled else []
+    opened = {path: state_dict(value, path) for path, value in zip(pickled, values, strict=True)}
+    return [opened[path] if path in opened else unread(stored_in([path])) for path in files]
 
 
 def _weights(folder: Path) -> list[Path]:

@@ -1,16 +1,17 @@
-"""The child process that opens one pickled file: `python -m surefoot.convert.unpickle SOURCE FOLDER BYTES [WANTED…]`.
+"""The child process that opens pickled files, one after the other: `python -m surefoot.convert.unpickle FOLDER BYTES`.
 
-Only torch's weights-only unpickler sees the file. Tensors go to FOLDER/tensors.safetensors under numbers, one for each
-storage view however many names share it; everything else to FOLDER/structure.json, where a tensor is {"$tensor": "7"}.
+On stdin a JSON list of {"source": file, "folder": within FOLDER, "keep": dotted beginnings, [] for everything}. Only
+torch's weights-only unpickler sees a file. Its tensors go to tensors.safetensors under numbers, one for each storage
+view however many names share it; everything else to structure.json, where a tensor is {"$tensor": "7"}, written last.
 Objects of DeepSpeed's classes, which its checkpoints hold beside the weights, become inert: no code of theirs is
 imported. An audit hook refuses to start processes, open connections or write anywhere but in FOLDER.
 
-BYTES: limit of its address space. WANTED: dotted beginnings of what to keep; everything without them. A refusal is
-one line on stdout and exit code 3.
+BYTES: limit of its address space. The first file that is refused ends it: one line on stdout and exit code 3.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -21,18 +22,29 @@ from pathlib import Path
 from typing import Any
 
 REFUSED = 3
+TENSORS, STRUCTURE = "tensors.safetensors", "structure.json"
 _INERT = ("deepspeed.", "argparse.Namespace")
 _FORBIDDEN = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.", "urllib.")
 
 
-def main(source: str, folder: str, memory: str, *wanted: str) -> int:
+def main(folder: str, memory: str) -> int:
     _limit_memory(int(memory))
+    jobs = json.loads(sys.stdin.buffer.read())
     import torch
 
+    sys.addaudithook(_hook(Path(folder).resolve()))
+    for job in jobs:
+        Path(job["folder"]).mkdir()
+        if status := _opened(job["source"], Path(job["folder"]), tuple(job["keep"]), torch):
+            return status
+        gc.collect()  # the limit of memory is for the largest file, not for all of them
+    return 0
+
+
+def _opened(source: str, folder: Path, wanted: tuple[str, ...], torch: Any) -> int:
     from surefoot.convert.safetensors_file import write_file
     from surefoot.convert.tensors import held
 
-    sys.addaudithook(_hook(Path(folder).resolve()))
     if tarfile.is_tarfile(source):
         return _refuse("is a tar archive, a format that torch left in 2018; load and save it with its own version")
     try:
@@ -42,10 +54,10 @@ def main(source: str, folder: str, memory: str, *wanted: str) -> int:
     tensors: dict[Any, tuple[str, Any]] = {}
     structure = _walk(value, "", wanted, tensors, torch)
     try:
-        write_file(Path(folder) / "tensors.safetensors", {name: held(tensor) for name, tensor in tensors.values()})
+        write_file(folder / TENSORS, {name: held(tensor) for name, tensor in tensors.values()})
     except KeyError as error:
         return _refuse(f"holds a tensor of a type that safetensors does not have: {error}")
-    (Path(folder) / "structure.json").write_text(json.dumps({"value": structure}), encoding="utf-8")
+    (folder / STRUCTURE).write_text(json.dumps({"value": structure}), encoding="utf-8")
     return 0
 
 

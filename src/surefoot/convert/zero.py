@@ -32,21 +32,20 @@ from surefoot.errors import Fault, InputError
 if TYPE_CHECKING:
     import torch
 
-Open = Callable[[Path, Sequence[str]], Any]  # a file, what to keep of it -> its value
+Open = Callable[[Sequence[tuple[Path, Sequence[str]]]], list[Any]]  # files, what to keep of each -> their values
 _OPTIM = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_MODEL = re.compile(r"(?:zero_pp_rank_\d+_)?mp_rank_00_model_states\.pt")
 _STATES = (
-    "module",  # for its buffers
     "param_shapes",
     "buffer_names",
     "shared_params",
     "frozen_param_shapes",
     "frozen_param_fragments",
 )
-_OPTIMIZER = tuple(
-    f"optimizer_state_dict.{key}"
-    for key in ("zero_stage", "partition_count", "single_partition_of_fp32_groups", "fp32_flat_groups")
-)
 _FLAT = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}
+_OPTIMIZER = tuple(
+    f"optimizer_state_dict.{key}" for key in ("zero_stage", "partition_count", *sorted(set(_FLAT.values())))
+)
 
 
 def find_checkpoint(folder: Path) -> Path | None:
@@ -61,32 +60,27 @@ def find_checkpoint(folder: Path) -> Path | None:
     return find_checkpoint(folder / tag)
 
 
-def consolidate(folder: Path, open_file: Open) -> dict[str, LazyTensor]:
+def consolidate(folder: Path, open_files: Open) -> dict[str, LazyTensor]:
     """Name -> fp32 weight, of all ranks' files in `folder`. Frozen weights and buffers keep their dtype.
 
     Raises InputError for a missing rank, tensor parallelism, and shapes that do not add up.
     """
     ranks = _ranks(folder)
-    states = [
-        open_file(
-            path, ["optimizer_state_dict." + key for key in ("zero_stage", "partition_count", *set(_FLAT.values()))]
-        )
-        for path in ranks
-    ]
-    optimizers = [state["optimizer_state_dict"] for state in states]
+    here = sorted(path for path in folder.iterdir() if _MODEL.fullmatch(path.name))
+    opened = open_files([*((path, _OPTIMIZER) for path in ranks), *((path, _STATES) for path in here)])
+    optimizers = [state["optimizer_state_dict"] for state in opened[: len(ranks)]]
+    states = dict(zip(here, opened[len(ranks) :], strict=True))
     stage, world = _stage(optimizers[0], folder), _world(optimizers[0], folder)
     if len(ranks) != world:
         raise InputError(Fault(str(folder), f"{world} ranks wrote it and the files of {len(ranks)} are here"))
     model_files = _model_files(folder, world if stage == 3 else 1)
-    models = [
-        open_file(path, [*_STATES, "module"] if number == 0 else _STATES) for number, path in enumerate(model_files)
-    ]
+    models = [states[path] for path in model_files]
     flat = [[piece for piece in one[_FLAT[stage]] if piece is not None] for one in optimizers]
     groups = [_shapes(group) for group in models[0]["param_shapes"]]
     cut = _cut_by_parameter if stage == 3 else _cut_by_group
     tensors = cut(groups, flat, folder)
     tensors |= _frozen(models, stage, folder)
-    tensors |= {name: models[0]["module"][name] for name in models[0].get("buffer_names") or ()}
+    tensors |= _buffers(models[0].get("buffer_names") or (), model_files[0], open_files)
     shared = models[0].get("shared_params") or {}
     for name, owner in shared.items() if isinstance(shared, Mapping) else shared:
         tensors[name] = tensors[owner]
@@ -110,6 +104,14 @@ def _model_files(folder: Path, count: int) -> list[Path]:
     if missing := [path.name for path in files if not path.is_file()]:
         raise InputError(Fault(str(folder), f"{len(missing)} files are missing: {some(missing)}", "copy all of it"))
     return files
+
+
+def _buffers(names: Sequence[str], file: Path, open_files: Open) -> dict[str, LazyTensor]:
+    """Opened a second time, for which weights of `module` are buffers is in the file: the others stay unread."""
+    if not names:
+        return {}
+    (state,) = open_files([(file, [f"module.{name}" for name in names])])
+    return {name: state["module"][name] for name in names}
 
 
 def _stage(optimizer: Mapping[str, Any], folder: Path) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot import durable
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
+from surefoot.out_folder import require_replaceable
 
 if TYPE_CHECKING:
     import torch
@@ -76,20 +77,16 @@ def make_capture(folder: Path, name: str, index: dict[str, Any]) -> Capture:
 
 def require_room(out: Path, overwrite: bool, against: Path | None = None) -> None:
     """Raises InputError unless a capture may be put there, EnvironmentFault where the disk does not take it."""
-    require_empty(out, overwrite, INDEX)
+    require_replaceable(out, overwrite, INDEX, "capture", is_capture)
     if against is not None and out.resolve() == against.resolve():
         raise InputError(Fault("--out", f"{out} is what it would be compared with", "choose another folder"))
     durable.require_writable(out)
 
 
-def require_empty(out: Path, overwrite: bool, holds: str) -> None:
-    """Raises InputError for a folder with anything in it, unless it may be overwritten and holds what we wrote."""
-    if out.is_file():
-        raise InputError(Fault("--out", f"{out} is a file", "name a folder"))
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    ours = is_capture(out) if holds == INDEX else (out / holds).is_file() and not is_capture(out)
-    if not ours:
-        raise InputError(Fault("--out", f"{out} holds something else", "choose another folder"))
-    if not overwrite:
-        raise InputError(Fault("--out", f"{out} is there already", "choose another folder, or add --overwrite"))
+def require_room_to_compare(out: Path, overwrite: bool) -> None:
+    """The same for a comparison by itself. A capture may hold one, and is no less a capture."""
+
+    def is_comparison(folder: Path) -> bool:
+        return (folder / COMPARISON).is_file() and not is_capture(folder)
+
+    require_replaceable(out, overwrite, COMPARISON, "comparison", is_comparison)

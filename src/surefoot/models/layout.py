@@ -38,6 +38,8 @@ def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, fold
         return None
     found = recognise(unread(stored), Target(expected, facts_of(folder)), str(folder))
     if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
+        if any(name.endswith("attn.bias") for name in found.tensors.keys() - expected.keys()):
+            raise InputError(found.faults)  # transformers would drop it in silence, as if it were a mask
         return None
     if found.faults:
         raise InputError(found.faults)

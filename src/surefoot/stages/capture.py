@@ -28,8 +28,8 @@ from surefoot.evaluate.capture_folder import (
     Capture,
     make_capture,
     open_capture,
-    require_empty,
     require_room,
+    require_room_to_compare,
 )
 from surefoot.families.files import read_text
 from surefoot.models.forward import causal_model, narrowed_logits
@@ -142,7 +142,7 @@ def capture(
 def compare_folders(reference: Path, other: Path, out: Path, *, overwrite: bool = False) -> CaptureComparison:
     """Compare two captures that are there already; table and picture go into the folder `out`."""
     found = compare_captures(open_capture(reference), open_capture(other))
-    require_empty(out, overwrite, COMPARISON)
+    require_room_to_compare(out, overwrite)
     with durable.staged_folder(out, replace=overwrite) as staging:
         write_comparison(staging, found)
     return found

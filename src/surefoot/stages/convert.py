@@ -25,16 +25,18 @@ from surefoot.convert.source import VALUE_HEAD_FILE, Scratch, Source, open_sourc
 from surefoot.convert.target import Target
 from surefoot.convert.tensors import LazyTensor, Tensors
 from surefoot.errors import Fault, InputError
+from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.layout import expected_tensors
 from surefoot.models.load import model_config
 from surefoot.models.tree import facts_of
+from surefoot.out_folder import require_replaceable
 
 RECORD = "convert.json"
 _BESIDE = re.compile(
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|.*\.model|chat_template\.jinja|"
-    r"generation_config\.json|bos_zero_config\.json"
+    r"generation_config\.json"
 )
 _SCRATCH = ".scratch"  # in the staged folder: it disappears with it
 
@@ -71,7 +73,10 @@ def convert(
     not recognised, EnvironmentFault for a disk that cannot be written.
     """
     if out is not None:
-        _check_out(source, out, overwrite)
+        if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
+            raise InputError(Fault(str(out), "is where the source lies", "choose another --out"))
+        require_replaceable(out, overwrite, RECORD, "conversion")
+        durable.require_writable(out)
     with _staging(out, overwrite) as folder:
         opened = open_source(source, Scratch(folder / _SCRATCH))
         result = _converted(opened, source, to, base)
@@ -79,20 +84,6 @@ def convert(
             _write(result, folder, opened, base)
         shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
     return result
-
-
-def _check_out(source: Path, out: Path, overwrite: bool) -> None:
-    if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
-        raise InputError(Fault(str(out), "is where the source lies", "choose another --out"))
-    if out.is_file():
-        raise InputError(Fault(str(out), "is a file", "choose another --out"))
-    if out.is_dir() and any(out.iterdir()):
-        if not overwrite:
-            raise InputError(Fault(str(out), "is not empty", "choose another --out, or give --overwrite"))
-        if not (out / RECORD).is_file():
-            what = f"holds no {RECORD}, so it is no conversion that could be replaced"
-            raise InputError(Fault(str(out), what, "choose another --out, or remove it yourself"))
-    durable.require_writable(out)
 
 
 @contextmanager
@@ -107,28 +98,32 @@ def _staging(out: Path | None, overwrite: bool) -> Iterator[Path]:
 
 def _converted(opened: Source, source: Path, to: str | None, base: Path | None) -> Converted:
     bare = {name: tensor for name, tensor in opened.tensors.items() if not name.startswith(VALUE_HEAD)}
-    model, adapter = halves(bare)
-    whole = not adapter or _holds_a_model(model)
-    if adapter and whole and to is None:
+    place = _adapter_config(opened.folder, base)
+    model, adapter = halves(bare, read_json(place) if place else {})
+    if adapter and model and to is None:
         what = f"holds a model of {len(model)} weights and an adapter of {len(adapter)}"
         raise InputError(Fault(str(source), what, "convert its halves one by one: --to hf and --to peft"))
-    if not adapter or (whole and to == "hf"):
+    if not adapter or (model and to == "hf"):
         heads = {name: tensor for name, tensor in opened.tensors.items() if name not in bare}
         result = _model({**model, **heads}, opened, source, to or "hf", base)
     else:
-        result = _adapter(adapter if whole else bare, opened, source, to or "peft", base)
-    if adapter and whole:
+        result = _adapter(adapter, opened, source, to or "peft", base)
+    if adapter and model:
         left = len(adapter) if result.kind == "model" else len(model)
         result.notes.append(f"{left} weights of the other half are not in the result")
+    if base and (base / BOS_FILE).is_file() and not (opened.folder / BOS_FILE).is_file():
+        what = f"{BOS_FILE} of {base} is not taken: whether {source} was trained with its factor is not recorded"
+        result.notes.append(f"{what}; copy the file if it was")
     if opened.zero:
         result.layouts.insert(0, "zero")
         result.notes.append("the weights are the optimizer's, in fp32, whatever the model was held in")
     return result
 
 
-def _holds_a_model(tensors: Tensors) -> bool:
-    """A base model beside an adapter shows in layers that the adapter leaves alone: their norms at least."""
-    return any(".base_layer." in name or "norm" in name or ".ln_" in name for name in tensors)
+def _adapter_config(folder: Path, base: Path | None) -> Path | None:
+    """adapter_config.json of the source or, for weights alone, of --base."""
+    places = (one / ADAPTER_CONFIG for one in (folder, base) if one)
+    return next((path for path in places if path.is_file()), None)
 
 
 def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path | None) -> Converted:
@@ -180,9 +175,7 @@ def _adapter(tensors: Tensors, opened: Source, source: Path, to: str, base: Path
     if to not in ADAPTER_TARGETS:
         what = "is a layout of models, and this is an adapter"
         raise InputError(Fault(f"--to {to}", what, f"of an adapter: {', '.join(ADAPTER_TARGETS)}"))
-    path = next(
-        (one / ADAPTER_CONFIG for one in (opened.folder, base) if one and (one / ADAPTER_CONFIG).is_file()), None
-    )
+    path = _adapter_config(opened.folder, base)
     if path is None:
         what = f"has no {ADAPTER_CONFIG}, and rank and alpha are not in the weights"
         raise InputError(Fault(str(source), what, "put it beside them"))
@@ -230,7 +223,9 @@ def _write(result: Converted, folder: Path, opened: Source, base: Path | None) -
         write_file(folder / VALUE_HEAD_FILE, result.value_head)
     for place in (opened.folder, *((base,) if base else ())):
         for path in sorted(place.iterdir()):
-            if path.is_file() and _BESIDE.fullmatch(path.name) and not (folder / path.name).exists():
+            # A factor is part of what was trained: the base's own says nothing of the source.
+            beside = _BESIDE.fullmatch(path.name) or (path.name == BOS_FILE and place == opened.folder)
+            if path.is_file() and beside and not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
     shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
     result.files = {path.name: durable.sha256_file(path) for path in sorted(folder.iterdir())}
