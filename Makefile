@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: help setup quickstart test lint types contracts test-slow conformance bench clean
+.PHONY: help setup quickstart test lint types contracts test-slow harness conformance bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -36,6 +36,10 @@ contracts: $(SETUP)
 
 test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded model
 	$(BIN)/pytest -n 2 -m slow
+
+harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
+	$(BIN)/pytest tests/stages/test_harness.py
 
 conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers and PEFT, as one table
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m conformance.table

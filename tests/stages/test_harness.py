@@ -1,25 +1,31 @@
 """lm-evaluation-harness on an opened model: against its own model class, and what goes wrong.
 
-lm-eval brings some 400 MB (scipy, scikit-learn, pandas …), so it is no part of the development set-up:
-`pip install -c constraints.txt lm-eval`, then these run.
+lm-eval brings some 400 MB (scipy, scikit-learn, pandas …), so it is no part of the development set-up: `make harness`
+installs it and runs all of these.
 """
 
 from __future__ import annotations
 
 import json
+import random
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from adapter_runs import a_run
 from surefoot.cli.main import main
 from surefoot.errors import InputError
 from surefoot.libraries import is_installed
 from surefoot.models.forward import causal_model
 from surefoot.report.score_table import Cell
-from surefoot.stages.harness import HarnessRequest, check_tasks, metrics_of, run_harness, share_rows
+from surefoot.stages import harness
+from surefoot.stages.harness import HarnessRequest, check_tasks, measured, metrics_of, run_harness, share_rows
 from surefoot.stages.open_model import open_for_use
+from surefoot.stages.side_by_side import Side
 from zoo import ZOO
 
 needs_harness = pytest.mark.skipif(not is_installed("lm_eval"), reason="the extra `eval` (lm-eval) is not installed")
@@ -89,13 +95,73 @@ def test_answers_are_those_of_the_harness_own_model(model):
     ):
         assert abs(mine - other) < ROUNDING
         assert my_greedy == greedy
-    texts = asked(("What is a heron? " * 80,), ("A trout.",))  # the first is longer than the model's positions
-    assert len(ours.tok_encode(texts[0].args[0])) > opened.positions
-    rolling = zip(ours.loglikelihood_rolling(texts), theirs.loglikelihood_rolling(texts), strict=True)
-    assert all(abs(mine - other) < ROUNDING * 10 for mine, other in rolling)
     settings = {"until": ["e", "\n\n"], "max_gen_toks": 8, "do_sample": False}
     prompts = asked(*((context, dict(settings)) for context, _ in REQUESTS if context))
     assert ours.generate_until(prompts) == theirs.generate_until(prompts)
+
+
+LONG = "What is a heron? " * 80  # longer than the model's positions
+
+
+@needs_harness
+def test_a_rolling_text_is_scored_without_its_bos(model):
+    """Against the harness' own class where it puts no BOS into the text, as far as one window goes."""
+    from lm_eval.models.huggingface import HFLM
+
+    from surefoot.stages.harness_model import SurefootLM
+
+    opened = open_for_use(str(model))
+    ours = SurefootLM(opened, rows=3)
+    plain, doubled = (
+        HFLM(causal_model(opened.model), tokenizer=opened.tokenizer, batch_size=1, add_bos_token=bos)
+        for bos in (False, True)
+    )
+    short = asked(("A trout.",), ("What is a heron?",))
+    mine = ours.loglikelihood_rolling(short)
+    assert mine == pytest.approx(plain.loglikelihood_rolling(short), abs=ROUNDING)
+    twin = doubled.loglikelihood_rolling(short)  # BOS in front of BOS, and its likelihood in the sum
+    assert all(abs(one - other) > ROUNDING for one, other in zip(mine, twin, strict=True))
+
+    ids, count = ours.tok_encode(LONG)[1:], opened.positions
+    windows = [(ids[:count], count), (ids[-(count - 1) - 1 :], len(ids) - count)]
+    assert count < len(ids) < 2 * count
+    by_hand = 0.0
+    for text, scored in windows:
+        with torch.no_grad():
+            logits = causal_model(opened.model)(torch.tensor([[opened.bos_id, *text[:-1]]])).logits[0]
+        assert len(logits) <= count
+        likely = logits.double().log_softmax(-1).gather(1, torch.tensor(text)[:, None])
+        by_hand += float(likely[-scored:].sum())
+    assert ours.loglikelihood_rolling(asked((LONG,))) == pytest.approx([by_hand], abs=ROUNDING * 10)
+
+
+@needs_harness
+def test_what_is_cut_keeps_its_bos(model, monkeypatch):
+    """Each sequence that reaches the model begins with BOS, and has it nowhere else."""
+    from surefoot.stages import harness_model
+
+    opened = open_for_use(str(model))
+    ours, seen = harness_model.SurefootLM(opened, rows=2), []
+
+    def look(module, args, kwargs):
+        ids, mask = kwargs["input_ids"], kwargs["attention_mask"]
+        seen.extend(row[real.bool()].tolist() for row, real in zip(ids, mask[:, -ids.shape[1] :], strict=True))
+
+    handle = causal_model(opened.model).get_decoder().register_forward_pre_hook(look, with_kwargs=True)
+
+    def ask():
+        seen.clear()
+        ours.loglikelihood(asked((LONG, " bird"), ("A heron", " fish")))
+        ours.loglikelihood_rolling(asked((LONG,)))
+        ours.generate_until(asked((LONG, {"until": [], "max_gen_toks": 1})))
+        return [(row[0] == opened.bos_id, row.count(opened.bos_id), len(row)) for row in seen]
+
+    found = ask()
+    assert [one[:2] for one in found] == [(True, 1)] * 5
+    assert sorted(length for *_, length in found)[-4:] == [opened.positions - 1, *[opened.positions] * 3]
+    monkeypatch.setattr(harness_model, "last_tokens", lambda ids, room, bos_id: ids[-room:])  # twin
+    assert not all(first for first, *_ in ask())
+    handle.remove()
 
 
 @needs_harness
@@ -185,3 +251,59 @@ def test_limit_and_sides(model, tasks):
     assert found["model"]["n-samples"]["sums_choice"]["effective"] == 3
     with pytest.raises(InputError, match="asks for an adapter"):
         run_harness(opened, HarnessRequest(("sums_choice",), tasks, only="adapter"))
+
+
+class Drawing:
+    """Of a task what is asked of it here: examples before its question, out of a stream of random numbers."""
+
+    def set_fewshot_seed(self, seed):
+        self.stream = random.Random(seed)
+
+    def shots(self):
+        return self.stream.sample(range(100), 5)
+
+
+def test_both_sides_are_asked_after_the_same_examples(monkeypatch):
+    task = Drawing()
+    compared = tuple(Side(name, nullcontext) for name in ("base", "adapter"))
+    found = measured(compared, [task], lambda: {"shots": [task.shots(), task.shots()]})
+    assert list(found) == ["base", "adapter"]
+    assert found["base"] == found["adapter"]
+    assert found["base"]["shots"][0] != found["base"]["shots"][1]
+    task.set_fewshot_seed(harness._SHOTS_SEED)
+    assert found["base"]["shots"][0] == task.shots()
+    monkeypatch.setattr(task, "set_fewshot_seed", lambda seed: None)  # twin: one stream for both
+    found = measured(compared, [task], lambda: {"shots": task.shots()})
+    assert found["base"] != found["adapter"]
+
+
+@needs_harness
+def test_both_sides_get_the_same_requests(model, tasks, tmp_path, monkeypatch):
+    from lm_eval.api.task import Task
+
+    from surefoot.stages.harness_model import SurefootLM
+
+    run, requests = a_run(tmp_path / "run", model), []
+    own = SurefootLM.loglikelihood
+
+    def look(self, asked, disable_tqdm=True):
+        requests.append([one.args for one in asked])
+        return own(self, asked, disable_tqdm)
+
+    monkeypatch.setattr(SurefootLM, "loglikelihood", look)
+    wanted = HarnessRequest(("sums_choice",), tasks, shots=2)
+    run_harness(open_for_use(str(run)), wanted)
+    first, second = requests
+    assert first == second
+    assert first[0][0].count("Question:") == 3
+    draw = Task.set_fewshot_seed
+    monkeypatch.setattr(Task, "set_fewshot_seed", lambda task, seed: None if hasattr(task, "begun") else start(task))
+
+    def start(task):
+        task.begun = True
+        draw(task, seed=1234)
+
+    requests.clear()
+    run_harness(open_for_use(str(run)), wanted)  # twin: seeded once, as the harness does
+    first, second = requests
+    assert first != second

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from surefoot.nearest import nearest_word
 from surefoot.report.score_table import Cell, ScoreRow
 from surefoot.stages.harness_needs import require_harness
 from surefoot.stages.open_model import OpenModel
-from surefoot.stages.side_by_side import Only, sides
+from surefoot.stages.side_by_side import Only, Side, sides
 
 _BOOTSTRAP = 1000  # draws for the standard error of what is no mean
 _SHOTS_SEED = 1234  # the harness' own default, so that it draws the same examples
@@ -48,18 +48,33 @@ def run_harness(opened: OpenModel, asked: HarnessRequest) -> dict[str, dict[str,
     manager = TaskManager(include_path=None if asked.include is None else str(asked.include))
     check_tasks(asked.tasks, manager.all_tasks)
     tasks = _load(manager, asked)
-    model, found = SurefootLM(opened, asked.rows), {}
+    model = SurefootLM(opened, asked.rows)
+
+    def measure() -> dict[str, Any]:
+        results = evaluate(
+            model,
+            tasks,
+            limit=asked.limit,
+            bootstrap_iters=_BOOTSTRAP,
+            apply_chat_template=asked.chat,
+            log_samples=False,
+        )
+        return {key: results[key] for key in _KEPT if key in results}
+
+    return measured(compared, tasks["tasks"].values(), measure)
+
+
+def measured(
+    compared: Sequence[Side], tasks: Iterable[Any], measure: Callable[[], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Side -> what `measure` finds on it. A task draws the examples before its questions from one stream of random
+    numbers, which begins anew here: each side gets the same ones."""
+    tasks, found = tuple(tasks), {}
     for side in compared:
+        for task in tasks:
+            task.set_fewshot_seed(seed=_SHOTS_SEED)
         with side.entered():
-            results = evaluate(
-                model,
-                tasks,
-                limit=asked.limit,
-                bootstrap_iters=_BOOTSTRAP,
-                apply_chat_template=asked.chat,
-                log_samples=False,
-            )
-        found[side.name] = {key: results[key] for key in _KEPT if key in results}
+            found[side.name] = measure()
     return found
 
 
@@ -87,10 +102,7 @@ def _load(manager: Any, asked: HarnessRequest) -> dict[str, dict[str, Any]]:
             raise EnvironmentFault(Fault(f"task {name}", f"cannot be loaded: {text}", fix)) from error
         for kind, several in loaded.items():
             several.update(found[kind])
-    for name, task in loaded["tasks"].items():
-        task.set_fewshot_seed(seed=_SHOTS_SEED)
-        if asked.shots is None:
-            continue
+    for name, task in loaded["tasks"].items() if asked.shots is not None else ():
         if task.get_config("num_fewshot") == 0 != asked.shots:
             raise InputError(Fault("--num-fewshot", f"the task {name} says that it takes none", "leave it out"))
         task.set_config(key="num_fewshot", value=asked.shots)

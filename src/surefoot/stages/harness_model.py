@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]  # an extra
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from surefoot.data.text_encoder import Piece
 from surefoot.errors import Fault, InputError
+from surefoot.evaluate.windows import last_tokens, rolling_windows
 from surefoot.models.beams import beam_answers
 from surefoot.models.continuations import continuation_scores
 from surefoot.models.generate import Decoding, decode
@@ -21,7 +21,7 @@ from surefoot.stages.open_model import OpenModel
 
 _NEW_TOKENS = 256  # where a task does not say; what the harness' own models take
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_WITHOUT_EFFECT = {"temperature": (0, 0.0), "top_p": (1, 1.0), "num_beams": (1,), "repetition_penalty": (1, 1.0)}
+_NO_PENALTY = ("repetition_penalty", 1)
 
 
 class SurefootLM(TemplateLM):
@@ -72,14 +72,15 @@ class SurefootLM(TemplateLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """requests: ((context, continuation), their ids). What does not fit loses its beginning."""
+        """requests: ((context, continuation), their ids). What does not fit loses its beginning
+        behind BOS."""
         pairs = []
         for _, context, continuation in requests:
             room = self.max_length + 1 - len(continuation)
             if room < 1:
                 what = f"a continuation has {len(continuation)} tokens, and the model {self.max_length} positions"
                 raise InputError(Fault("--tasks", what, "leave the task out"))
-            pairs.append((context[-room:], continuation))
+            pairs.append((last_tokens(context, room, self._opened.bos_id), continuation))
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
         for start in range(0, len(order), self._rows):
@@ -97,13 +98,9 @@ class SurefootLM(TemplateLM):
         windows: list[tuple[None, list[int], list[int]]] = []
         counts = []
         for (text,) in (request.args for request in requests):
-            rolling = get_rolling_token_windows(
-                token_list=self.tok_encode(text),
-                prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length,
-                context_len=1,
-            )
-            found = [(None, *make_disjoint_window(window)) for window in rolling]
+            ids, bos = self.tok_encode(text), self._opened.bos_id
+            rolling = rolling_windows(ids, self.max_length, prefix=self.prefix_token_id, bos_id=bos)
+            found = [(None, *window) for window in rolling]
             windows += found
             counts.append(len(found))
         scores = iter(self._loglikelihood_tokens(windows))
@@ -131,7 +128,7 @@ class SurefootLM(TemplateLM):
         if (room := self.max_length - new) < 1:
             what = f"{new} new tokens leave no room for a prompt in the model's {self.max_length} positions"
             raise InputError(Fault("--tasks", what, "leave the task out"))
-        prompts = [prompt[-room:] for prompt in prompts]
+        prompts = [last_tokens(prompt, room, opened.bos_id) for prompt in prompts]
         stops, until = opened.template.stop_ids, asked["until"]
         with opened.context():
             if asked["beams"] > 1:
@@ -184,7 +181,7 @@ def _settings(asked: dict[str, Any]) -> dict[str, Any]:
     sampled = bool(rest.pop("do_sample", False))
     temperature, top_p = float(rest.pop("temperature", 1.0) or 0.0), float(rest.pop("top_p", 1.0))
     beams = int(rest.pop("num_beams", 1))
-    unknown = [name for name, value in rest.items() if value not in _WITHOUT_EFFECT.get(name, ())]
+    unknown = [name for name, value in rest.items() if (name, value) != _NO_PENALTY]
     if unknown or (sampled and beams > 1):
         what = f"generation_kwargs ask for {', '.join(unknown) or 'beams that are sampled'}, which surefoot does not do"
         raise InputError(Fault("--tasks", what, "leave the task out, or take it out of a copy of the task"))
