@@ -37,6 +37,13 @@ TORCH_CUDNN_SDPA_DEPRIORITIZED TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD TORCH_NUM_THREAD
 TRANSFORMERS_ATTN_IMPLEMENTATION TRANSFORMERS_OFFLINE TRANSFORMERS_SDPA_FORCE_GQA
 """
 ENVIRONMENT_NAMES = tuple(_NAMES.split())
+# What other tools read that a command does not show: `NNODES=2 llamafactory-cli train`, or what a launcher sets.
+_LAUNCH_TEXT = """
+ACCELERATE_DYNAMO_BACKEND ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ALLOW_EXTRA_ARGS CUDA_VISIBLE_DEVICES
+FORCE_TORCHRUN MAX_NNODES MIN_NNODES NNODES NPROC_PER_NODE USE_MCA USE_MODELSCOPE_HUB USE_OPENMIND_HUB USE_RAY
+WANDB_MODE WANDB_PROJECT WORLD_SIZE
+"""
+LAUNCH_NAMES = tuple(_LAUNCH_TEXT.split())
 _NO_TELEMETRY = {
     "DO_NOT_TRACK": "1",
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -199,6 +206,11 @@ def accelerators() -> int:
 def read_environment() -> dict[str, str]:
     """Those of ENVIRONMENT_NAMES that are set, by name."""
     return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}
+
+
+def launch_environment() -> dict[str, str]:
+    """What this process was started with that the tool of a translated command would read, by name."""
+    return {name: os.environ[name] for name in LAUNCH_NAMES if name in os.environ}
 
 
 def refuse_telemetry() -> None:

@@ -74,7 +74,7 @@ WRONG = {
     "finetune.py --base_model m --adapter_name bottleneck": "bottleneck adapters are not in surefoot",
     "finetune.py --base_model m --adapter_name prefix-tuning": "prefix-tuning adapters are not in surefoot",
     "finetune.py --base_model m --load_8bit": "8 bits is not in surefoot",
-    "finetune.py --base_model m --bf16 --fp16": "bf16 is asked for as well",
+    "finetune.py --base_model m --bf16 --fp16": "bf16 and fp16 exclude each other",
     "finetune.py --base_model m --batch_size 4 --micro_batch_size 8": "use at most 4",
     "finetune.py --base_model m --learning_rate fast": "expected a number",
     "finetune.py --base_model m --dora_simple False": "takes the norm as a constant",

@@ -33,10 +33,11 @@ _WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s,:\[\]{}]+""")
 
 @dataclass
 class Invocation:
-    """What one call leaves behind for its error messages. locate: finds the place in the config of a fault that names
-    only a key."""
+    """What one call leaves behind for its messages. locate: finds the place in the config of a fault that names only a
+    key. typed: the words of the command behind `surefoot`, also where a script of compat gave them."""
 
     debug: bool = False
+    typed: tuple[str, ...] = ()
     locate: Callable[[Fault], Fault] = lambda fault: fault
 
 

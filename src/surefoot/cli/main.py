@@ -127,12 +127,14 @@ class LazyGroup(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ?, and nothing fails
-        invocation = Invocation()
-        sys.exit(self._outcome(invocation, *args, **extra))
+        typed = args[0] if args else extra.pop("args", None)
+        words = list(sys.argv[1:] if typed is None else typed)
+        invocation = Invocation(typed=tuple(words))
+        sys.exit(self._outcome(invocation, words, *args[1:], **extra))
 
-    def _outcome(self, invocation: Invocation, *args: Any, **extra: Any) -> int:
+    def _outcome(self, invocation: Invocation, words: list[str], *args: Any, **extra: Any) -> int:
         try:
-            code = super().main(*args, standalone_mode=False, obj=invocation, **extra)
+            code = super().main(words, *args, standalone_mode=False, obj=invocation, **extra)
             _flush_stdout()
             return code if isinstance(code, int) else 0
         except click.exceptions.NoArgsIsHelpError as error:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot import durable
+from surefoot.cli.errors import Invocation
 from surefoot.cli.options import config_arguments, load_or_exit
-from surefoot.cli.translated import checked, recognised
+from surefoot.cli.translated import checked, recognised, with_command
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
@@ -99,13 +100,15 @@ def _train(
     read_from: Path | None = None,
 ) -> int:
     from surefoot import hardware
+    from surefoot.dialects.launch import refuse_ranks
     from surefoot.report.console import open_console
     from surefoot.stages.push import check_push, push_run
     from surefoot.stages.run import train_run
 
+    refuse_ranks(hardware.launch_environment())
     if name is not None:
         check_push(config, name)
-    typed = ["surefoot", *sys.argv[1:]]
+    typed = _typed(origin)
     with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stdout) as stream:
         console = open_console(stream, hardware.terminal_wishes())
         if origin is not None:
@@ -114,6 +117,20 @@ def _train(
         if name is not None and code == 0 and not dry_run:
             console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code
+
+
+def _typed(origin: Translation | None) -> list[str]:
+    """The command that was given, for the hint how to resume; with what another tool read from the environment, so that
+    it means the same in another shell."""
+    from surefoot import hardware
+
+    words = list(click.get_current_context().ensure_object(Invocation).typed)
+    if origin is not None and "--" in words:
+        at = words.index("--") + 1
+        own = hardware.launch_environment()
+        told = [f"{name}={value}" for name, value in origin.environment.items() if own.get(name) == value]
+        words[at:at] = [word for word in told if word not in words]
+    return ["surefoot", *words]
 
 
 def _read_as(origin: Translation, read_from: Path | None) -> str:
@@ -134,7 +151,8 @@ def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
             step = "the next step" if mode == "resume" else "step 1"
             click.echo(f"\ninterrupted before {step}; nothing was written", err=True)
         else:
-            click.echo(f"\ninterrupted while {folder} was written; continue with --resume", err=True)
+            advice = with_command("continue with --resume", click.get_current_context().ensure_object(Invocation).typed)
+            click.echo(f"\ninterrupted while {folder} was written; {advice}", err=True)
         raise
 
 

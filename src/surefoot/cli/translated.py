@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +41,10 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
     from surefoot.config.yaml_reader import read_text
     from surefoot.dialects.launch import Options
 
-    return Options(allow_unknown, hardware.accelerators(), lambda path: read_text(Path(path)))
+    def read(path: str) -> str:
+        return read_text(Path(path))
+
+    return Options(allow_unknown, hardware.accelerators(), read, hardware.launch_environment())
 
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
@@ -58,14 +63,25 @@ def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
     return translate_file(str(config), text, overrides, reading_options())
 
 
+def with_command(text: str, typed: Sequence[str]) -> str:
+    """Advice that names --resume or --overwrite, where another tool's command was given and has neither."""
+    if "--" not in typed:
+        return text
+    program = next((word for word in typed[typed.index("--") + 1 :] if "=" not in word), "…")
+    return re.sub(r"--resume|--overwrite", lambda found: f"`surefoot run {found[0]} -- {program} …`", text)
+
+
 def checked(translation: Translation) -> RunConfig:
     """The surefoot config of a translation. Its faults, now and later, are shown at the words that they come from."""
     from surefoot.config.load import check_config
     from surefoot.dialects.account import locate
 
-    def at_its_word(fault: Fault) -> Fault:
-        return locate(translation, fault)
+    invocation = click.get_current_context().ensure_object(Invocation)
 
-    click.get_current_context().ensure_object(Invocation).locate = at_its_word
+    def at_its_word(fault: Fault) -> Fault:
+        found = locate(translation, fault)
+        return replace(found, fix=with_command(found.fix, invocation.typed)) if fault.where == "output" else found
+
+    invocation.locate = at_its_word
     os.environ.update(translation.environment)  # before torch looks for devices
     return check_config(translation.config)

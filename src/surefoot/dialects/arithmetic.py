@@ -21,7 +21,8 @@ def set_batch(draft: Draft, micro: str, accumulation: str, processes: int = 1) -
         if draft[name] < 1:
             draft.refuse(name, f"expected a number from 1, got {draft[name]}")
             return
-    draft.set("batch.size", examples * passes * processes, micro, accumulation)
+    why = f"times {processes} processes of the tool: its batch, in one process here" if processes > 1 else ""
+    draft.set("batch.size", examples * passes * processes, micro, accumulation, why=why)
     draft.set("batch.micro", examples, micro)
 
 

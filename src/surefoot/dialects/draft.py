@@ -199,7 +199,7 @@ class Draft:
             self.note(word.name, "listed", f"{self.dialect.tool} has no such setting, as far as surefoot knows")
             return
         near = self.dialect.elsewhere.get(word.name) or nearest_word(word.name, self.rows)
-        known = f"did you mean {near}?" if near else "check the name, or pass it by with --allow-unknown"
+        known = f"did you mean {near}?" if near else "check the name, or pass it by: surefoot run --allow-unknown"
         self.faults.append(_fault(word.where, word.name, f"{self.dialect.tool} has no such setting", known))
 
     def _shown(self, word: Word) -> str:

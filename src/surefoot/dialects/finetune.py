@@ -18,10 +18,11 @@ from typing import Any
 
 from surefoot.dialects.arithmetic import counted, switch
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.launch import Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, number, refused, text
 from surefoot.dialects.tool import Tool
+from surefoot.dialects.trainer import set_precision
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import Lines, RunFacts, Voice
 from surefoot.dialects.words import Word, read_flags
@@ -163,14 +164,6 @@ def _fixed(draft: Draft) -> None:
     draft.set("precision.base", "fp32", why="the guide loads weights in fp32")
 
 
-def _precision(draft: Draft) -> None:
-    if draft["bf16"] and draft["fp16"]:
-        draft.refuse("fp16", "bf16 is asked for as well", "give one of them")
-        return
-    compute = "bf16" if draft["bf16"] else "fp16" if draft["fp16"] else "fp32"
-    draft.set("precision.compute", compute, "bf16", "fp16")
-
-
 def _attention_kernels(draft: Draft) -> None:
     for name, key in (("disable_cudnn_sdpa", "cudnn"), ("disable_flash_sdpa", "flash")):
         allowed = "allowed, and taken only where it passes the accuracy check"
@@ -244,16 +237,22 @@ def _data(draft: Draft) -> None:
 
 
 def _tracking(draft: Draft) -> None:
-    if not draft["wandb_project"]:
+    of_the_environment = draft.environment.get("WANDB_PROJECT", "")
+    project = draft["wandb_project"] or of_the_environment  # the original looked there too
+    if not project:
         draft.drop("no W&B project is named, so nothing is sent", "wandb_project", "wandb_run_name", "wandb_online")
         return
-    draft.set("report_to", ["wandb"], "wandb_project")
-    draft.set("tracking.project", draft["wandb_project"], "wandb_project")
+    why = "" if draft["wandb_project"] else "WANDB_PROJECT"
+    draft.set("report_to", ["wandb"], "wandb_project", why=why)
+    draft.set("tracking.project", project, "wandb_project", why=why)
     if draft["wandb_run_name"]:
         draft.set("tracking.name", draft["wandb_run_name"], "wandb_run_name")
     else:
         draft.drop("is empty", "wandb_run_name")
-    draft.set("tracking.offline", not draft["wandb_online"], "wandb_online")
+    offline = not draft["wandb_online"] or draft.environment.get("WANDB_MODE") == "offline"
+    draft.set(
+        "tracking.offline", offline, "wandb_online", why="WANDB_MODE" if offline and draft["wandb_online"] else ""
+    )
 
 
 def resume_argument(draft: Draft, name: str, output: str) -> None:
@@ -286,7 +285,7 @@ def _required(draft: Draft) -> None:
 _DIALECT = Dialect(
     TOOL,
     ROWS,
-    (_required, _fixed, _precision, _attention_kernels, _batch, _lengths, _adapter_rest, _data, _tracking, _resume),
+    (_required, _fixed, set_precision, _attention_kernels, _batch, _lengths, _adapter_rest, _data, _tracking, _resume),
 )
 
 
@@ -295,13 +294,14 @@ def from_command(command: Command, options: Options) -> Translation:
     words, left = read_flags([_without_no(text) for text in command.arguments], switches=SWITCHES, lists=LISTS)
     if left:
         raise InputError([Fault(text, "belongs to no flag", "write --name value") for text in left])
-    return _translate(words, options)
+    return _translate(words, options, command)
 
 
 def from_keywords(values: Mapping[str, Any], options: Options | None = None) -> Translation:
     """The same for `train(base_model=…, bf16=True)` from Python."""
     words = [Word(name, value, f"{name}=", f"{name}={value!r}") for name, value in values.items() if value is not None]
-    return _translate(words, options or Options())
+    options = options or Options()
+    return _translate(words, options, Command(TOOL, environment=inherited(options)))
 
 
 def claims(command: Command) -> bool:
@@ -309,11 +309,13 @@ def claims(command: Command) -> bool:
     return command.name == "finetune.py" and (not command.arguments or command.arguments[0].startswith("-"))
 
 
-def _translate(words: Sequence[Word], options: Options) -> Translation:
-    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown)
+def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
+    draft = Draft(
+        _DIALECT, words, allow_unknown=options.allow_unknown, environment=command.environment, facts=command.facts
+    )
     pad, why = pad_rule(str(draft["base_model"] or ""), options)
     draft.set("tokenizer.pad", pad, why=why)
-    return draft.finish("train")
+    return draft.finish("train", environment=draft.environment)
 
 
 def pad_rule(base_model: str, options: Options) -> tuple[str, str]:

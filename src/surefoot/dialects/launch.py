@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.dialects import launchers
 from surefoot.dialects.translation import Note
-from surefoot.dialects.words import parse_document, plain_truth
+from surefoot.dialects.words import plain_truth
 from surefoot.errors import Fault, InputError
 from surefoot.redaction import hides, redacted
 
@@ -25,6 +26,7 @@ _BEFORE = ("env", "nohup", "time", "exec", "command")
 _RUNNERS = (("uv", "run"), ("poetry", "run"), ("pdm", "run"), ("pipenv", "run"))
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _PYTHON_WITH_VALUE = ("-X", "-W")
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 MORE = "start it with one process; training in several comes with a later version"
 
 
@@ -39,12 +41,14 @@ class Options:
 
     allow_unknown: list words that the tool does not know, in place of refusing them. devices: accelerators that a
     launcher which names no number would use. read: the text of a file that a config or command names; InputError
-    where it cannot be had.
+    where it cannot be had. environment: what of this process's own a tool would read; a NAME=value in the command goes
+    before it.
     """
 
     allow_unknown: bool = False
     devices: int = 1
     read: Callable[[str], str] = no_files
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,19 +86,52 @@ def read_command(words: Sequence[str], options: Options) -> Command:
             break
     if not left:
         raise InputError(Fault("", "there is no command to read", "give one behind --"))
-    notes = tuple(_environment_note(name, value) for name, value in environment.items())
-    command = replace(_program(left, environment, options), environment=environment)
-    return replace(command, notes=(*notes, *command.notes))
+    refuse_ranks({**options.environment, **environment})
+    told = {**inherited(options), **environment}
+    command = _program(left, told, options)
+    notes = (*(_environment_note(name, value) for name, value in told.items()), *command.notes)
+    facts, devices = _settled(command, told)
+    return replace(command, environment={**told, **devices, **command.environment}, facts=facts, notes=notes)
+
+
+def inherited(options: Options) -> dict[str, str]:
+    """What of this process's own environment asks for something."""
+    nothing = ("no", "false", "0", "")
+    own = options.environment.items()
+    return {name: value for name, value in own if name == _DEVICES or value.lower() not in nothing}
+
+
+def is_read(note: Note, of_the_tool: Note) -> bool:
+    """Whether a NAME=value means something to the tool or to surefoot, by the note on it before and after the tool."""
+    return note != of_the_tool or note.where in _KNOWN_NAMES
+
+
+def refuse_ranks(environment: Mapping[str, str]) -> None:
+    """Raises InputError where a launcher started this process as one of several: each would train the whole run."""
+    count = environment.get("WORLD_SIZE", "1").strip()
+    if count not in ("", "0", "1"):
+        what = f"is {count}: a launcher started {count} processes, and surefoot trains in one"
+        raise InputError(Fault("WORLD_SIZE", what, MORE))
+
+
+def _settled(command: Command, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(facts, environment) that the launch settles; a launcher hands its program the same in the environment."""
+    found = {"mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "no"), **command.facts}
+    launchers.check("mixed_precision", found["mixed_precision"], "mixed_precision")
+    launchers.check("dynamo_backend", environment.get("ACCELERATE_DYNAMO_BACKEND"), "ACCELERATE_DYNAMO_BACKEND")
+    asked = found["mixed_precision"] not in (None, "", "no", False)
+    on_cpu = plain_truth(environment.get("ACCELERATE_USE_CPU", False))
+    return found if asked else {}, {_DEVICES: ""} if on_cpu else {}
 
 
 def _program(left: list[str], environment: Mapping[str, str], options: Options) -> Command:
     first = left[0].rpartition("/")[2]
     if first == "accelerate" and left[1:2] == ["launch"]:
-        return _launched(_ACCELERATE, left[2:], environment, options)
+        return _launched(launchers.ACCELERATE, left[2:], environment, options)
     if first in ("torchrun", "torch.distributed.run"):
-        return _launched(_TORCHRUN, left[1:], environment, options)
+        return _launched(launchers.TORCHRUN, left[1:], environment, options)
     if first == "deepspeed":
-        return _launched(_DEEPSPEED, left[1:], environment, options)
+        return _launched(launchers.DEEPSPEED, left[1:], environment, options)
     if _PYTHON.fullmatch(left[0]):
         return _python(left[1:], environment, options)
     return Command(left[0], tuple(left[1:]))
@@ -115,67 +152,18 @@ def _python(left: list[str], environment: Mapping[str, str], options: Options) -
         return Command(left[0], tuple(left[1:]))
     module, rest = left[1], left[2:]
     if module in ("torch.distributed.run", "torch.distributed.launch"):
-        return _launched(_TORCHRUN, rest, environment, options)
+        return _launched(launchers.TORCHRUN, rest, environment, options)
     if module in ("accelerate.commands.launch", "accelerate"):
-        return _launched(_ACCELERATE, rest[1:] if module == "accelerate" else rest, environment, options)
+        return _launched(launchers.ACCELERATE, rest[1:] if module == "accelerate" else rest, environment, options)
     return Command(module, tuple(rest), module=True)
 
 
-@dataclass(frozen=True)
-class _Launcher:
-    """with_value: flags that take a word. count: those of processes (on a machine). machines: of machines."""
-
-    name: str
-    with_value: frozenset[str]
-    count: tuple[str, ...]
-    machines: tuple[str, ...]
-    without_effect: frozenset[str]
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_ACCELERATE = _Launcher(
-    "accelerate launch",
-    _names(
-        "config_file num_processes num_machines machine_rank main_process_ip main_process_port gpu_ids "
-        "mixed_precision dynamo_backend dynamo_mode num_cpu_threads_per_process deepspeed_config_file zero_stage "
-        "offload_optimizer_device offload_param_device gradient_accumulation_steps gradient_clipping "
-        "deepspeed_multinode_launcher deepspeed_hostfile rdzv_backend rdzv_conf same_network max_restarts "
-        "monitor_interval role log_dir tee main_training_function downcast_bf16 "
-        "fsdp_sharding_strategy fsdp_offload_params fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap "
-        "fsdp_state_dict_type fsdp_min_num_params fsdp_backward_prefetch fsdp_version fsdp_cpu_ram_efficient_loading "
-        "fsdp_sync_module_states fsdp_use_orig_params fsdp_activation_checkpointing fsdp_reshard_after_forward"
-    ),
-    ("num_processes",),
-    ("num_machines",),
-    _names("multi_gpu use_deepspeed use_fsdp"),
-)
-_TORCHRUN = _Launcher(
-    "torchrun",
-    _names(
-        "nproc_per_node nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id rdzv_conf role "
-        "max_restarts monitor_interval start_method log_dir redirects tee local_addr logs_specs"
-    ),
-    ("nproc_per_node",),
-    ("nnodes",),
-    frozenset(),
-)
-_DEEPSPEED = _Launcher(
-    "deepspeed",
-    _names(
-        "num_gpus num_nodes include exclude master_port master_addr hostfile launcher launcher_args node_rank i e H "
-        "min_elastic_nodes max_elastic_nodes autotuning ssh_port bind_core_list"
-    ),
-    ("num_gpus",),
-    ("num_nodes",),
-    frozenset(),
-)
 _MODULE = ("m", "module")
 
 
-def _launched(launcher: _Launcher, left: Sequence[str], environment: Mapping[str, str], options: Options) -> Command:
+def _launched(
+    launcher: launchers.Launcher, left: Sequence[str], environment: Mapping[str, str], options: Options
+) -> Command:
     words: dict[str, str] = {}
     notes: list[Note] = []
     module, at = False, 0
@@ -195,43 +183,32 @@ def _launched(launcher: _Launcher, left: Sequence[str], environment: Mapping[str
         else:
             words[name] = "true"
         if name not in _MODULE:
-            notes.append(Note(shown, "listed", (), _FATES.get(name, _OF_THE_LAUNCH), flag))
+            launchers.check(name, plain_scalar(words[name]), flag)
+            notes.append(Note(shown, "listed", (), launchers.told(name), flag))
         at += 1
     if at == len(left):
         raise InputError(Fault(launcher.name, "starts no program", "name the script behind its flags"))
-    settled = _config_file(words, options) if launcher is _ACCELERATE else {}
+    settled: dict[str, Any] = {}
+    if launcher is launchers.ACCELERATE and (path := words.get("config_file")) is not None:
+        settled, of_the_file = launchers.read_file(path, options.read(path))
+        notes += of_the_file
     settled |= {name: plain_scalar(value) for name, value in words.items()}
     _check_one_process(launcher, settled, environment, options)
-    facts = (
-        {"mixed_precision": settled["mixed_precision"]} if settled.get("mixed_precision") not in (None, "no") else {}
-    )
-    return Command(left[at], tuple(left[at + 1 :]), module, {}, launcher.name, facts, tuple(notes))
-
-
-_OF_THE_LAUNCH = "is about starting processes, and surefoot starts itself"
-_FATES = {
-    "mixed_precision": "settles the precision where the program itself says nothing",
-    "num_processes": "one process",
-    "nproc_per_node": "one process",
-    "num_gpus": "one process",
-}
-
-
-def _config_file(words: Mapping[str, str], options: Options) -> dict[str, Any]:
-    if (path := words.get("config_file")) is None:
-        return {}
-    return dict(parse_document(options.read(path), path).data)
+    facts = {"mixed_precision": settled["mixed_precision"]} if "mixed_precision" in settled else {}
+    devices = launchers.devices(settled)
+    shown_devices = {} if devices is None else {_DEVICES: devices}
+    return Command(left[at], tuple(left[at + 1 :]), module, shown_devices, launcher.name, facts, tuple(notes))
 
 
 def _check_one_process(
-    launcher: _Launcher, settled: Mapping[str, Any], environment: Mapping[str, str], options: Options
+    launcher: launchers.Launcher, settled: Mapping[str, Any], environment: Mapping[str, str], options: Options
 ) -> None:
     machines = next((settled[name] for name in launcher.machines if name in settled), 1)
     if str(machines).rpartition(":")[2] != "1":
         raise InputError(Fault(launcher.name, f"asks for {machines} machines, and surefoot starts one process", MORE))
     count = next((settled[name] for name in launcher.count if name in settled), None)
     if count in (None, "gpu", "auto", "xpu"):
-        untold = count is None and (launcher is _TORCHRUN or settled.get("distributed_type") == "NO")
+        untold = count is None and (launcher is launchers.TORCHRUN or settled.get("distributed_type") == "NO")
         on_cpu = any(plain_truth(settled.get(name, False)) for name in ("use_cpu", "cpu"))
         count = 1 if untold or on_cpu else visible_devices(environment, settled, options)
     elif count == "cpu":
@@ -243,18 +220,19 @@ def _check_one_process(
 
 def visible_devices(environment: Mapping[str, str], settled: Mapping[str, Any], options: Options) -> int:
     """How many accelerators a launcher would use that was told no number."""
-    if "include" in settled:
-        chosen = str(settled["include"]).partition(":")[2]
-    else:
-        chosen = str(settled.get("gpu_ids", "all"))
-        chosen = environment.get("CUDA_VISIBLE_DEVICES", "") if chosen == "all" else chosen
-    named = [one for one in chosen.split(",") if one.strip()]
-    return max(1, len(named) or options.devices)
+    chosen = launchers.devices(settled)
+    chosen = environment.get(_DEVICES) if chosen is None else chosen
+    if chosen is None:
+        return max(1, options.devices)
+    return max(1, len([one for one in chosen.split(",") if one.strip()]))
 
 
 _KNOWN_NAMES = {
-    "CUDA_VISIBLE_DEVICES": "set for the run",
+    _DEVICES: "set for the run",
     "WANDB_PROJECT": "the project of the W&B run",
+    "WANDB_MODE": "offline keeps the W&B run on this machine",
+    "ACCELERATE_MIXED_PRECISION": "settles the precision where the program itself says nothing",
+    "ACCELERATE_USE_CPU": "no accelerator is shown to the run",
 }
 
 

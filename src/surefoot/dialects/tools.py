@@ -14,7 +14,7 @@ from dataclasses import replace
 from surefoot.dialects import measuring
 from surefoot.dialects.axolotl import AXOLOTL
 from surefoot.dialects.finetune import FINETUNE
-from surefoot.dialects.launch import Options, read_command
+from surefoot.dialects.launch import Options, is_read, read_command
 from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
 from surefoot.dialects.script import SCRIPT
 from surefoot.dialects.tool import Tool
@@ -37,9 +37,14 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
     for tool in tools():
         if tool.claims_command(command):
             found = tool.from_command(command, options)
+            told = [(note, tool.environment_note(note)) for note in command.notes]
+            typed = {word.partition("=")[0] for word in words}
+            unread = {note.where for note, of_the_tool in told if not is_read(note, of_the_tool)}
+            unread &= options.environment.keys() - typed  # what the process happens to have, and nobody asked for
+            notes = tuple(of_the_tool for note, of_the_tool in told if note.where not in unread)
             environment = {**command.environment, **found.environment}
-            notes = tuple(tool.environment_note(note) for note in command.notes)
-            return replace(found, notes=(*notes, *found.notes), environment=environment)
+            kept = {name: value for name, value in environment.items() if name not in unread}
+            return replace(found, notes=(*notes, *found.notes), environment=kept)
     known = ", ".join(tool.name for tool in tools())
     raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
 

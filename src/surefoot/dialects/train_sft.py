@@ -90,6 +90,8 @@ def _precision(draft: Draft) -> None:
         draft.refuse("fp16" if draft["fp16"] else "bf16", "another type is asked for as well", "give one of them")
     elif given:
         draft.set("precision.compute", given[0], given[0])
+    elif not draft.given("dtype") and (launched := draft.facts.get("mixed_precision")):
+        draft.set("precision.compute", launched, why="accelerate's mixed_precision")
     draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
 
 
@@ -115,7 +117,8 @@ def from_command(command: Command, options: Options) -> Translation:
     words, left = read_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
     if left:
         raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
-    return Draft(_DIALECT, words, allow_unknown=options.allow_unknown).finish("train")
+    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=command.facts)
+    return draft.finish("train")
 
 
 def claims(command: Command) -> bool:

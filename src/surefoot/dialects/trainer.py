@@ -378,7 +378,8 @@ def set_rest(draft: Draft) -> None:
 
 
 def set_size(draft: Draft) -> None:
-    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
+    processes = draft.facts.get("processes", 1)
+    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps", processes)
 
 
 def set_checkpointing(draft: Draft) -> None:

@@ -7,13 +7,14 @@ accelerate launch -m axolotl.cli.train run.yml
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from surefoot.dialects.axolotl.rows import ALIASES, ROWS
 from surefoot.dialects.axolotl.rules import RULES
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options
 from surefoot.dialects.tool import Tool
-from surefoot.dialects.translation import Translation
+from surefoot.dialects.translation import Note, Translation
 from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
 
@@ -48,15 +49,23 @@ def from_command(command: Command, options: Options) -> Translation:
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]
     if len(left) != 1:
         raise InputError(Fault(command.program, f"names {len(left)} config files", "name one"))
-    return _translate([*read_document(parse_document(options.read(left[0]), left[0])), *words], options)
+    return _translate([*read_document(parse_document(options.read(left[0]), left[0])), *words], options, command)
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
-    return _translate([*read_document(parse_document(text, path)), *read_pairs(overrides)], options)
+    return _translate([*read_document(parse_document(text, path)), *read_pairs(overrides)], options, Command(path))
 
 
-def _translate(words: Sequence[Word], options: Options) -> Translation:
-    return Draft(_DIALECT, words, allow_unknown=options.allow_unknown).finish("train")
+def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
+    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, environment=command.environment)
+    return draft.finish("train", environment=draft.environment)
 
 
-AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file)
+def environment_note(note: Note) -> Note:
+    """Axolotl overwrites the precision that accelerate hands it."""
+    if "mixed_precision" not in note.word.lower():
+        return note
+    return replace(note, fate="listed", why="Axolotl settles the precision from bf16 and fp16 alone")
+
+
+AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from surefoot.dialects import trainer
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.launch import MORE, Command, Options, visible_devices
+from surefoot.dialects.launch import MORE, Command, Options, inherited, visible_devices
 from surefoot.dialects.llamafactory.data import reading, set_data
 from surefoot.dialects.llamafactory.export import export
 from surefoot.dialects.llamafactory.rows import ROWS
@@ -53,6 +53,7 @@ _ENVIRONMENT = {
     "RECORD_VRAM": "peak memory is always logged",
     "OPTIM_TORCH": "surefoot starts itself",
     "USE_RAY": "surefoot starts one process",
+    "ALLOW_EXTRA_ARGS": "words that LLaMA-Factory does not know are listed, not refused",
 }
 _REFUSED_SWITCHES = {
     "USE_MODELSCOPE_HUB": "surefoot does not read ModelScope",
@@ -84,7 +85,7 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
     names = {word.name for word in words if word.value is not None}
     if "export_dir" in names and "dataset" not in names:
         return export(words, "export", DIALECT, allow_unknown=options.allow_unknown)
-    return _train(words, options, Command(path))
+    return _train(words, options, Command(path, environment=inherited(options)))
 
 
 def claims_file(path: str, text: str) -> bool:
@@ -118,15 +119,19 @@ def _words(words: Sequence[str], options: Options) -> list[Word]:
 
 def _train(words: Sequence[Word], options: Options, command: Command) -> Translation:
     rules = tuple(reading(options.read) if rule is set_data else rule for rule in RULES)
+    devices = 1 if command.launcher else visible_devices(command.environment, {}, options)
     draft = Draft(
         replace(DIALECT, rules=rules),
         words,
         allow_unknown=options.allow_unknown,
         environment=command.environment,
-        facts=command.facts,
+        facts={**command.facts, "processes": devices},
     )
-    if (devices := visible_devices(command.environment, {}, options)) > 1 and not command.launcher:
-        draft.assume(f"one process on each of {devices} devices", "surefoot trains in one process", "batch.size")
+    if devices > 1:
+        whole = (
+            f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples in a step, in one process"
+        )
+        draft.assume(f"one process on each of {devices} devices", whole, "batch.size")
     return draft.finish("train", environment=draft.environment)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from surefoot.dialects import trainer, trl
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.launch import Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text
 from surefoot.dialects.script.data import Found, trace
@@ -112,7 +112,7 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
         raise InputError(
             Fault(overrides[0], "a script takes no key=value", "change the script, or the config it becomes")
         )
-    return _translate(Script.parse(text, path), options, Command(path))
+    return _translate(Script.parse(text, path), options, Command(path, environment=inherited(options)))
 
 
 def from_command(command: Command, options: Options) -> Translation:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from surefoot.dialects import trainer
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.finetune import module_names, set_default_targets
-from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.launch import Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth
 from surefoot.dialects.tool import Tool
@@ -143,9 +143,11 @@ def set_compute(draft: Draft) -> None:
         return
     if draft["fp16"]:
         draft.set("precision.compute", "fp16", "fp16")
+    elif draft["bf16"] is False and (launched := draft.facts.get("mixed_precision")):
+        draft.set("precision.compute", launched, why="accelerate's mixed_precision")
     else:
         draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
-    draft.drop("asks for nothing", *([] if draft["fp16"] else ["fp16"]))
+    draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
 
 
 def set_weights(draft: Draft) -> None:
@@ -214,7 +216,7 @@ def from_command(command: Command, options: Options) -> Translation:
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     found = read_document(parse_document(text, path))
-    command = Command(path, environment=_environment(found))
+    command = Command(path, environment={**inherited(options), **_environment(found)})
     words = [word for word in found if word.name != "env"]
     return _translate([*words, *read_pairs(overrides)], options, command)
 
