@@ -22,7 +22,6 @@ from surefoot.models.bos import (
     bake,
     bake_obstacle,
     install_bos_scaling,
-    installed_scale,
     installed_scaling,
     other_scale,
     sequence_starts,
@@ -115,6 +114,11 @@ def prompt(length, seed=0):
 def batch(lengths=(12, 7, 9), side="right", pad=1):
     rows = [Example(np.array(prompt(n, row)), np.ones(n, dtype=bool), row) for row, n in enumerate(lengths)]
     return collate(rows, pad, side)
+
+
+def installed_scale(model) -> float:
+    found = installed_scaling(model)
+    return 1.0 if found is None else found.scale
 
 
 def apart(one, other):
@@ -468,6 +472,36 @@ class TestMeasured:
         norm = nn.LayerNorm(32)
         llama.get_decoder().layers[0].register_forward_pre_hook(lambda layer, args: (norm(args[0]), *args[1:]))
         with scaled(llama), pytest.raises(EnvironmentFault, match="cannot be trained with a scaled BOS"):
+            verify_bos_scaling(llama, batch(), 0.1)
+
+    @torch.no_grad()
+    def test_an_embedding_of_zeros_shows_no_factor(self, llama, monkeypatch):
+        """As the row of BOS in an export with a factor of 0, which can be trained further."""
+        data = batch()
+        llama.get_input_embeddings().weight[FIRST] = 0
+        with scaled(llama):
+            found = verify_bos_scaling(llama, data, 0.1)
+            assert found == {"planned": 0.1, "factor": None, "sequences": 0, "left_out_as_zero": 3, "others_changed": 0}
+            data.input_ids[0, 0] = 7
+            found = verify_bos_scaling(llama, data, 0.1)
+            assert (found["sequences"], found["left_out_as_zero"]) == (1, 2)
+            assert found["factor"] == pytest.approx([0.1, 0.1], abs=1e-5)
+        with scaled(llama, 0.2), pytest.raises(EnvironmentFault, match=r"times 0\.2"):  # twin: the others still count
+            verify_bos_scaling(llama, data, 0.1)
+
+        def bent(embedded, starts, scale):
+            return embedded + starts[..., None] * (embedded == 0)
+
+        monkeypatch.setattr("surefoot.models.bos._scaled", bent)
+        with scaled(llama), pytest.raises(EnvironmentFault):  # twin: what is zero must come in as zero
+            verify_bos_scaling(llama, batch(), 0.1)
+
+    def test_a_first_token_that_never_arrives_is_no_zero_embedding(self, llama):
+        def lose(layer, args):
+            return (args[0] * (torch.arange(args[0].shape[1]) > 0)[:, None], *args[1:])
+
+        llama.get_decoder().layers[0].register_forward_pre_hook(lose)
+        with scaled(llama), pytest.raises(EnvironmentFault, match="first token times nan"):
             verify_bos_scaling(llama, batch(), 0.1)
 
     def test_in_bf16_under_autocast(self, load):

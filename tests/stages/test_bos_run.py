@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import surefoot
 import zoo
@@ -19,10 +19,11 @@ from surefoot.errors import EnvironmentFault, InputError
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.models import bos
-from surefoot.models.bos import install_bos_scaling, installed_scale
+from surefoot.models.bos import install_bos_scaling, installed_scaling
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.verification import compare_folders, verify_folder
+from surefoot.stages.export_parts import find_export_parts
 from surefoot.stages.open_model import conversation_ids, open_for_use
 from surefoot.stages.push import pushed_files
 from surefoot.stages.sft import batches_by_length, prepare_sft
@@ -98,6 +99,18 @@ def test_what_is_written(run, scale, request):
     assert "multiplied by" in (folder / "README.md").read_text()
 
 
+def test_a_base_whose_bos_row_is_zero_trains(place):
+    """As an export with a factor of 0 has it."""
+    base = shutil.copytree(place / "phi3", place / "silent")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    bos_id = AutoTokenizer.from_pretrained(base).bos_token_id
+    model.get_input_embeddings().weight.data[bos_id] = 0
+    model.save_pretrained(base)
+    folder, _ = train(asked(place, "on-silent", "silent", duration="1 step"))
+    seen = read(folder / "plan.json")["verified"]["bos_scale"]
+    assert (seen["factor"], seen["left_out_as_zero"]) == (None, 2)
+
+
 def test_without_a_factor_nothing_is_written(place):
     folder, said = train(asked(place, "plain", bos={"scale": 1.0}, duration="1 step"))
     assert not list(folder.rglob(BOS_FILE))
@@ -122,7 +135,7 @@ def test_the_opened_folder_has_the_loss_of_the_run(run, base, scale, request, pl
     logged = read(folder / "eval_results.json")["eval_loss"]
     for path in (folder, folder / "checkpoint-4"):
         opened = open_for_use(str(path))
-        assert (opened.bos_scale, installed_scale(opened.model)) == (scale, scale)
+        assert opened.bos_scale == installed_scaling(opened.model).scale == scale
         assert f"first embedding times {scale:g}" in opened.described
         assert loss_of(opened, config) == pytest.approx(logged, abs=FP32_LOSS)
     if run == "lora":
@@ -171,6 +184,20 @@ def test_a_lost_file_and_an_original_are_refused(place, lora, tmp_path):
     (copy / BOS_FILE).write_text(json.dumps(content))
     with pytest.raises(InputError, match="has no scaling_factor"):
         open_for_use(str(copy))
+
+
+def test_a_factor_that_was_changed_is_refused(lora, tmp_path):
+    copy = shutil.copytree(lora[0], tmp_path / "run")
+    for part in (copy, copy / "checkpoint-2"):
+        opened = open_for_use(str(part))  # twin
+        assert opened.bos_scale == 0.1
+        assert ", first embedding times 0.1, template " in opened.described
+        (part / BOS_FILE).write_text(json.dumps(bos_file(0.5)))
+        told = r"scaling_factor: is 0\.5, and the model was trained with bos\.scale 0\.1.*write 0\.1"
+        with pytest.raises(InputError, match=told):
+            open_for_use(str(part))
+        with pytest.raises(InputError, match=told):
+            find_export_parts(str(part), ())
 
 
 def test_an_adapter_of_another_tool_goes_by_its_file(place, lora, tmp_path):

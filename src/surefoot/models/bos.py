@@ -117,12 +117,6 @@ def installed_scaling(model: nn.Module) -> BosScaling | None:
     return getattr(unwrapped(model).get_decoder(), _INSTALLED, None)
 
 
-def installed_scale(model: nn.Module) -> float:
-    """The factor in force, 1.0 where there is none."""
-    found = installed_scaling(model)
-    return 1.0 if found is None else found.scale
-
-
 @contextmanager
 def other_scale(scaling: BosScaling, scale: float) -> Iterator[None]:
     """Inside, the factor is `scale`. Not for compiled code, which keeps the factor that it was compiled with."""

@@ -2,7 +2,8 @@
 
 The same batch goes in three times: as training puts it in, without scaling, and with the first token's embedding set to
 zero by hand. Whatever a family adds or multiplies on the way (learned positions, sqrt(width), a projection) is the same
-each time, so how far the first lies between the other two is the factor.
+each time, so how far the first lies between the other two is the factor. An embedding of zeros, such as an export with
+a factor of 0 has for BOS, shows no factor: it must come in unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 @torch.no_grad()
 def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str, Any]:
     """Raises EnvironmentFault where the first token of an example reaches the first layer at another factor than
-    `scale`, or another token is changed. Returns what was found, JSON-able."""
+    `scale`, or another token is changed. Returns what was found, JSON-able; factor: smallest and largest, None where
+    every first embedding is zero."""
     was_training = model.training
     model.eval()  # dropout would differ from pass to pass
     try:
@@ -46,7 +48,13 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
         faults.append(Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS"))
     if faults:
         raise EnvironmentFault(faults)
-    return {"planned": scale, "factor": [min(factors), max(factors)], "sequences": len(factors), "others_changed": 0.0}
+    return {
+        "planned": scale,
+        "factor": [min(factors), max(factors)] if factors else None,
+        "sequences": len(factors),
+        "left_out_as_zero": found["zero"],
+        "others_changed": 0.0,
+    }
 
 
 def _measure(model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -56,11 +64,18 @@ def _measure(model: nn.Module, batch: Batch) -> dict[str, Any]:
         plain = _first_layer_sees(model, batch)
         none = _first_layer_sees(model, batch, silenced=True)
     rows, columns = torch.arange(len(own), device=own.device), _first_columns(batch)
-    whole, part = ((one - none)[rows, columns] for one in (plain, own))  # [B, H]
+    embedded = unwrapped(model).get_input_embeddings()(batch.input_ids[rows, columns])
+    heard = (embedded != 0).any(dim=-1)
+    rows, columns = rows[heard], columns[heard]
+    whole, part = ((one - none)[rows, columns] for one in (plain, own))  # [those that are not zero, H]
     factors = (part * whole).sum(dim=-1) / (whole * whole).sum(dim=-1)
     rest = own - plain
     rest[rows, columns] = 0
-    return {"factor": [round(float(factor), 6) for factor in factors], "others_changed": float(rest.abs().max())}
+    return {
+        "factor": [round(float(factor), 6) for factor in factors],
+        "zero": int((~heard).sum()),
+        "others_changed": float(rest.abs().max()),
+    }
 
 
 def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False) -> torch.Tensor:
