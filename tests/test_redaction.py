@@ -55,3 +55,29 @@ def test_twin_that_knows_fewer_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_ordinary_messages_stay_whole(text: str) -> None:
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("  hub_token: SECRET9", "  hub_token: …"),
+        ('{"a": 1, "wandb_api_key": "SECRET9"}', '{"a": 1, "wandb_api_key": …'),
+        ("seed: 3  # pad_token: <pad>", "seed: 3  # pad_token: <pad>"),
+        ("url: https://me:hunter2@host/x", "url: https://…         @host/x"),
+    ],
+)
+def test_a_line_of_a_file_keeps_its_width(line: str, left: str) -> None:
+    assert redaction.veiled_line(line).rstrip() == left
+    assert len(redaction.veiled_line(line)) == len(line)
+
+
+def test_words_of_a_command() -> None:
+    words = ["run", "--", "HF_TOKEN=a1", "x", "--hub-token", "b2", "--hub_token=c3", "--pad_token", "d4", "--seed", "5"]
+    shown = redaction.veiled_words(words)
+    assert shown == ["run", "--", "HF_TOKEN=…", "x", "--hub-token", "…", "--hub_token=…", *words[7:]]
+
+
+def test_a_message_keeps_what_it_is_about() -> None:
+    message = f"{HEX} differs from {HEX}: hub_token: is no setting; model.path=runs/a-long-name-of-a-run-2026-11-21-x"
+    assert redaction.veiled(message) == message
+    assert redaction.veiled("error: wandb_api_key=s3cret: unknown key") == "error: wandb_api_key=… unknown key"

@@ -7,6 +7,8 @@ library's own log, and what was shown once stays in logs and bug reports.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 _OF_TEXT = ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "eot", "image", "stop")  # tokens that are no secret
 _SECRET = re.compile(
@@ -32,6 +34,14 @@ _SECRET_NAME = re.compile(
 _TOKENS_OF_TEXT = re.compile(rf"(?:{'|'.join(_OF_TEXT)})_token$", re.IGNORECASE)
 
 
+_SHAPES = re.compile(
+    r"(?<=://)[^/@\s]+(?=@)|\bbearer\s+[\w.~+/=-]{8,}|\beyJ[\w-]{8,}(?:\.[\w-]+)+|\b(?:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(r"([\w.-]+)([\"']?\s*[=:]\s*)(\S.*)")
+_GIVEN = re.compile(r"([\w.-]+)(=[\"']?)([^\s\"']+)")
+
+
 def hides(name: str) -> bool:
     """Whether a setting of this name holds a secret: a key, a password, an address that lets its owner in."""
     return _SECRET_NAME.search(name) is not None and _TOKENS_OF_TEXT.search(name) is None
@@ -40,3 +50,51 @@ def hides(name: str) -> bool:
 def redacted(text: str) -> str:
     """The text with an ellipsis for each secret."""
     return _SECRET.sub("…", text)
+
+
+def veiled(text: str) -> str:
+    """Without what is a secret beyond doubt: NAME=value of a name that hides one, and tokens by their shape. Hashes and
+    long names stay, which a message is about."""
+
+    def value(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}…" if _hides_any(found[1]) else found[0]
+
+    return _SHAPES.sub("…", _GIVEN.sub(value, text))
+
+
+def veiled_line(text: str) -> str:
+    """A line of a file, of the same width: also what stands behind `name:` goes, up to the end of the line."""
+
+    def rest(found: re.Match[str]) -> str:
+        if not _hides_any(found[1]):
+            return f"{found[1]}{found[2]}{veiled_line(found[3])}"
+        return f"{found[1]}{found[2]}{_blank(found[3])}"
+
+    return _SHAPES.sub(lambda found: _blank(found[0]), _NAMED.sub(rest, text, count=1))
+
+
+def veiled_words(words: Sequence[str]) -> list[str]:
+    """A command without the values of flags whose names hide them."""
+    shown: list[str] = []
+    for word in words:
+        before = shown[-1] if shown else ""
+        hidden = before.startswith("-") and "=" not in before and not word.startswith("-") and _hides_any(before)
+        shown.append("…" if hidden else veiled(word))
+    return shown
+
+
+def veiled_value(value: Any) -> Any:
+    """A value of settings, with an ellipsis for what lies under a name that hides it."""
+    if isinstance(value, dict):
+        return {name: "…" if held and hides(str(name)) else veiled_value(held) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [veiled_value(one) for one in value]
+    return veiled(value) if isinstance(value, str) else value
+
+
+def _hides_any(name: str) -> bool:
+    return hides(name.lstrip("-").replace("-", "_").rpartition(".")[2])
+
+
+def _blank(text: str) -> str:
+    return f"…{' ' * (len(text) - 1)}"

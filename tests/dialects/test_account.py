@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 import yaml
 
 from surefoot.config.schema import RunConfig
+from surefoot.dialects import account
 from surefoot.dialects.account import as_yaml, locate, summary, to_json
+from surefoot.dialects.launch import Options
+from surefoot.dialects.tools import translate_command, translate_file
 from surefoot.dialects.translation import Note, Translation
 from surefoot.errors import Fault
 
@@ -58,3 +64,55 @@ def test_a_fault_goes_to_its_word():
     assert "X's default: clip: null" in locate(FOUND, Fault("optim.max_grad_norm", "is odd")).what
     nowhere = Fault("seed", "is odd")
     assert locate(FOUND, nowhere) == nowhere
+
+
+TUNED = "llamafactory-cli train --model_name_or_path m --stage sft --do_train --dataset d --template alpaca"
+BREAKS = "x\nseed: 999\n#"
+
+
+@pytest.mark.parametrize(
+    "value", [BREAKS, "x\u2028seed: 999", "x\x85seed: 999", "x\rseed: 999", "x\x1b[2J", "a # b", "'"]
+)
+@pytest.mark.parametrize(
+    "start",
+    [
+        "finetune.py --base_model m --data_path d.json --wandb_project p --wandb_run_name",
+        f"{TUNED} --seed 7 --ddp_backend",
+        f"{TUNED} --output_dir",
+        "sft.py --model_name_or_path m --dataset_name d --output_dir o --report_to wandb --run_name",
+        "train_sft.py --model m --data d --out",
+    ],
+)
+def test_no_word_becomes_a_line_of_the_printed_config(start, value):
+    found = translate_command([*start.split(), value], Options())
+    assert yaml.safe_load(as_yaml(found)) == dict(found.config)
+    found = translate_command([f"A={value}", *start.split(), "x"], Options())
+    assert yaml.safe_load(as_yaml(found)) == dict(found.config)
+
+
+def test_twin_that_prints_words_as_they_are(monkeypatch):
+    monkeypatch.setattr(account, "_one_line", str)
+    found = translate_command(["train_sft.py", "--model", "m", "--data", "d", "--out", BREAKS], Options())
+    assert yaml.safe_load(as_yaml(found)) != dict(found.config)
+
+
+SECRET = "SECRETVALUE9"
+LLAMA = "model_name_or_path: m\nstage: sft\ndo_train: true\ndataset: d\ntemplate: alpaca\nfinetuning_type: lora\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "override"),
+    [
+        (LLAMA, f"hub_token={SECRET}"),
+        (f"{LLAMA}hub_token: {SECRET}\n", "lora_rank=4"),
+        (LLAMA, f"wandb_api_key={SECRET}"),
+        (f"{LLAMA}report_kwargs: {{api_key: {SECRET}}}\n", "lora_rank=4"),
+    ],
+)
+def test_a_secret_is_in_nothing_that_is_printed_or_kept(text, override):
+    found = translate_file("x.yaml", text, [override], Options(allow_unknown=True))
+    assert SECRET not in as_yaml(found) + json.dumps(to_json(found))
+    assert "hub_token" in json.dumps(to_json(found))
+    plain = translate_file("x.yaml", text.replace("api_key", "colour"), [override.replace("wandb_api_key", "colour")],
+                           Options(allow_unknown=True))  # fmt: skip
+    assert (SECRET in json.dumps(to_json(plain))) == ("hub_token" not in text + override)

@@ -22,6 +22,7 @@ from pathlib import Path
 import click
 
 from surefoot.errors import Fault, SurefootError
+from surefoot.redaction import veiled, veiled_line
 
 BUG_EXIT_CODE = 1
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
@@ -77,7 +78,7 @@ def fault_lines(fault: Fault) -> list[str]:
     if place is None:
         return [f"error: {_one_line(str(fault))}"]
     message = _one_line(str(Fault("", fault.what, fault.fix)))
-    lines = [f"{fault.where}: error: {message}"]
+    lines = [f"{veiled(fault.where)}: error: {message}"]
     if place["column"]:
         lines += _excerpt(Path(place["file"]), int(place["line"]), int(place["column"]))
     return lines
@@ -91,7 +92,7 @@ def _excerpt(path: Path, line: int, column: int) -> list[str]:
     except OSError:
         return []
     start = max(0, column - 1 - EXCERPT_WIDTH // 2)
-    text = _printable(text.rstrip("\r\n"))[start : start + EXCERPT_WIDTH]
+    text = veiled_line(_printable(text.rstrip("\r\n")))[start : start + EXCERPT_WIDTH]
     if not text.strip():
         return []
     offset = column - 1 - start
@@ -102,7 +103,7 @@ def _excerpt(path: Path, line: int, column: int) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    return _printable(" ".join(text.split()))
+    return _printable(" ".join(veiled(text).split()))
 
 
 def _printable(text: str) -> str:

@@ -15,6 +15,7 @@ from surefoot import durable
 from surefoot.cli.errors import Invocation
 from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.translated import checked, recognised, with_command
+from surefoot.redaction import veiled_words
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
@@ -130,7 +131,7 @@ def _typed(origin: Translation | None) -> list[str]:
         own = hardware.launch_environment()
         told = [f"{name}={value}" for name, value in origin.environment.items() if own.get(name) == value]
         words[at:at] = [word for word in told if word not in words]
-    return ["surefoot", *words]
+    return ["surefoot", *veiled_words(words)]  # run.log keeps it
 
 
 def _read_as(origin: Translation, read_from: Path | None) -> str:

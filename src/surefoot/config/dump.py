@@ -20,7 +20,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
-    style = None if isinstance(plain_scalar(value), str) else "'"
+    breaks = not value.isprintable()  # a line of its own, else, and the comment behind it on another
+    style = '"' if breaks else None if isinstance(plain_scalar(value), str) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

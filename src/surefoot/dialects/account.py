@@ -16,7 +16,7 @@ from surefoot.config.dump import shown
 from surefoot.config.keys import schema_key
 from surefoot.dialects.translation import Note, Translation
 from surefoot.errors import Fault
-from surefoot.redaction import hides, redacted
+from surefoot.redaction import hides, redacted, veiled_value, veiled_words
 
 _MARGIN = 44  # columns after which comments begin, where values leave room
 _HEADINGS = {
@@ -31,7 +31,8 @@ _LINE = re.compile(r"(.+?:\d+)(:\d+)?")
 def as_yaml(translation: Translation) -> str:
     """The config with comments, what to run it with, and the account. Only comments where there is no config."""
     body = list(_lines(translation.config, "", translation.notes))
-    return "\n".join([*(f"# {line}" for line in heading(translation)), *body, "", *account(translation)]) + "\n"
+    told = [f"# {line}" for line in heading(translation)]
+    return "\n".join([*map(_one_line, told), *body, "", *map(_one_line, account(translation))]) + "\n"
 
 
 def heading(translation: Translation) -> list[str]:
@@ -65,9 +66,9 @@ def to_json(translation: Translation) -> dict[str, Any]:
     return {
         "tool": translation.tool,
         "command": translation.command,
-        "arguments": list(translation.arguments),
+        "arguments": veiled_words(translation.arguments),
         "environment": {name: _safe(name, value) for name, value in translation.environment.items()},
-        "given": dict(translation.given),
+        "given": veiled_value(dict(translation.given)),
         "notes": [asdict(note) for note in translation.notes],
     }
 
@@ -99,7 +100,12 @@ def _lines(group: Mapping[str, Any], path: str, notes: Iterable[Note]) -> Iterat
 
 
 def _commented(line: str, comment: str) -> str:
-    return f"{line:<{_MARGIN}} # {comment}" if comment else line
+    return f"{line:<{_MARGIN}} # {_one_line(comment)}" if comment else line
+
+
+def _one_line(text: str) -> str:
+    """What would end a comment, or move the cursor, as an escape: a word cannot become a line of the config."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def _origin(key: str, notes: Iterable[Note]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.config.dump import shown
@@ -23,7 +23,7 @@ from surefoot.dialects.translation import Fate, Note, Translation
 from surefoot.dialects.words import Word
 from surefoot.errors import Fault, InputError
 from surefoot.nearest import nearest_word
-from surefoot.redaction import hides, redacted
+from surefoot.redaction import hides, redacted, veiled_value
 
 _RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
 
@@ -57,6 +57,7 @@ class Draft:
         self.config: dict[str, Any] = {}
         self.environment, self.facts = dict(environment or {}), dict(facts or {})
         self.arguments: list[str] = []
+        self.resumes: str | None = None  # see Translation
         self.faults: list[Fault] = []
         self._allow_unknown = allow_unknown
         self._given: dict[str, Word] = {}
@@ -65,6 +66,8 @@ class Draft:
         self._early: list[Note] = []
         for word in words:
             name = dialect.aliases.get(word.name, word.name)
+            if self._secret(name) and "=" in word.where:
+                word = replace(word, where=f"{word.name}=…")
             if (earlier := self._given.pop(name, None)) is not None:
                 why = f"{word.shown} goes before it"
                 self._early.append(Note(self._shown(earlier), "listed", (), why, earlier.where))
@@ -158,6 +161,7 @@ class Draft:
             config=in_order(self.config),
             notes=(*self._early, *(note for _, note in notes)),
             arguments=tuple(self.arguments),
+            resumes=self.resumes,
             given={**self._read_values(), **more.pop("given", {})},
             **more,
         )
@@ -186,12 +190,16 @@ class Draft:
                 self.refuse(row.name, row.about, row.fix)
 
     def _typed(self, row: Row, word: Word) -> Any:
+        value = word.value
+        if row.is_text and word.written is not None and isinstance(value, bool | int | float):
+            value = word.written  # a name of digits is no number
         if row.type is None:
-            return word.value
+            return value
         try:
-            return row.type(word.value)
+            return row.type(value)
         except (ValueError, OverflowError) as error:
-            self.faults.append(_fault(word.where, row.name, f"expected {error}, got {shown(word.value)}"))
+            got = "…" if self._secret(row.name) else shown(veiled_value(word.value))
+            self.faults.append(_fault(word.where, row.name, f"expected {error}, got {got}"))
             return row.default
 
     def _unknown(self, word: Word) -> None:
@@ -215,7 +223,10 @@ class Draft:
     def _read_values(self) -> dict[str, Any]:
         values = {name: row.default for name, row in self.rows.items()} | self._values
         values |= {name: word.value for name, word in self._given.items() if name not in self.rows}
-        return {name: "…" if value is not None and self._secret(name) else value for name, value in values.items()}
+        return {
+            name: "…" if value is not None and self._secret(name) else veiled_value(value)
+            for name, value in values.items()
+        }
 
 
 def in_order(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,18 +19,21 @@ from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document, Position, parse_value, parse_yaml
 from surefoot.config.yaml_scalars import plain_scalar
 from surefoot.errors import Fault, InputError
+from surefoot.redaction import hides
 
 _FLAG = re.compile(r"--?[A-Za-z_][\w.-]*")
 
 
 @dataclass(frozen=True)
 class Word:
-    """name: what the tool calls it. where: "run.yaml:3:1" or the flag. shown: as its user knows it."""
+    """name: what the tool calls it. where: "run.yaml:3:1" or the flag. shown: as its user knows it. written: the value
+    before it was read, where it is known."""
 
     name: str
     value: Any
     where: str
     shown: str
+    written: str | None = None
 
 
 def read_document(document: Document) -> list[Word]:
@@ -70,7 +73,8 @@ def read_pairs(arguments: Sequence[str]) -> list[Word]:
         name, equals, written = text.partition("=")
         if not equals or not name or name.startswith("-"):
             raise InputError(Fault(text, "is not key=value", "overrides behind a file are written like lora_rank=8"))
-        words.append(Word(name, parse_value(written, text) if written else None, text, text))
+        where = f"{name}=…" if hides(name) else text
+        words.append(Word(name, parse_value(written, where) if written else None, where, text, written))
     return words
 
 
@@ -112,7 +116,7 @@ def read_flags(
             raise InputError(Fault(flag, "has no value", f"write it like {flag} VALUE"))
         read = [read_value(value) for value in values]
         value = read[0] if len(read) == 1 else read
-        words.append(Word(name, value, flag, f"{flag} {' '.join(values)}"))
+        words.append(Word(name, value, flag, f"{flag} {' '.join(values)}", " ".join(values)))
     return words, left
 
 
