@@ -1,6 +1,7 @@
 """The table of a comparison fits a terminal: the row names the tensor, the last cell its layer."""
 
 import io
+from dataclasses import replace
 
 from surefoot.evaluate.capture_comparison import TensorDifference
 from surefoot.report.capture_table import difference_table
@@ -25,6 +26,17 @@ def test_the_largest_difference_is_told_with_its_layer():
 
 def test_twin_another_layer_is_another_line():
     assert lines(difference(0, 0.3), difference(7, 0.1))[1].endswith("0.3 in layer 0")
+
+
+def test_long_names_are_cut_in_the_middle_and_never_wrapped():
+    names = ["pre_feedforward_layernorm", "post_feedforward_layernorm", "qkv_proj"]
+    rows = [replace(difference(3, 0.25), name=f"model.layers.3.{one}.weight", kind="weight") for one in names]
+    screen = io.StringIO()
+    Console(screen, width=80).show(difference_table(rows))
+    shown = [line.split("  ")[0] for line in screen.getvalue().splitlines() if "weight" in line]
+    assert len({*shown}) == len(shown), "each is told apart from the others"
+    assert len(shown) == len(names)
+    assert all(line.endswith("weight") for line in shown), screen.getvalue()
 
 
 def test_equal_tensors_have_no_largest():

@@ -184,6 +184,20 @@ def test_a_scaled_first_token_is_scaled_in_the_capture_and_nowhere_else(base, ca
     assert found.index["bos_scale"] == 0.25
 
 
+def test_a_scaled_token_that_is_no_bos_is_a_caution(base, captured, tmp_path):
+    plan = a_plan()
+    tokens = replace(plan.tokenizer, bos_scale=choice(0.25), bos_id=1)
+    scaled = a_run(tmp_path / "scaled", base, replace(plan, tokenizer=tokens))
+    (scaled / BOS_FILE).write_text(json.dumps({"scaling_factor": 0.25}))
+    begun = capture(str(scaled), tmp_path / "own", seq_len=8)
+    assert not [one for one in begun.cautions if "the first token" in one]  # twin: it is BOS
+    index = json.loads((begun.folder / "index.json").read_text())
+    index["ids"][0] = 9
+    (begun.folder / "index.json").write_text(json.dumps(index))
+    found = capture(str(scaled), tmp_path / "out", against=begun.folder)
+    assert [one for one in found.cautions if "the first token is 9 and not 1, which" in one]
+
+
 def test_two_captures_are_compared_later(base, run, captured, tmp_path):
     later = capture(str(run), tmp_path / "b", seq_len=LENGTH, layers="1,3", dtype="bf16")
     found = compare_folders(captured.folder, later.folder, tmp_path / "c")
@@ -199,11 +213,30 @@ def test_captures_without_common_ground_are_one_line(base, captured, tmp_path):
         capture(str(other), tmp_path / "out", against=captured.folder)
     assert str(caught.value).count("\n") == 0
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"24 other token ids than the 8 of this one"):
+    with pytest.raises(InputError, match=r"24 tokens there, and 8 here; leave --text, --data and --seq-len out"):
         capture(str(base), tmp_path / "out", seq_len=8, against=captured.folder)
     small = capture(str(base), tmp_path / "small", seq_len=8)
-    with pytest.raises(InputError, match="other token ids"):
+    with pytest.raises(
+        InputError, match=r"24 tokens there, and 8 here; capture the model of .*small again with"
+    ) as seen:
         compare_captures(open_capture(captured.folder), open_capture(small.folder))
+    assert "leave" not in str(seen.value)  # twin: no option was given here
+
+
+def with_ids(made, ids):
+    return replace(made, index={**made.index, "ids": ids})
+
+
+def test_a_bos_that_only_one_text_has_is_named(captured):
+    plain = open_capture(captured.folder)
+    ids = [9, 8, 7, 6]
+    both = with_ids(plain, ids), with_ids(plain, [1, *ids[:-1]])
+    with pytest.raises(InputError, match="only here the text begins with token 1, as with BOS"):
+        compare_captures(*both)
+    with pytest.raises(InputError, match="only there the text begins with token 1"):
+        compare_captures(*reversed(both))
+    with pytest.raises(InputError, match="4 tokens there, 4 here, and the first that differs is at position 2"):
+        compare_captures(both[0], with_ids(plain, [9, 8, 5, 6]))  # twin
 
 
 def test_values_that_are_not_finite_are_named(base, tmp_path):

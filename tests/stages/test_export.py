@@ -51,6 +51,14 @@ def logits(model) -> torch.Tensor:
     return model.eval()(input_ids=IDS).logits
 
 
+def scale_bos(run: Path, scale: float) -> None:
+    """As if the run had trained with this factor."""
+    (run / BOS_FILE).write_text(json.dumps(bos_file(scale)))
+    content = json.loads((run / "plan.json").read_text())
+    content["plan"]["tokenizer"]["bos_scale"]["value"] = scale
+    (run / "plan.json").write_text(json.dumps(content))
+
+
 def read(folder: Path) -> dict:
     return json.loads((folder / "export.json").read_text(encoding="utf-8"))
 
@@ -253,7 +261,7 @@ def test_a_whole_model_is_cast_and_split(base, tmp_path):
 
 
 def test_the_adapter_alone_is_what_peft_reads(base, run, tmp_path):
-    (run / BOS_FILE).write_text(json.dumps(bos_file(0.1)))
+    scale_bos(run, 0.1)
     export_model(str(run), tmp_path / "adapter")
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
     ours = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run)
@@ -276,7 +284,7 @@ def test_prompts_of_the_users_own(run, tmp_path):
 
 
 def test_a_scaled_bos_is_written_into_its_row(base, run, tmp_path):
-    (run / BOS_FILE).write_text(json.dumps(bos_file(0.1)))
+    scale_bos(run, 0.1)
     export_model(str(run), tmp_path / "merged", merge=True)
     scaled = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run)
     plain = logits(scaled)
@@ -291,7 +299,7 @@ def test_a_scaled_bos_is_written_into_its_row(base, run, tmp_path):
 def test_a_scaled_bos_that_cannot_be_written_is_refused_unless_dropped(tmp_path):
     base = tiny_llama(tmp_path / "base", tied=True)
     run = a_run(tmp_path / "run", base, a_plan("tokenizer"))
-    (run / BOS_FILE).write_text(json.dumps(bos_file(0.1)))
+    scale_bos(run, 0.1)
     with pytest.raises(InputError, match=r"scaled BOS embedding \(0\.1\) cannot be written .* tied to the embedding"):
         export_model(str(run), tmp_path / "merged", merge=True)
     assert not (tmp_path / "merged").exists()
@@ -301,7 +309,7 @@ def test_a_scaled_bos_that_cannot_be_written_is_refused_unless_dropped(tmp_path)
 
 def test_a_bos_that_is_eos_too_is_refused_before_anything_is_loaded(base, tmp_path, monkeypatch):
     run = a_run(tmp_path / "run", base, a_plan("tokenizer", stop=(321, 320)))
-    (run / BOS_FILE).write_text(json.dumps(bos_file(0.0)))
+    scale_bos(run, 0.0)
     monkeypatch.setattr(export, "load_model", None)
     with pytest.raises(InputError, match=r"BOS \(id 320\) is EOS too"):
         export_model(str(run), tmp_path / "merged", merge=True)

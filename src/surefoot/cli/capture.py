@@ -63,6 +63,8 @@ def capture(
         return
     if text and data:
         raise click.UsageError("give a text by --text or records by --data, not both")
+    if template is not None and data is None:
+        raise click.UsageError("--template lays out the records of --data, and none are named")
     check_models(model, adapter)
     if data is not None:
         check_request(DataRequest(data, template))
@@ -101,7 +103,10 @@ def capture(
         console.say(line, style="red")
     held = index["held_bytes_at_most"] / 1e6
     console.say(f"{len(index['tensors'])} tensors of {len(index['layers'])} layers over {len(index['ids'])} tokens")
-    console.say(f"in {out}: index.json, {', '.join(captured.pictures)}; at most {held:.1f} MB were held at once")
+    stored = list(dict.fromkeys(entry["file"] for entry in index["tensors"]))
+    tensors = stored[0] if len(stored) == 1 else f"{stored[0]} to {stored[-1]} ({len(stored)} files)"
+    names = ", ".join(["index.json", tensors, *captured.pictures])
+    console.say(f"in {out}: {names}; at most {held:.1f} MB were held at once")
     if captured.comparison is not None:
         _show_comparison(captured.comparison, out)
 

@@ -56,7 +56,8 @@ def compare_captures(reference: Capture, other: Capture) -> CaptureComparison:
 
 def check_comparable(reference: Capture, other: Capture) -> None:
     where = f"{reference.name} and {other.name}"
-    check_ids(reference, other.ids, other.name)
+    again = f"capture the model of {other.name} again with --against {reference.name}, which takes its ids"
+    check_ids(reference, other.ids, other.name, again)
     common = [name for name in reference.entries if name in other.entries]
     if not common:
         a, b = (_numbers(one.layers) for one in (reference, other))
@@ -69,14 +70,22 @@ def check_comparable(reference: Capture, other: Capture) -> None:
         raise InputError(Fault(where, what, "compare models of one size"))
 
 
-def check_ids(reference: Capture, ids: list[int], name: str) -> None:
-    """Raises InputError unless the capture was made of these token ids."""
-    if reference.ids == ids:
-        return
-    pairs = zip(reference.ids, ids, strict=False)
-    at = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(reference.ids), len(ids)))
-    what = f"was made of {len(reference.ids)} other token ids than the {len(ids)} of {name} (position {at} differs)"
-    raise InputError(Fault(reference.name, what, "leave --text, --data and --seq-len out to take its ids"))
+def check_ids(reference: Capture, ids: list[int], name: str, fix: str) -> None:
+    """Raises InputError, with the advice `fix`, unless the capture was made of these token ids."""
+    if reference.ids != ids:
+        what = f"was made of other token ids than {name}: {_different_ids(reference.ids, ids)}"
+        raise InputError(Fault(reference.name, what, fix))
+
+
+def _different_ids(there: list[int], here: list[int]) -> str:
+    shorter = min(len(there), len(here))
+    if there[:shorter] == here[:shorter]:
+        return f"{len(there)} tokens there, and {len(here)} here"
+    for one, other, place in ((there, here, "there"), (here, there, "here")):
+        if one[1:shorter] == other[: shorter - 1] and shorter > 1:
+            return f"only {place} the text begins with token {one[0]}, as with BOS; the others are the same, one later"
+    at = next(place for place, (a, b) in enumerate(zip(there, here, strict=False)) if a != b)
+    return f"{len(there)} tokens there, {len(here)} here, and the first that differs is at position {at}"
 
 
 def _difference(reference: Capture, other: Capture, name: str) -> TensorDifference:

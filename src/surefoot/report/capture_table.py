@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 _MOST_LAYERS = 40  # lines; index.json has all
 _SHOWN = 3  # names in a warning
+_NAME = 22  # characters of a name; the table then fits 80 columns
+_NUMBER = 9  # characters of one in four digits, 0.0001234
 
 
 def layer_table(index: Mapping[str, Any]) -> Table:
@@ -48,7 +50,7 @@ def difference_table(differences: Sequence[Any]) -> Table:
         worst = max(found, key=lambda one: one.relative or 0.0)
         rows.append(
             [
-                name,
+                _fitted(name),
                 str(len(found)),
                 str(sum(one.equal for one in found)),
                 *(_short(_mean([getattr(one, key) for one in found])) for key in ("relative", "first", "rest")),
@@ -63,6 +65,15 @@ def _group(one: Any) -> str:
     if one.kind.startswith("residual"):
         return one.kind
     return f"{one.role or one.name.split('.')[-2]} {one.kind}"
+
+
+def _fitted(name: str) -> str:
+    """Cut in the middle: norms of one layer differ in how their names begin, tensors of one module in how they end."""
+    if len(name) <= _NAME:
+        return name
+    kind = name.rpartition(" ")[2]
+    tail = max(len(kind) + 5, _NAME // 3)
+    return f"{name[: _NAME - 1 - tail]}…{name[-tail:]}"
 
 
 def _place_of(worst: Any) -> str:
@@ -86,7 +97,11 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
     table = Table(box=None, pad_edge=False)
     for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if 0 < place < 6 else "left", overflow="fold")
+        numeric = 0 < place < 6
+        wide = _NUMBER if place > 2 else None
+        table.add_column(
+            head, justify="right" if numeric else "left", overflow="fold", no_wrap=place == 0, min_width=wide
+        )
     for row in rows:
         table.add_row(*row)
     return table

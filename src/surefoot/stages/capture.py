@@ -136,7 +136,18 @@ def capture(
         if reference is not None:
             comparison = compare_captures(reference, make_capture(staging, str(out), index))
             pictures.names += write_comparison(staging, comparison)
-    return Captured(out, index, comparison, tuple(pictures.names), opened.described, opened.cautions)
+    cautions = (*opened.cautions, *_about_the_first(opened, tokens))
+    return Captured(out, index, comparison, tuple(pictures.names), opened.described, cautions)
+
+
+def _about_the_first(opened: OpenModel, tokens: _Text) -> list[str]:
+    """A model that was trained to a scaled BOS scales whatever comes first."""
+    if opened.bos_scale == 1 or tokens.ids[0] == opened.bos_id:
+        return []
+    return [
+        f"the first token is {tokens.ids[0]} and not {opened.bos_id}, which this model's texts begin with, and its "
+        f"embedding is multiplied by {opened.bos_scale:g} all the same; capture this model first for ids with it"
+    ]
 
 
 def compare_folders(reference: Path, other: Path, out: Path, *, overwrite: bool = False) -> CaptureComparison:
@@ -193,7 +204,8 @@ def _token_ids(
         what = f"holds token id {highest}, and this model has {rows} rows"
         raise InputError(Fault(reference.name if reference else "the text", what, "capture models of one tokenizer"))
     if reference is not None:
-        check_ids(reference, found.ids, "this one")
+        fix = "leave --text, --data and --seq-len out to take its ids"
+        check_ids(reference, found.ids, "the text that was asked for", fix)
     return found
 
 

@@ -23,7 +23,7 @@ from surefoot.data.segments import Template, prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError, SurefootError
-from surefoot.families.bos_zero import BOS_FILE, read_bos_scale
+from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
@@ -118,8 +118,8 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         pad_id=tokens.pad_id,
         positions=facts.max_positions,
         context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
-        described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}, "
-        f"template {tokens.template.value} ({tokens.template.reason}){scaled}",
+        described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}{scaled}, "
+        f"template {tokens.template.value} ({tokens.template.reason})",
         cautions=tuple(notes),
         base=base,
         trained=trained,
@@ -204,12 +204,17 @@ def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
     """By what the first embedding of every sequence was multiplied in training; 1 where by nothing.
 
     trained: run, checkpoint or adapter; base: the model under it, or the same folder. An adapter of another tool that
-    says nothing goes by its base. Raises InputError for a file without the factor, and where a run's file is missing.
+    says nothing goes by its base. Raises InputError for a file without the factor, and where a run's file is missing
+    or has another factor than the run's plan.
     """
     own = read_bos_scale(trained)
+    planned = 1.0 if plan is None else plan.tokenizer.bos_scale.value
+    if own is not None and plan is not None and own != planned:
+        what = f"is {own:g}, and the model was trained with bos.scale {planned:g}, as plan.json says"
+        fix = f"write {planned:g} into it: with another factor answers make no sense"
+        raise InputError(Fault(f"{trained / BOS_FILE}: {FACTOR}", what, fix))
     if own is not None:
         return own
-    planned = 1.0 if plan is None else plan.tokenizer.bos_scale.value
     if planned != 1:
         what = f"is missing, and the model was trained with bos.scale {planned:g}"
         raise InputError(Fault(str(trained / BOS_FILE), what, "restore it: without the factor answers make no sense"))
