@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from adapter_runs import a_plan, a_run
+from plans import choice
 from surefoot.cli.main import main
 from surefoot.models import generate
-from surefoot.stages import commonsense as stage
+from surefoot.planning.serial import plan_to_json
+from surefoot.stages import commonsense_answers as stage
 from zoo import ZOO
 
 ROUNDING = 2e-4  # nats; sums of a dozen fp32 log probabilities
@@ -146,6 +150,49 @@ def test_answers_of_another_evaluation_are_in_the_way(place, tmp_path):
     changed = [{**one, "answer": "false"} for one in answers(tmp_path)]
     (tmp_path / "tiny-base-boolq.json").write_text(json.dumps(changed))
     assert "was changed since" in call(place, tmp_path, "--mode", "fast", "--max-samples", 3).stderr
+
+
+def test_answers_that_ended_elsewhere_are_another_evaluations(place, tmp_path):
+    """The same prompts and weights; the runs differ in what ends an answer."""
+    plan = a_plan("tokenizer", stop=(321,))
+    run = a_run(tmp_path / "run", place / "tiny", plan)
+    wanted = ("--adapter", run, "--template", "trained", "--max-samples", 1)
+    assert call(place, tmp_path / "out", *wanted).exit_code == 0
+    again = call(place, tmp_path / "out", *wanted)
+    assert again.stdout.count("1 of 1 were answered before") == 2
+    longer = replace(plan, tokenizer=replace(plan.tokenizer, stop=choice((321, 65))))
+    (run / "plan.json").write_text(json.dumps({"plan": plan_to_json(longer)}))
+    result = call(place, tmp_path / "out", *wanted)
+    assert result.exit_code == 2
+    assert "holds answers of another evaluation (not the same: stop tokens)" in result.stderr
+
+
+def test_options_of_other_tokens_are_another_evaluations(place, tmp_path, monkeypatch):
+    wanted = ("--mode", "fast", "--max-samples", 1)
+    assert call(place, tmp_path, *wanted).exit_code == 0
+    known = json.loads((tmp_path / "identity" / "tiny-base-boolq.json").read_text())["option tokens"]
+    ids = AutoTokenizer.from_pretrained(place / "tiny")("the correct answer is false", add_special_tokens=False)
+    assert known["false"] == ids["input_ids"]
+    assert known.keys() == {"true", "false"}
+    monkeypatch.setattr(stage, "SENTENCE", "my answer is {}")
+    result = call(place, tmp_path, *wanted)
+    assert result.exit_code == 2
+    assert "(not the same: option tokens)" in result.stderr
+
+
+def test_an_adapter_called_base_needs_another_name(place, tmp_path):
+    """Else the second side would delete the answers of the first."""
+    run = a_run(tmp_path / "base", place / "tiny")
+    wanted = ("--adapter", run, "--mode", "fast", "--max-samples", 2)
+    for more in ((), ("--only", "adapter")):
+        result = call(place, tmp_path / "out", *wanted, *more)
+        assert result.exit_code == 2
+        assert "error: --label: the base and the adapter would both be called tiny-base" in result.stderr
+        assert not (tmp_path / "out").exists()
+    result = call(place, tmp_path / "out", *wanted, "--label", "mine")
+    assert result.exit_code == 0, result.stderr
+    one, other = (answers(tmp_path / "out", label) for label in ("tiny-base", "tiny-mine"))
+    assert one[0]["log_likelihoods"] != other[0]["log_likelihoods"]
 
 
 def test_old_answers_never_stand_under_a_new_identity(place, tmp_path, monkeypatch):

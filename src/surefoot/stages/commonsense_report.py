@@ -9,7 +9,8 @@ from typing import Any
 from surefoot.evaluate.commonsense import AnswerSet, Score, average
 from surefoot.evaluate.published import LLM_ADAPTERS, PUBLISHED, PublishedRow
 from surefoot.report.score_table import Cell, ScoreRow
-from surefoot.stages.commonsense import BEAMS, NEW_TOKENS, CommonsenseFound, CommonsenseRequest
+from surefoot.stages.commonsense import CommonsenseFound, CommonsenseRequest
+from surefoot.stages.commonsense_answers import BEAMS, NEW_TOKENS
 
 
 def score_rows(found: CommonsenseFound, sets: Sequence[AnswerSet]) -> list[ScoreRow]:
