@@ -114,7 +114,7 @@ def test_a_rule_that_forgets_its_word_is_found_out():
     words = [Word("save_steps", 5, "run.yaml:1:1", "save_steps: 5"), Word("bf16", True, "", "bf16: true")]
     draft = Draft(dialect, words)
     draft.note("bf16", "carried")
-    with pytest.raises(AssertionError, match="save_steps"):
+    with pytest.raises(InputError, match="save_steps"):
         draft.finish("train")
 
 

@@ -149,10 +149,11 @@ class Draft:
             self._apply(row)
         for rule in self.dialect.rules:
             rule(self)
+        for name in [name for name in self._given if name not in self._notes and not self.faults]:
+            beside = f"{self._shown(self._given[name])} means nothing beside the other words"
+            self.refuse(name, beside, "leave it out")  # no rule has read it, and nothing is dropped silently
         if self.faults:
             raise InputError(self.faults)
-        lost = [name for name in self._given if name not in self._notes]
-        assert not lost, f"no fate for {lost}"  # a row that says "joint" and no rule that reads it
         order = {name: place for place, name in enumerate(self._given)}
         notes = sorted(self._notes.items(), key=lambda item: order.get(item[0], len(order)))
         return Translation(

@@ -10,6 +10,7 @@ The docs print these rows, so each says in `about` what a reader needs to know.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,6 +45,11 @@ class Row:
     fix: str = ""
     same: tuple[Any, ...] = ()
     secret: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its value is what was written, digits or not."""
+        return self.type is text or (self.type is None and isinstance(self.default, str))
 
 
 def carried(
@@ -80,13 +86,13 @@ def truth(value: Any) -> bool:
 
 
 def number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("a number")
     return value
 
 
 def whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
         raise ValueError("a whole number")
     return int(value)
 
@@ -95,6 +101,12 @@ def text(value: Any) -> str:
     if isinstance(value, list | dict | bool):
         raise ValueError("a text")
     return str(value)
+
+
+def group(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("a group of settings")
+    return value
 
 
 def names(value: Any) -> list[str]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth, whole
+from surefoot.dialects.rows import Row, carried, joint, listed, names, number, refused, text, truth, whole
 
 SAVED = 4  # checkpoints that Axolotl keeps
 
 _NOTHING = (False, 0, "", [], {})
 
 
-def _listed(about: str, names: str) -> tuple[Row, ...]:
-    return tuple(listed(name, None, about) for name in names.split())
+def _listed(about: str, settings: str) -> tuple[Row, ...]:
+    return tuple(listed(name, None, about) for name in settings.split())
 
 
-def _refused(about: str, fix: str, names: str) -> tuple[Row, ...]:
-    return tuple(refused(name, None, about, fix, same=_NOTHING) for name in names.split())
+def _refused(about: str, fix: str, settings: str) -> tuple[Row, ...]:
+    return tuple(refused(name, None, about, fix, same=_NOTHING) for name in settings.split())
 
 
 def _flag_or_word(value: Any) -> bool | str:
@@ -115,7 +115,7 @@ _ROWS: tuple[Row, ...] = (
     joint("resume_from_checkpoint", None, (), "--resume"),
     joint("auto_resume_from_checkpoints", False, (), "--resume"),
     joint("hub_model_id", None, (), "--push OWNER/NAME, privately, at the end", type=text),
-    joint("plugins", None, (), "Liger's and cut cross-entropy are about speed"),
+    joint("plugins", None, (), "Liger's and cut cross-entropy are about speed", type=names),
     *_listed(
         "surefoot reads what a model is from its own files",
         "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy processor_type "

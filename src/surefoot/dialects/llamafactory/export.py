@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.rows import names, number, text
+from surefoot.dialects.rows import names, number, text, whole
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.words import Word
 
@@ -29,12 +29,23 @@ _READ = (
     "temperature",
     "top_p",
 )
+_TYPES = {
+    "export_dir": text,
+    "export_size": number,
+    "export_device": text,
+    "infer_dtype": text,
+    "max_new_tokens": whole,
+    "temperature": number,
+    "top_p": number,
+}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown: bool) -> Translation:
     """verb: export or chat. Every other word is about training and is listed."""
-    rows = {name: replace(row, kind="joint") for name, row in dialect.rows.items()}  # none speaks for itself here
+    rows = {  # none speaks for itself here
+        name: replace(row, kind="joint", type=_TYPES.get(name, row.type)) for name, row in dialect.rows.items()
+    }
     about = Dialect(dialect.tool, rows, (), dialect.aliases)
     draft = Draft(about, words, allow_unknown=allow_unknown)
     for word in words:
@@ -44,7 +55,7 @@ def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown:
             other = "is not about exporting" if verb == "export" else "is not about a conversation"
             draft.drop(row.about if row.kind == "listed" else other, name)
     model, adapters = draft["model_name_or_path"], draft["adapter_name_or_path"]
-    if model is None:
+    if not model:
         draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
         return draft.finish(verb)
     chain = names(adapters) if adapters is not None else []
@@ -56,6 +67,8 @@ def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown:
         draft.note("adapter_name_or_path", "carried", "", "--adapter")
         for adapter in chain:
             draft.arguments += ["--adapter", adapter]
+    else:
+        draft.drop("names no adapter", "adapter_name_or_path")
     draft.drop("is seen from the folder", "finetuning_type", "stage")
     draft.drop("is read from the tokenizer and the run", "template")
     if draft.given("model_revision") and draft["model_revision"] != "main":
@@ -69,15 +82,17 @@ def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown:
 
 def _export(draft: Draft, merged: bool) -> None:
     target = draft["export_dir"]
-    if target is None:
+    if not target:
         draft.refuse("export_dir", "is required", "name the folder of the merged model")
         return
     if merged:
         draft.arguments.append("--merge")
     draft.note("export_dir", "carried", "", "--out")
-    draft.arguments += ["--out", text(target)]
+    draft.arguments += ["--out", target]
     if draft.given("export_size"):
-        size = number(draft["export_size"])
+        size = draft["export_size"]
+        if size <= 0:
+            draft.refuse("export_size", f"expected a number of GB above 0, got {size:g}")
         draft.arguments += ["--max-shard-size", f"{size:g}GB"]
         draft.note("export_size", "carried", "", "--max-shard-size")
     else:
@@ -108,7 +123,7 @@ def _export(draft: Draft, merged: bool) -> None:
 def _chat(draft: Draft, merged: bool) -> None:
     for name, flag in (("max_new_tokens", "--max-new-tokens"), ("temperature", "--temperature"), ("top_p", "--top-p")):
         value = draft[name]
-        draft.arguments += [flag, f"{value:g}" if name != "max_new_tokens" else str(int(value))]
+        draft.arguments += [flag, f"{value:g}" if name != "max_new_tokens" else str(value)]
         draft.note(name, "carried", "", flag)
     draft.assume("temperature: 0.95, top_p: 0.7, max_new_tokens: 1024", "where the words give no others")
     exports = [name for name in _READ if name.startswith("export_")]

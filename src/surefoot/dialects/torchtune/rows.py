@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.dialects.finetune import module_names
-from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth, whole
+from surefoot.dialects.modules import module_names
+from surefoot.dialects.rows import Row, carried, group, joint, listed, number, refused, text, truth, whole
 
 _LIBRARY = "surefoot reads what a model is from its own files"
 _MEMORY = "is about memory or speed, and changes no number"
@@ -44,7 +44,7 @@ _ROWS: tuple[Row, ...] = (
     joint("dataset.data_files", None, ("data.train",), type=text),
     joint("dataset.split", "train", ("data.train",), type=text),
     joint("dataset.name", None, ("data.train",), "the subset", type=text),
-    joint("dataset.column_map", None, ("data.train",)),
+    joint("dataset.column_map", None, ("data.train",), type=group),
     joint("dataset.column", "text", ("data.train",), type=text),
     joint("dataset.conversation_column", None, ("data.train",), type=text),
     joint("dataset.conversation_style", None, ("data.format",), type=text),
