@@ -12,7 +12,7 @@ from adapter_runs import CPU
 from surefoot.evaluate import norms as module
 from surefoot.evaluate.norms import measure_norms
 from surefoot.models.generate import left_padded
-from surefoot.models.instrument import layer_parts
+from surefoot.models.layer_parts import layer_parts
 from surefoot.models.load import load_model
 from surefoot.models.tree import facts_of
 

@@ -13,7 +13,8 @@ from adapter_runs import CPU, a_run
 from surefoot.errors import EnvironmentFault
 from surefoot.families.model_facts import read_model_facts
 from surefoot.models.forward import causal_model, narrowed_logits
-from surefoot.models.instrument import by_token, chosen_layers, layer_parts, watched
+from surefoot.models.instrument import by_token, watched
+from surefoot.models.layer_parts import chosen_layers, layer_parts
 from surefoot.models.load import load_model
 from surefoot.models.saved_adapter import open_adapter, read_adapter
 from surefoot.models.tree import facts_of, module_tree

@@ -210,7 +210,10 @@ def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple
     """Whether the linear layers hold their weights the other way round than the family. Square ones cannot tell."""
     shapes: dict[str, tuple[int, int]] = {}  # path -> (outputs, inputs)
     for linear in target.linears:
-        shapes[linear.path] = (sum(target.size(part) for part in linear.outputs), target.size(linear.inputs))
+        shapes[linear.path] = (
+            sum(target.facts.size(part) for part in linear.outputs),
+            target.facts.size(linear.inputs),
+        )
     for group, fused, parts in plan:
         if fused:
             shapes[fused] = (sum(group.sizes), group.inputs)

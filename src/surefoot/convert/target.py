@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from surefoot.families.family import Dimension, Linear
+from surefoot.families.family import Linear
 from surefoot.families.model_facts import ModelFacts
 
 QKV_NAMES = ("qkv_proj", "qkv", "Wqkv", "c_attn", "in_proj")  # q, k, v one after the other
@@ -43,17 +43,6 @@ class Target:
         """Whether the family's own linear layers hold [inputs, outputs]."""
         return any(linear.transposed for linear in self.linears)
 
-    def size(self, dimension: Dimension) -> int:
-        facts = self.facts
-        return {
-            "hidden": facts.hidden,
-            "query": facts.heads * facts.head_dim,
-            "key_value": facts.kv_heads * facts.head_dim,
-            "head": facts.head_dim,
-            "intermediate": facts.intermediate,
-            "embedding": facts.embedding_width,
-        }[dimension]
-
 
 @dataclass(frozen=True)
 class Group:
@@ -79,15 +68,15 @@ def groups(target: Target) -> list[Group]:
         whole = next((linear for linear in target.linears if linear.roles == list(roles)), None)
         single = {linear.role: linear for linear in target.linears}
         if whole is not None:
-            sizes = tuple(target.size(part) for part in whole.outputs)
+            sizes = tuple(target.facts.size(part) for part in whole.outputs)
             parts = tuple(tuple(beside(whole.path, leaf) for leaf in leaves) for leaves in part_names)
-            found.append(Group((whole.path,), parts, sizes, target.size(whole.inputs), own_is_fused=True))
+            found.append(Group((whole.path,), parts, sizes, target.facts.size(whole.inputs), own_is_fused=True))
         elif all(role in single for role in roles):
             members = [single[role] for role in roles]
-            sizes = tuple(target.size(member.outputs[0]) for member in members)
+            sizes = tuple(target.facts.size(member.outputs[0]) for member in members)
             own = tuple(member.path for member in members)
             fused = tuple(beside(own[0], leaf) for leaf in fused_names)
-            found.append(Group(fused, (own,), sizes, target.size(members[0].inputs), own_is_fused=False))
+            found.append(Group(fused, (own,), sizes, target.facts.size(members[0].inputs), own_is_fused=False))
     return found
 
 

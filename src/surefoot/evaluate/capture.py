@@ -28,7 +28,8 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.evaluate.statistics import as_json, first_mass, relative_difference, split_first, summarise
 from surefoot.models.effective import weights_of
 from surefoot.models.forward import causal_model
-from surefoot.models.instrument import LayerParts, Part, Place, by_token
+from surefoot.models.instrument import Place, by_token
+from surefoot.models.layer_parts import LayerParts, Part
 from surefoot.models.peft import LoraLayer
 
 FINAL = "final.safetensors"

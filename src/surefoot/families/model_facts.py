@@ -80,7 +80,7 @@ class ModelFacts:
     embedding_width: int
     gated: bool
     activation: str = ""
-    norms: tuple[str, ...] = ("hidden", "hidden")
+    norms: tuple[Dimension, ...] = ("hidden", "hidden")
     layer_norm: bool = False
     fused_rotary: bool = False
     window: int | None = None
@@ -94,6 +94,16 @@ class ModelFacts:
         """All parameters; a head that is tied to the embedding is not counted again."""
         twice = self.vocab * self.embedding_width if self.tied else 0
         return sum(module.parameters for module in self.modules) - twice
+
+    def size(self, dimension: Dimension) -> int:
+        return {
+            "hidden": self.hidden,
+            "query": self.heads * self.head_dim,
+            "key_value": self.kv_heads * self.head_dim,
+            "head": self.head_dim,
+            "intermediate": self.intermediate,
+            "embedding": self.embedding_width,
+        }[dimension]
 
     @property
     def layer_linears(self) -> tuple[ModuleFact, ...]:
@@ -200,23 +210,15 @@ def _rotary_switch(keys: ConfigKeys) -> int | None:
 
 def _expand(family: Family, facts: ModelFacts, keys: ConfigKeys) -> Iterator[ModuleFact]:
     """The family's row, written out for this model's sizes."""
-    size: dict[Dimension, int] = {
-        "hidden": facts.hidden,
-        "query": facts.heads * facts.head_dim,
-        "key_value": facts.kv_heads * facts.head_dim,
-        "head": facts.head_dim,
-        "intermediate": facts.intermediate,
-        "embedding": facts.embedding_width,
-    }
 
     def linear(row: Linear, name: str) -> ModuleFact:
-        inputs, outputs = size[row.inputs], sum(size[part] for part in row.outputs)
+        inputs, outputs = facts.size(row.inputs), sum(facts.size(part) for part in row.outputs)
         biased = row.bias if isinstance(row.bias, bool) else keys.says(row.bias)
         return ModuleFact(name, inputs * outputs + biased * outputs, (inputs, outputs))
 
     def norm(row: Norm, name: str) -> Iterator[ModuleFact]:
         if all(map(keys.says, row.when)):
-            yield ModuleFact(name, size[row.size] * (2 if row.bias else 1))
+            yield ModuleFact(name, facts.size(row.size) * (2 if row.bias else 1))
 
     yield ModuleFact(family.embedding, facts.vocab * facts.embedding_width)
     if family.positions is not None:

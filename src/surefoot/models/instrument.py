@@ -1,8 +1,7 @@
 """Look into the decoder layers of a model while it runs: norms, projections, the residual stream, attention maps.
 
-What stands where is read from the family's row, or, for a family without one, from the module tree; no model is asked
-for its name. `watched` puts hooks in, hands every tensor to the caller as it comes by, says when a layer is through,
-and takes the hooks out again. Who keeps a tensor copies it, who measures it does not: memory is the caller's choice.
+`watched` puts hooks in, hands every tensor to the caller as it comes by, says when a layer is through, and takes the
+hooks out again. Who keeps a tensor copies it, who measures it does not: memory is the caller's choice.
 
     parts = layer_parts(model, facts)
     with torch.no_grad(), watched(model, parts, [0, 1], see, through):
@@ -14,46 +13,19 @@ and back. Shapes: B texts, T tokens, H hidden size, h heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import EnvironmentFault, Fault
-from surefoot.families.family import Dimension
-from surefoot.families.model_facts import ModelFacts
-from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import causal_model
-from surefoot.models.peft import LoraLayer
+from surefoot.models.layer_parts import LayerParts, Part
 
 Kind = Literal["residual_in", "residual_out", "input", "output", "attention"]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A module inside every decoder layer, or the final norm. path: within the layer; the full name of the final norm.
-
-    roles, sizes: of a linear layer that several are fused in, what they are called and how many outputs each has, in
-    order; of any other linear layer its one role, of a norm none.
-    """
-
-    path: str
-    kind: Literal["norm", "linear"]
-    roles: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class LayerParts:
-    """layers: full name of the list of decoder layers. final_norm: None where the model ends without one."""
-
-    layers: str
-    parts: tuple[Part, ...]
-    final_norm: Part | None
 
 
 @dataclass(frozen=True)
@@ -71,32 +43,6 @@ class Place:
 
 
 See = Callable[[Place, torch.Tensor], None]
-
-
-def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
-    """What there is to see in this model's layers, in the order of the family's row or of the module tree."""
-    base, layers = causal_model(model), decoder_layers(model)
-    names = {id(module): name for name, module in base.named_modules()}
-    family = facts.family
-    if family is None:
-        last = [module for module in base.get_decoder().children() if _is_norm(module)]
-        final = Part(names[id(last[-1])], "norm") if last else None
-        return LayerParts(names[id(layers)], tuple(_shown_parts(layers[0])), final)
-    size: dict[Dimension, int] = {
-        "hidden": facts.hidden,
-        "query": facts.heads * facts.head_dim,
-        "key_value": facts.kv_heads * facts.head_dim,
-        "head": facts.head_dim,
-        "intermediate": facts.intermediate,
-        "embedding": facts.embedding_width,
-    }
-    linears = [
-        Part(row.path, "linear", tuple(row.roles), tuple(size[part] for part in row.outputs)) for row in family.linears
-    ]
-    norms = [Part(row.path, "norm") for row in family.layer_norms]
-    path = family.final_norm.path
-    final = Part(path, "norm") if path in {*names.values()} else None
-    return LayerParts(names[id(layers)], (*norms, *linears), final)
 
 
 @contextmanager
@@ -148,24 +94,6 @@ def by_token(tensor: torch.Tensor, texts: int, tokens: int) -> torch.Tensor:
         raise ValueError(f"no axis of {list(tensor.shape)} counts {tokens} tokens")
     axis = max(axes, key=tensor.stride)
     return tensor.movedim(axis, 1).flatten(2)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("Norm") and not any(module.children())
-
-
-def _shown_parts(layer: nn.Module) -> Iterator[Part]:
-    """Of a family without a row: its norms and linear layers, each called by the last word of its name."""
-    inside_adapter: tuple[str, ...] = ()
-    for path, module in layer.named_modules():
-        if path.startswith(inside_adapter or ("\0",)):
-            continue
-        if isinstance(module, LoraLayer):
-            inside_adapter += (f"{path}.",)
-        if isinstance(module, nn.Linear | Conv1D | LoraLayer):
-            yield Part(path, "linear", (path.rpartition(".")[2],))
-        elif _is_norm(module):
-            yield Part(path, "norm")
 
 
 def _entering(layer: int, name: str, see: See) -> Callable[..., None]:
@@ -233,21 +161,3 @@ def _eager(base: Any) -> Iterator[None]:
         yield
     finally:
         base.set_attn_implementation(before)
-
-
-def chosen_layers(spec: str, count: int) -> Sequence[int]:
-    """ "all", or numbers and ranges such as "0,5-7", in order and once each. Raises ValueError with the reason."""
-    if spec.strip() == "all":
-        return range(count)
-    chosen: set[int] = set()
-    for part in spec.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part.strip()!r} is neither a layer's number nor a range such as 5-7")
-        start, end = int(first), int(last or first)
-        if end < start:
-            raise ValueError(f"{part.strip()!r} ends before it begins")
-        if end >= count:
-            raise ValueError(f"there is no layer {end}: this model has layers 0 to {count - 1}")
-        chosen.update(range(start, end + 1))
-    return sorted(chosen)

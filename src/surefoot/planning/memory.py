@@ -130,10 +130,7 @@ def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
 
 def _norm_bytes(work: Workload) -> int:
     """Per token and layer."""
-    size = 0
-    for norm in work.model.norms:
-        wide = {"query": work.model.heads * work.model.head_dim, "key_value": work.model.kv_heads * work.model.head_dim}
-        size += 4 * wide.get(norm, work.model.hidden)
+    size = sum(4 * work.model.size(norm) for norm in work.model.norms)
     # LayerNorm's backward pass computes the normalised input again.
     return size if work.adapter or work.model.layer_norm else 2 * size
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from surefoot.report.number_table import four_digits, mean_of_known, number_table
+
 if TYPE_CHECKING:
     from rich.table import Table
 
 _MOST_LAYERS = 40  # lines; index.json has all
 _SHOWN = 3  # names in a warning
 _NAME = 22  # characters of a name; the table then fits 80 columns
-_NUMBER = 9  # characters of one in four digits, 0.0001234
 
 
 def layer_table(index: Mapping[str, Any]) -> Table:
@@ -21,10 +22,10 @@ def layer_table(index: Mapping[str, Any]) -> Table:
     for layer in index["layers"][:_MOST_LAYERS]:
         stream, maps = entries[layer, "residual_in"], entries.get((layer, "attention"))
         rest = stream["rest"]
-        row = [str(layer), _short(stream["first"]["norm"]), _short(rest["norm"] if rest else None)]
-        rows.append(row + ([_short(maps["first_mass"])] if maps else []))
+        row = [str(layer), four_digits(stream["first"]["norm"]), four_digits(rest["norm"] if rest else None)]
+        rows.append(row + ([four_digits(maps["first_mass"])] if maps else []))
     heads = ["layer", "norm into it, first position", "the rest"]
-    return _table([*heads, *(["attention on the first"] if index["attention"] else [])], rows)
+    return number_table([*heads, *(["attention on the first"] if index["attention"] else [])], rows)
 
 
 def warning_lines(index: Mapping[str, Any]) -> list[str]:
@@ -53,11 +54,16 @@ def difference_table(differences: Sequence[Any]) -> Table:
                 _fitted(name),
                 str(len(found)),
                 str(sum(one.equal for one in found)),
-                *(_short(_mean([getattr(one, key) for one in found])) for key in ("relative", "first", "rest")),
+                *(
+                    four_digits(mean_of_known([getattr(one, key) for one in found]))
+                    for key in ("relative", "first", "rest")
+                ),
                 _place_of(worst),
             ]
         )
-    return _table(["tensor", "count", "equal", "|B-A|/|A|", "first position", "the rest", "largest"], rows)
+    return number_table(
+        ["tensor", "count", "equal", "|B-A|/|A|", "first position", "the rest", "largest"], rows, left=(0, 6)
+    )
 
 
 def _group(one: Any) -> str:
@@ -80,28 +86,4 @@ def _place_of(worst: Any) -> str:
     """The largest difference and its layer; the row says of which tensor."""
     if not worst.relative:
         return "–"
-    return _short(worst.relative) + ("" if worst.layer is None else f" in layer {worst.layer}")
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for place, head in enumerate(heads):
-        numeric = 0 < place < 6
-        wide = _NUMBER if place > 2 else None
-        table.add_column(
-            head, justify="right" if numeric else "left", overflow="fold", no_wrap=place == 0, min_width=wide
-        )
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return four_digits(worst.relative) + ("" if worst.layer is None else f" in layer {worst.layer}")

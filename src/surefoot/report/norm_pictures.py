@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from surefoot.report.number_table import four_digits, mean_of_known, number_table
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
@@ -95,10 +97,10 @@ def layer_table(results: Results) -> Table:
         row = [str(number)]
         for report in results.values():
             layer = report["layers"][number]
-            row += [_short(layer["residual_in"][key]) for key in ("first_norm", "rest_norm")]
-            row.append(_short(layer["attention"]))
+            row += [four_digits(layer["residual_in"][key]) for key in ("first_norm", "rest_norm")]
+            row.append(four_digits(layer["attention"]))
         rows.append(row)
-    return _table(heads, rows)
+    return number_table(heads, rows)
 
 
 def norm_table(results: Results) -> Table:
@@ -113,8 +115,15 @@ def norm_table(results: Results) -> Table:
         for side, found in sides.items():
             weights = [one["weight"]["mean"] for one in found if one["weight"]]
             parts = [[one[part][key] for one in found] for part in ("input", "output") for key in _RMS]
-            rows.append([kind, side, _short(_mean(weights)), *(_short(_mean(values)) for values in parts)])
-    return _table(heads, rows)
+            rows.append(
+                [
+                    kind,
+                    side,
+                    four_digits(mean_of_known(weights)),
+                    *(four_digits(mean_of_known(values)) for values in parts),
+                ]
+            )
+    return number_table(heads, rows)
 
 
 _RMS = ("first_rms", "rest_rms")
@@ -168,23 +177,3 @@ def _scale(values: Sequence[float]) -> dict[str, Any]:
     if len(positive) == len(values) or not positive:
         return {"value": "log" if positive else "linear"}
     return {"value": "symlog", "linthresh": min(positive)}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -33,7 +33,8 @@ from surefoot.evaluate.capture_folder import (
 )
 from surefoot.families.files import read_text
 from surefoot.models.forward import causal_model, narrowed_logits
-from surefoot.models.instrument import chosen_layers, layer_parts, watched
+from surefoot.models.instrument import watched
+from surefoot.models.layer_parts import chosen_layers, layer_parts
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.tree import facts_of
 from surefoot.stages.asked_data import DataRequest
@@ -167,11 +168,6 @@ def write_comparison(folder: Path, found: CaptureComparison) -> list[str]:
         {"reference": found.reference, "other": found.other, "notes": list(found.notes), "tensors": differences},
     )
     return draw_comparison(folder, found)
-
-
-def built_in_ids(opened: OpenModel, length: int) -> list[int]:
-    """`length` token ids of the built-in text, BOS in front where the model uses one."""
-    return _repeated(opened, TEXT, length)
 
 
 def _run(opened: OpenModel, ids: list[int]) -> None:

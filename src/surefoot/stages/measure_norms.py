@@ -19,7 +19,7 @@ from surefoot import durable
 from surefoot.data.formats import Turn
 from surefoot.evaluate.norms import NormReport, measure_norms
 from surefoot.models.generate import generate_answers, left_padded
-from surefoot.models.instrument import layer_parts
+from surefoot.models.layer_parts import layer_parts
 from surefoot.models.tree import facts_of
 from surefoot.report.norm_pictures import attention_picture, layer_picture, position_picture
 from surefoot.report.plots import png
