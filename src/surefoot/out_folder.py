@@ -6,8 +6,10 @@ own (`surefoot.stages.run_folder`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from surefoot.errors import Fault, InputError
 
@@ -29,3 +31,32 @@ def require_replaceable(
         raise InputError(Fault(str(out), what, "choose another folder with --out"))
     if not overwrite:
         raise InputError(Fault(str(out), f"holds an earlier {kind}", "choose another --out, or give --overwrite"))
+
+
+def require_file_name(where: str, name: str) -> None:
+    """Raises InputError where `name`, which becomes part of a file's name, could lead out of its folder. where: what it
+    was given by."""
+    if not name.strip(" .") or any(letter in "/\\:" or not letter.isprintable() for letter in name):
+        what = f"{name!r} cannot be part of a file's name"
+        raise InputError(Fault(where, what, "use a word such as dora-r16; the folder is named by --out"))
+
+
+def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool) -> None:
+    """Raises InputError where `file` holds findings on another request than `asked`, unless they may go.
+
+    Findings keep their request under "asked". asked: plain values.
+    """
+    if overwrite or not file.is_file():
+        return
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        earlier = content.get("asked") if isinstance(content, dict) else None
+    except (OSError, ValueError):
+        earlier = None
+    if earlier == dict(asked):
+        return
+    what = "holds other findings"
+    if isinstance(earlier, dict):
+        changed = [key for key in {**earlier, **asked} if earlier.get(key) != asked.get(key)]
+        what += f" (not the same: {', '.join(changed)})"
+    raise InputError(Fault(str(file), what, "choose another --out, or give --overwrite"))

@@ -85,3 +85,25 @@ def test_norms_as_table_and_json(model, tmp_path):
     found = json.loads(call("evaluate", "norms", model, "--json", "--max-samples", 2).stdout)
     assert found["results"]["model"]["texts"] == 2
     assert call("evaluate", "norms", model, "--data", tmp_path / "none.json").exit_code == 2
+
+
+def test_norms_over_other_data_replace_nothing_unasked(model, tmp_path):
+    out = tmp_path / "norms"
+    first = call("evaluate", "norms", model, "--out", out)
+    assert first.exit_code == 0, first.output
+    assert call("evaluate", "norms", model, "--out", out).exit_code == 0  # twin: the same request
+    kept = (out / "norms.json").read_bytes()
+    refused = call("evaluate", "norms", model, "--out", out, "--max-samples", 2)
+    assert refused.exit_code == 2
+    assert "(not the same: max_samples); choose another --out, or give --overwrite" in refused.stderr
+    assert (out / "norms.json").read_bytes() == kept
+    assert call("evaluate", "norms", model, "--out", out, "--max-samples", 2, "--overwrite").exit_code == 0
+    assert json.loads((out / "norms.json").read_text())["asked"]["max_samples"] == 2
+
+
+def test_a_template_without_records_is_refused(model, tmp_path):
+    for words in (("evaluate", "norms", model), ("capture", model, "--out", tmp_path / "out")):
+        refused = call(*words, "--template", "zephyr")
+        assert refused.exit_code == 2
+        assert "--template lays out the records of --data, and none are named" in refused.stderr
+    assert not list(tmp_path.iterdir())

@@ -239,7 +239,9 @@ def test_a_model_that_knows_the_answers_scores_all(place, tmp_path, monkeypatch)
 
     monkeypatch.setattr(stage, "beam_answers", know)
     result = call(place, tmp_path, "--json")
-    assert json.loads(result.stdout)["sides"]["model"]["average"] == {"accuracy": 1.0, "standard_error": 0.0}
+    average = json.loads(result.stdout)["sides"]["model"]["average"]
+    assert (average["accuracy"], average["standard_error"]) == (1.0, 0.0)
+    assert average["interval_95"] == pytest.approx([0.5655, 1.0], abs=1e-4)  # Wilson's, of 5 in 5
 
 
 @pytest.mark.parametrize(
@@ -247,6 +249,9 @@ def test_a_model_that_knows_the_answers_scores_all(place, tmp_path, monkeypatch)
     [
         (("--sets", "boolk"), "error: --sets: there is no set 'boolk'; did you mean boolq?"),
         (("--sets", "piqa"), "there is no such file for the set piqa"),
+        (("--label", "../../evil"), "error: --label: '../../evil' cannot be part of a file's name"),
+        (("--label", ".."), "error: --label: '..' cannot be part"),
+        (("--model-label", "x/y"), "error: --model-label: 'x/y' cannot be part"),
         (("--template", "llama4"), "error: --template: unknown template 'llama4'; did you mean llama"),
         (("--only", "adapter"), "error: --only: asks for an adapter, and there is none"),
     ],
@@ -255,4 +260,4 @@ def test_a_wrong_input_is_one_line(place, tmp_path, more, message):
     result = call(place, tmp_path / "out", *more)
     assert result.exit_code == 2
     assert message in result.stderr.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.iterdir())

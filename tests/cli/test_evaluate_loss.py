@@ -135,6 +135,10 @@ def test_table_file_and_counts(place, tmp_path):
     written = json.loads((tmp_path / "loss.json").read_text())
     assert written["data"]["cut"] > 0
     assert written["data"]["records"] == 12
+    other = call("evaluate", "loss", place / "base", place / "rows.json", "--max-length", 54, "--out", tmp_path)
+    assert other.exit_code == 2
+    assert "holds other findings (not the same: max_length)" in other.stderr
+    assert json.loads((tmp_path / "loss.json").read_text()) == written
 
 
 def test_sources_are_those_of_training(place):

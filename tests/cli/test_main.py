@@ -98,7 +98,17 @@ MEASUREMENTS_SURFACE = {
         "--overwrite",
         "--json",
     ],
-    "norms": ["model", "--adapter", "--data", "--template", "--max-samples", "--generate-samples", "--json", "--out"],
+    "norms": [
+        "model",
+        "--adapter",
+        "--data",
+        "--template",
+        "--max-samples",
+        "--generate-samples",
+        "--json",
+        "--out",
+        "--overwrite",
+    ],
     "harness": [
         "model",
         "--adapter",
@@ -111,6 +121,7 @@ MEASUREMENTS_SURFACE = {
         "--only",
         "--json",
         "--out",
+        "--overwrite",
     ],
     "loss": [
         "model",
@@ -123,6 +134,7 @@ MEASUREMENTS_SURFACE = {
         "--only",
         "--json",
         "--out",
+        "--overwrite",
     ],
 }
 

@@ -14,6 +14,7 @@ from surefoot.evaluate.commonsense import (
     SETS,
     Score,
     average,
+    average_interval,
     choose_sets,
     extract,
     options_of,
@@ -109,6 +110,30 @@ def test_score_and_average_by_hand():
     assert Score(4, 4).standard_error == 0
 
 
+def test_intervals_are_wilsons():
+    """Newcombe's table (1998) has 81 of 263, 15 of 148, 0 of 20 and 1 of 29."""
+    printed = {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }
+    for counts, interval in printed.items():
+        assert Score(*counts).interval == pytest.approx(interval, abs=5e-5)
+    assert Score(29 - 1, 29).interval == pytest.approx((1 - 0.1718, 1 - 0.0061), abs=5e-5)
+    assert Score(0, 4).interval[1] > 0.4, "0 of 4 says little"
+    assert Score(0, 4).standard_error == 0  # twin: what stood there before
+
+
+def test_the_interval_of_an_average():
+    score = Score(3, 4)
+    assert average_interval([score]) == pytest.approx(score.interval)
+    low, high = average_interval([score, score])
+    below, above = (abs(end - score.accuracy) for end in score.interval)
+    assert (0.75 - low, high - 0.75) == pytest.approx((below / math.sqrt(2), above / math.sqrt(2)))
+    assert average_interval([Score(0, 4)] * 8)[1] > 0.1
+
+
 def test_published_averages_are_those_of_their_row():
     assert tuple(one.name for one in SETS) == ORDER
     for row in PUBLISHED:
@@ -150,7 +175,13 @@ def test_a_record_that_is_not_right_is_one_line(tmp_path, record, message):
 
 def test_a_missing_set_says_what_the_layout_is(tmp_path):
     (tmp_path / "dataset").mkdir()
-    with pytest.raises(InputError, match=r"no such file for the set piqa; the layout is .*dataset/SET/test.json"):
+    with pytest.raises(InputError, match=r"the set piqa; DATA holds dataset/SET/test.json or SET/test.json"):
         read_set(tmp_path, BY_NAME["piqa"])
-    with pytest.raises(InputError, match="did you mean"):
+    with pytest.raises(InputError, match="did you mean") as seen:
         read_set(tmp_path / "datasets", BY_NAME["piqa"])
+    (fault,) = seen.value.faults
+    assert fault.where == str(tmp_path / "datasets"), "the folder that is missing, not a file in it"
+    assert "dataset/SET/test.json or SET/test.json" in fault.what
+    (tmp_path / "boolq.json").write_text("[]")
+    with pytest.raises(InputError, match=r"boolq\.json: is a file; .*give the folder"):
+        read_set(tmp_path / "boolq.json", BY_NAME["boolq"])

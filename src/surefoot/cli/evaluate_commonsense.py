@@ -17,7 +17,7 @@ _ROWS = {"published": 8, "fast": 16}
     "--data",
     required=True,
     type=click.Path(path_type=Path),
-    help="Folder that holds dataset/SET/test.json.",
+    help="Folder that holds dataset/SET/test.json or SET/test.json.",
 )
 @click.option("--sets", default="all", show_default=True, help="Names with commas between them, such as boolq,piqa.")
 @click.option(
@@ -67,7 +67,11 @@ def commonsense(
     Writes OUT/<model>-<adapter>-<set>.json after every batch; the same command goes on where it stopped.
     """
     from surefoot.evaluate.commonsense import choose_sets, read_set
+    from surefoot.out_folder import require_file_name
 
+    for flag, name in (("--model-label", model_label), ("--label", label)):
+        if name is not None:
+            require_file_name(flag, name)
     chosen = choose_sets(sets)
     check_models(model, adapter)
     for one in chosen:

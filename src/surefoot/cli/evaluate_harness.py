@@ -24,6 +24,7 @@ from surefoot.cli.answering import check_models, introduce, model_options
 @click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write harness.json and .png here.")
+@click.option("--overwrite", is_flag=True, help="Replace findings of another request in --out.")
 def harness(
     model: str,
     adapter: str | None,
@@ -36,14 +37,28 @@ def harness(
     only: str | None,
     as_json: bool,
     out: Path | None,
+    overwrite: bool,
 ) -> None:
     """Tasks of lm-evaluation-harness on MODEL, its own or those of a folder.
 
     Needs the extra `eval`: pip install 'surefoot[eval]'. With data on this machine it runs offline.
     """
+    from surefoot.out_folder import require_same_request
     from surefoot.stages.harness_needs import require_harness
 
     check_models(model, adapter)
+    request = {
+        "model": model,
+        "adapter": adapter,
+        "tasks": tasks,
+        "include_path": None if include_path is None else str(include_path),
+        "num_fewshot": num_fewshot,
+        "limit": limit,
+        "apply_chat_template": apply_chat_template,
+        "only": only,
+    }
+    if out is not None:
+        require_same_request(out / "harness.json", request, overwrite)
     require_harness()
 
     import json
@@ -75,7 +90,8 @@ def harness(
     as_plain = {"model": model, "adapter": adapter, "opened": opened.described, "limit": limit, "sides": found}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        durable.write_text(out / "harness.json", json.dumps(as_plain, indent=2, ensure_ascii=False, default=str) + "\n")
+        kept = json.dumps({"asked": request, **as_plain}, indent=2, ensure_ascii=False, default=str)
+        durable.write_text(out / "harness.json", f"{kept}\n")
         rows, shares = share_rows(found)
         if shares:
             durable.write_bytes(out / "harness.png", png(draw_scores(rows, shares, {}, "lm-evaluation-harness")))

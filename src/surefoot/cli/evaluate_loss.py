@@ -21,6 +21,7 @@ from surefoot.cli.answering import check_models, introduce, model_options
 @click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write loss.json into this folder.")
+@click.option("--overwrite", is_flag=True, help="Replace a loss.json of another request in --out.")
 def loss(
     model: str,
     adapter: str | None,
@@ -32,17 +33,22 @@ def loss(
     only: str | None,
     as_json: bool,
     out: Path | None,
+    overwrite: bool,
 ) -> None:
     """Loss, perplexity and token accuracy of MODEL on DATA, over the tokens that training would learn.
 
     DATA is what `data.train` takes: a file, a folder, a hub data set, or a mapping such as '{path: data, name: demo}'.
     For a run and its evaluation file the loss is the eval_loss of the run.
     """
+    from surefoot.out_folder import require_same_request
     from surefoot.stages.asked_data import DataRequest, check_request
 
     asked = DataRequest(data, template, max_length, max_samples)
     check_models(model, adapter)
     check_request(asked)
+    request = {"model": model, "adapter": adapter, **vars(asked), "only": only}
+    if out is not None:
+        require_same_request(out / "loss.json", request, overwrite)
 
     import json
     import sys
@@ -60,7 +66,7 @@ def loss(
     if out is not None:
         durable.require_writable(out)
         out.mkdir(parents=True, exist_ok=True)
-        durable.write_json(out / "loss.json", found)
+        durable.write_json(out / "loss.json", {"asked": request, **found})
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return

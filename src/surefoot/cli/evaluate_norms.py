@@ -17,6 +17,7 @@ from surefoot.cli.answering import check_models, introduce, model_options, print
 @click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for norms.json and pictures.")
+@click.option("--overwrite", is_flag=True, help="Replace findings of another request in --out.")
 def norms(
     model: str,
     adapter: str | None,
@@ -26,15 +27,22 @@ def norms(
     generate_samples: bool,
     as_json: bool,
     out: Path | None,
+    overwrite: bool,
 ) -> None:
     """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
     first position gets. With an adapter the base stands beside it.
     """
-    from surefoot.stages.asked_data import DataRequest, check_request
+    from surefoot.out_folder import require_same_request
+    from surefoot.stages.asked_data import DataRequest, check_request, norms_request
 
+    if template is not None and data is None:
+        raise click.UsageError("--template lays out the records of --data, and none are named")
     check_models(model, adapter)
     if data is not None:
         check_request(DataRequest(data, template))
+    asked = norms_request(model, adapter, data, template, max_samples, generate_samples)
+    if out is not None:
+        require_same_request(out / "norms.json", asked, overwrite)
 
     import json
     import sys
@@ -54,6 +62,7 @@ def norms(
         out=out,
         generate_samples=generate_samples,
         texts=max_samples,
+        overwrite=overwrite,
     )
     introduce(found.opened, template=False)
     if as_json:

@@ -22,7 +22,9 @@ from surefoot.errors import Fault, InputError
 from surefoot.nearest import nearest_word
 
 FILE = "test.json"
+_LAYOUTS = f"dataset/SET/{FILE} or SET/{FILE}"
 MARKER = "### Response:"
+_Z = 1.959964  # of the normal distribution, for 95 %
 SENTENCE = "the correct answer is {}"  # what the training data answer
 _FORMAT = re.compile(r"Answer format: ?([\w/]+)")
 
@@ -69,11 +71,30 @@ class Score:
         """Of a binomial share: sqrt(p (1 - p) / n)."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.total)
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, 95 %: (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n). It has a width at 0 of n and n of n,
+        too, where the standard error is 0 (Wilson, 1927)."""
+        p, n = self.accuracy, self.total
+        half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
+        middle, scale = p + _Z**2 / (2 * n), 1 + _Z**2 / n
+        return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
 
 def average(scores: Sequence[Score]) -> tuple[float, float]:
     """The mean accuracy, each set counting the same, and its standard error."""
     mean = sum(score.accuracy for score in scores) / len(scores)
     return mean, math.sqrt(sum(score.standard_error**2 for score in scores)) / len(scores)
+
+
+def average_interval(scores: Sequence[Score]) -> tuple[float, float]:
+    """95 % for the mean accuracy, from the sets' own intervals: each end's squared distances are added (Zou and Donner,
+    2008)."""
+    mean, _ = average(scores)
+    below, above = (
+        math.sqrt(sum((score.accuracy - score.interval[end]) ** 2 for score in scores)) / len(scores) for end in (0, 1)
+    )
+    return mean - below, mean + above
 
 
 def choose_sets(asked: str) -> tuple[AnswerSet, ...]:
@@ -96,10 +117,12 @@ def read_set(data: Path, one: AnswerSet, limit: int | None = None) -> list[dict[
     """The records of a set, as they stand in the file. data: the folder that holds `dataset/`, or that one itself.
     limit: only the first so many. Raises InputError: no such folder or file, a record that is not one of this set."""
     path = set_file(data, one)
+    if not data.is_dir():
+        what = "is a file" if data.exists() else "no such folder"
+        fix = f"give the folder: {data.parent}" if data.exists() else nearest_path(data, ())
+        raise InputError(Fault(str(data), f"{what}; the sets lie in a folder as {_LAYOUTS}", fix))
     if not path.is_file():
-        root = path.parents[1]
-        fix = f"the layout is {root}/SET/{FILE}" if root.is_dir() else nearest_path(root, ())
-        raise InputError(Fault(str(path), f"there is no such file for the set {one.name}", fix))
+        raise InputError(Fault(str(path), f"there is no such file for the set {one.name}", f"DATA holds {_LAYOUTS}"))
     rows = parse_rows(open_file(path))[:limit]
     return each_row(rows, lambda row: _checked(row, one), str(path))
 

@@ -17,11 +17,12 @@ _BARS = (_GREY, _BLUE)
 
 @dataclass(frozen=True)
 class Cell:
-    """Shares from 0 to 1. error: standard error, None where it is not known. count: "143/200", or empty."""
+    """Shares from 0 to 1. error: standard error; interval: 95 %; None where not known. count: "143/200", or empty."""
 
     accuracy: float
     error: float | None = None
     count: str = ""
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ScoreRow:
 
 
 def score_table(rows: Sequence[ScoreRow], headings: Sequence[str]) -> Table:
-    """Per cent; of what was measured, the standard error and the counts below."""
+    """Per cent; of what was measured, the 95 % interval and the counts below."""
     table = Table(box=None, pad_edge=False)
     table.add_column("accuracy in %")
     averaged = all(row.average is not None for row in rows)
@@ -54,13 +55,22 @@ def _cells(row: ScoreRow, headings: Sequence[str]) -> list[Cell]:
 
 def _text(cell: Cell) -> str:
     lines = [f"{cell.accuracy:.1%}".removesuffix("%")]
-    if cell.error is not None:
-        lines.append(f"±{cell.error:.1%}".removesuffix("%"))
+    if cell.interval is not None:
+        lines.append("–".join(f"{100 * end:.1f}" for end in cell.interval))
     return "\n".join([*lines, *([cell.count] if cell.count else [])])
 
 
+def _reach(cell: Cell) -> tuple[float, float]:
+    """How far the bar of error goes down and up, in per cent."""
+    if cell.interval is None:
+        return 100 * (cell.error or 0.0), 100 * (cell.error or 0.0)
+    low, high = cell.interval
+    return max(0.0, 100 * (cell.accuracy - low)), max(0.0, 100 * (high - cell.accuracy))
+
+
 def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mapping[str, float], title: str) -> Figure:
-    """Bars for what was measured, with one standard error; points for what was published, one shade for each group;
+    """Bars for what was measured, with their 95 % interval, or one standard error; points for what was published, one
+    shade for each group;
     a dotted line where guessing would be, by heading."""
     from matplotlib.figure import Figure
 
@@ -76,7 +86,7 @@ def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mappi
             left,
             [100 * cell.accuracy for cell in cells],
             width=0.92 * width,
-            yerr=[100 * (cell.error or 0.0) for cell in cells],
+            yerr=list(zip(*map(_reach, cells), strict=True)),
             color=_BARS[place % 2] if len(measured) > 1 else _BLUE,
             error_kw={"elinewidth": 1, "capsize": 2},
             label=row.name,

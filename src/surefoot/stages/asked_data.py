@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
@@ -30,6 +31,14 @@ class DataRequest:
     template: str | None = None
     max_length: int | None = None
     max_samples: int | None = None
+
+
+def norms_request(
+    model: str, adapter: str | None, data: str | None, template: str | None, texts: int, samples: bool
+) -> dict[str, Any]:
+    """What `evaluate norms` is asked, as norms.json keeps it."""
+    words = {"model": model, "adapter": adapter, "data": data, "template": template}
+    return {**words, "max_samples": texts, "generate_samples": samples}
 
 
 def check_request(asked: DataRequest) -> None:

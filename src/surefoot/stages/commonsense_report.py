@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from surefoot.evaluate.commonsense import AnswerSet, Score, average
+from surefoot.evaluate.commonsense import AnswerSet, Score, average, average_interval
 from surefoot.evaluate.published import LLM_ADAPTERS, PUBLISHED, PublishedRow
 from surefoot.report.score_table import Cell, ScoreRow
 from surefoot.stages.commonsense import CommonsenseFound, CommonsenseRequest
@@ -21,11 +21,12 @@ def score_rows(found: CommonsenseFound, sets: Sequence[AnswerSet]) -> list[Score
 
 def _measured(label: str, scores: Mapping[str, Score], sets: Sequence[AnswerSet]) -> ScoreRow:
     cells = {
-        one.label: Cell(score.accuracy, score.standard_error, f"{score.correct}/{score.total}")
+        one.label: Cell(score.accuracy, score.standard_error, f"{score.correct}/{score.total}", score.interval)
         for one in sets
         for score in (scores[one.name],)
     }
-    return ScoreRow(label, cells, Cell(*average(list(scores.values()))), measured=True)
+    asked = [scores[one.name] for one in sets]
+    return ScoreRow(label, cells, Cell(*average(asked), interval=average_interval(asked)), measured=True)
 
 
 def _published(row: PublishedRow, sets: Sequence[AnswerSet]) -> ScoreRow:
@@ -46,7 +47,7 @@ def cautions(found: CommonsenseFound, asked: CommonsenseRequest) -> Iterator[str
     ]
     if parts:
         listed = ", ".join(parts)
-        yield f"samples of the published test sets ({listed}): read the ± (one standard error) with each number"
+        yield f"samples of the published test sets ({listed}): read the 95 % interval under each number"
     if asked.mode == "fast":
         yield "fast mode compares how likely the options are; the published numbers are of generated answers"
     yield "published rows are of 7B and 8B models fine-tuned on 170k records; repetitions differ by several points"
@@ -63,7 +64,11 @@ def found_to_json(found: CommonsenseFound, asked: CommonsenseRequest) -> dict[st
         sides[side] = {
             "label": found.labels[side],
             "sets": {one.name: _score(scores[one.name], one) for one in asked.sets},
-            "average": {"accuracy": mean, "standard_error": error},
+            "average": {
+                "accuracy": mean,
+                "standard_error": error,
+                "interval_95": list(average_interval(list(scores.values()))),
+            },
         }
     return {
         **method,
@@ -80,5 +85,6 @@ def _score(score: Score, one: AnswerSet) -> dict[str, Any]:
         "total": score.total,
         "accuracy": score.accuracy,
         "standard_error": score.standard_error,
+        "interval_95": list(score.interval),
         "published_test_size": one.size,
     }

@@ -21,9 +21,10 @@ from surefoot.evaluate.norms import NormReport, measure_norms
 from surefoot.models.generate import generate_answers, left_padded
 from surefoot.models.layer_parts import layer_parts
 from surefoot.models.tree import facts_of
+from surefoot.out_folder import require_same_request
 from surefoot.report.norm_pictures import attention_picture, layer_picture, position_picture
 from surefoot.report.plots import png
-from surefoot.stages.asked_data import DataRequest
+from surefoot.stages.asked_data import DataRequest, norms_request
 from surefoot.stages.built_in_text import TEXT
 from surefoot.stages.measure_loss import read_evaluation_data
 from surefoot.stages.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
@@ -62,13 +63,17 @@ def measure_model_norms(
     out: Path | None = None,
     generate_samples: bool = False,
     texts: int = _TEXTS,
+    overwrite: bool = False,
 ) -> MeasuredNorms:
     """data: what data.train takes, its first `texts` records laid out as in training, or by `template`; None takes a
     built-in text, a paragraph each. out: norms.json and pictures go there. generate_samples: also answers to three
-    fixed prompts.
+    fixed prompts. overwrite: findings of another request in `out` may go.
 
-    Raises InputError for anything wrong with model or data, EnvironmentFault for the disk.
+    Raises InputError for anything wrong with model or data or in the way, EnvironmentFault for the disk.
     """
+    asked = norms_request(model, adapter, data, template, texts, generate_samples)
+    if out is not None:
+        require_same_request(out / RESULT, asked, overwrite)
     opened = open_for_use(model, adapter)
     facts = facts_of(opened.base)
     sequences, origin = _sequences(
@@ -88,7 +93,7 @@ def measure_model_norms(
                 for row, answer in zip(answers, _answers(opened), strict=True):
                     row[side.name] = answer
     found = MeasuredNorms(reports, tuple(answers), origin, (), opened)
-    return found if out is None else _written(found, out, model, adapter)
+    return found if out is None else _written(found, out, asked)
 
 
 def norms_to_json(found: MeasuredNorms, model: str, adapter: str | None) -> dict[str, Any]:
@@ -116,10 +121,10 @@ def report_to_json(report: NormReport) -> dict[str, Any]:
     }
 
 
-def _written(found: MeasuredNorms, out: Path, model: str, adapter: str | None) -> MeasuredNorms:
+def _written(found: MeasuredNorms, out: Path, asked: Mapping[str, Any]) -> MeasuredNorms:
     durable.require_writable(out)
     out.mkdir(parents=True, exist_ok=True)
-    durable.write_json(out / RESULT, norms_to_json(found, model, adapter))
+    durable.write_json(out / RESULT, {"asked": asked, **norms_to_json(found, asked["model"], asked["adapter"])})
     results = results_to_json(found)
     pictures = {
         "norm_by_position.png": position_picture(results),
