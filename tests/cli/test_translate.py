@@ -127,6 +127,19 @@ def test_wrong_words_end_in_one_line_each(arguments, said):
     assert "Traceback" not in result.stderr
 
 
+def test_translate_refuses_the_values_that_run_refuses_and_no_absent_file():
+    words = ["--", "finetune.py", "--base_model=org/m", "--data_path=nowhere.json"]
+    assert translate(*words).exit_code == 0
+    odd = ["--lora_dropout=7", "--learning_rate=-1", "--cutoff_len=0"]
+    result = translate(*words, *odd)
+    assert result.exit_code == 2
+    ran = CliRunner().invoke(main, ["run", *words, *odd])
+    assert ran.exit_code == 2
+    for name in ("--lora_dropout", "--learning_rate", "--cutoff_len"):
+        (line,) = [line for line in result.stderr.splitlines() if f"error: {name}: " in line]
+        assert line in ran.stderr
+
+
 def test_a_file_of_ours_is_no_file_of_another_tool(tmp_path):
     (tmp_path / "ours.yaml").write_text("stage: sft\nmodel: m\n")
     result = translate(str(tmp_path / "ours.yaml"))

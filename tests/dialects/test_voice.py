@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from surefoot.config.schema import RunConfig
+from surefoot.dialects import finetune
 from surefoot.dialects.llamafactory.voice import trainer_row, voice
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import End, RunFacts
 
 CONFIG = RunConfig.model_validate({"stage": "sft", "model": "m", "data": {"train": "d.json"}, "output": "out"})
 FACTS = RunFacts(
-    folder="out",
     config=CONFIG,
     embedding="model.embed_tokens",
     bos=1,
@@ -23,10 +23,7 @@ FACTS = RunFacts(
     base="fp32",
     compute="fp32",
     attention="sdpa",
-    trainable=1,
-    parameters=2,
-    total_steps=3,
-    first_step=1,
+    device="cpu",
     ids=(1, 5, 6, 7),
     learned=(False, False, True, True),
     text="<s> hello",
@@ -38,8 +35,8 @@ def scaled(factor: float) -> RunFacts:
     return replace(FACTS, config=RunConfig.model_validate(CONFIG.model_dump() | {"bos": {"scale": factor}}))
 
 
-def lines(facts: RunFacts) -> list[str]:
-    return list(voice(Translation("LLaMA-Factory", "train", {}, ())).ready(facts))
+def lines(facts: RunFacts, template: str | None = "phi") -> list[str]:
+    return list(voice(Translation("LLaMA-Factory", "train", {}, (), given={"template": template})).ready(facts))
 
 
 def test_rows_are_trainers():
@@ -91,3 +88,34 @@ def test_the_end():
         "Training completed successfully!",
     ]
     assert bos.finished(End("out", frozenset(), {})) == ["Training completed successfully!"]
+
+
+@pytest.mark.parametrize("template", ["llama3", "mistral", None])
+def test_a_bos_that_the_template_writes_was_not_added(template):
+    said = lines(scaled(0.1), template)
+    assert "   - BOS tokens will be added to sequences" not in said
+    assert not any("Added BOS" in line for line in said)
+    assert any("hook registered" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("device", "attention", "compute", "cudnn", "said"),
+    [
+        ("cuda", "sdpa", "bf16", "off", True),
+        ("cpu", "sdpa", "bf16", "off", False),
+        ("cuda", "eager", "bf16", "off", False),
+        ("cuda", "sdpa", "fp32", "off", False),
+        ("cuda", "sdpa", "bf16", "auto", False),
+    ],
+)
+def test_cudnn_is_disabled_only_where_it_could_have_run(device, attention, compute, cudnn, said):
+    config = RunConfig.model_validate(CONFIG.model_dump() | {"attention": {"implementation": "sdpa", "cudnn": cudnn}})
+    facts = replace(FACTS, device=device, attention=attention, compute=compute, config=config)
+    found = finetune.voice(Translation("finetune.py", "train", {}, ())).ready(facts)
+    assert ("Disabled cuDNN SDPA for bf16 stability" in found) == said
+
+
+@pytest.mark.parametrize("name", finetune.MICRO)
+def test_the_banner_says_what_is_trained_with(name):
+    found = finetune.from_keywords({"base_model": "m", "data_path": "d.json", name: 2})
+    assert {"micro_batch_size: 2", "per_device_train_batch_size: 2"} <= set(finetune.banner(found))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.translated import WordsCommand, is_command, reading_options
+from surefoot.cli.translated import WordsCommand, is_command, reading_options, values_checked
 
 if TYPE_CHECKING:
     from surefoot.dialects.translation import Translation
@@ -32,6 +32,8 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
     from surefoot.errors import Fault, InputError
 
     found = _translation(words, command=is_command(ctx), allow_unknown=allow_unknown)
+    if found.config:
+        values_checked(found)
     if as_json:
         import json
 

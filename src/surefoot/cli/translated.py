@@ -44,7 +44,13 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
     def read(path: str) -> str:
         return read_text(Path(path))
 
-    return Options(allow_unknown, hardware.accelerators(), read, hardware.launch_environment())
+    def newest(run: str) -> str | None:
+        from surefoot.training.checkpoint import newest_verified
+
+        checkpoint, _ = newest_verified(Path(run))
+        return checkpoint.folder.name if checkpoint else None
+
+    return Options(allow_unknown, hardware.accelerators(), read, hardware.launch_environment(), newest)
 
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
@@ -74,6 +80,14 @@ def with_command(text: str, typed: Sequence[str]) -> str:
 def checked(translation: Translation) -> RunConfig:
     """The surefoot config of a translation. Its faults, now and later, are shown at the words that they come from."""
     from surefoot.config.load import check_config
+
+    show_at_words(translation)
+    os.environ.update(translation.environment)  # before torch looks for devices
+    return check_config(translation.config)
+
+
+def show_at_words(translation: Translation) -> None:
+    """From here on a fault that names a key of ours is shown at the word that set it."""
     from surefoot.dialects.account import locate
 
     invocation = click.get_current_context().ensure_object(Invocation)
@@ -83,5 +97,12 @@ def checked(translation: Translation) -> RunConfig:
         return replace(found, fix=with_command(found.fix, invocation.typed)) if fault.where == "output" else found
 
     invocation.locate = at_its_word
-    os.environ.update(translation.environment)  # before torch looks for devices
-    return check_config(translation.config)
+
+
+def values_checked(translation: Translation) -> None:
+    """Raises InputError for what `surefoot train` would refuse in the config; what lies on a disk may lie on another
+    machine's."""
+    from surefoot.config.load import check_values
+
+    show_at_words(translation)
+    check_values(translation.config)

@@ -93,6 +93,15 @@ def check_config(data: Mapping[str, Any]) -> RunConfig:
     return RunConfig.model_validate(plain)
 
 
+def check_values(data: Mapping[str, Any]) -> None:
+    """Raises InputError as `check_config` does, but for files that are not here."""
+    plain = expand_home(expand_short_forms(deepcopy(dict(data))))
+    if faults := [
+        Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain, files=False)
+    ]:
+        raise InputError(faults)
+
+
 def _check_is_file(path: Path) -> None:
     if path.is_dir():
         inside = path / "config.yaml"
@@ -102,12 +111,12 @@ def _check_is_file(path: Path) -> None:
         raise InputError(Fault(str(path), "no such config file", nearest_path(path, (".yaml", ".yml"))))
 
 
-def _problems(data: dict[str, Any]) -> list[Problem]:
-    """Shape first; then, over what has a usable shape, files and contradictions."""
+def _problems(data: dict[str, Any], *, files: bool = True) -> list[Problem]:
+    """Shape first; then, over what has a usable shape, files (unless they are left alone) and contradictions."""
     problems = shape_problems(data)
     doubtful = {key for problem in problems for key in problem.involves}
     config = RunConfig.model_validate(_repaired(data, problems))
-    later = [*path_problems(config), *contradictions(config)]
+    later = [*(path_problems(config) if files else ()), *contradictions(config)]
     problems += [
         replace(problem, key=as_written(problem.key, data))
         for problem in later

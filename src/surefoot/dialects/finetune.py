@@ -20,6 +20,8 @@ from surefoot.dialects.arithmetic import counted, switch
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
+from surefoot.dialects.modules import module_names, set_default_targets
+from surefoot.dialects.resuming import resume_argument
 from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, number, refused, text
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.trainer import set_precision
@@ -33,20 +35,10 @@ LISTS = ("target_modules", "lora_target_modules", "Wdecompose_target_modules")
 WARMUP, ORIGINAL_WARMUP = 300, 100  # steps, fixed in the scripts
 LOGGING, ORIGINAL_LOGGING = 50, 10
 KEEP = 3
+MICRO = ("per_device_train_batch_size", "micro_batch_size")
 
 _BOTTLENECK = "is about bottleneck adapters, which surefoot does not have, and has no effect on LoRA or DoRA"
 _WANDB = "what is logged is decided by report_to"
-
-
-def module_names(value: Any) -> list[str] | None:
-    """Names with blanks or commas between them, a Python literal, and what a shell makes of one; None for none."""
-    if value is None or value in ("None", ""):
-        return None
-    items = value if isinstance(value, list | tuple) else [value]
-    if any(isinstance(item, bool | int | float | dict) for item in items):
-        raise ValueError("names of modules, such as [q_proj, v_proj]")
-    joined = " ".join(str(item) for item in items)
-    return joined.translate(str.maketrans("[](),'\"", "       ")).split() or None
 
 
 def _share_or_count(value: Any) -> int | float:
@@ -84,7 +76,7 @@ _ROWS = (
         "load_8bit",
         False,
         "a base in 8 bits is not in surefoot",
-        "leave it out, or hold the base in 4 bits: surefoot … precision.base=nf4",
+        "leave it out; for 4 bits, write the config (surefoot translate --out FILE), and train FILE precision.base=nf4",
     ),
     joint("batch_size", 128, ("batch.size",), "examples of an optimizer step, over all micro-batches"),
     joint("micro_batch_size", 4, ("batch.micro",), "the original's name"),
@@ -172,8 +164,8 @@ def _attention_kernels(draft: Draft) -> None:
 
 
 def _batch(draft: Draft) -> None:
-    names = ("per_device_train_batch_size", "micro_batch_size")
-    given = [name for name in names if draft.given(name)]
+    names = MICRO
+    given = [name for name in MICRO if draft.given(name)]
     if len(given) == 2 and draft[names[0]] != draft[names[1]]:
         draft.refuse(names[1], f"{names[0]} says {draft[names[0]]}", "give one of them")
         return
@@ -225,13 +217,6 @@ def _adapter_rest(draft: Draft) -> None:
         draft.set("gradient_checkpointing", value, "use_gradient_checkpointing")
 
 
-def set_default_targets(draft: Draft, name: str) -> None:
-    """PEFT's choice where nobody names modules; ours, all linear layers, would be another adapter."""
-    because = "PEFT's default for Llama, Mistral and Qwen2; name them for a family whose modules are called otherwise"
-    draft.drop("PEFT's default for the family", name)
-    draft.set("adapter.targets", ["q_proj", "v_proj"], why=because)
-
-
 def _data(draft: Draft) -> None:
     draft.set("data.train_on", "everything" if draft["train_on_inputs"] else "responses", "train_on_inputs")
 
@@ -253,24 +238,6 @@ def _tracking(draft: Draft) -> None:
     draft.set(
         "tracking.offline", offline, "wandb_online", why="WANDB_MODE" if offline and draft["wandb_online"] else ""
     )
-
-
-def resume_argument(draft: Draft, name: str, output: str) -> None:
-    """A checkpoint of the run folder itself becomes --resume; another one cannot be begun with."""
-    given = draft[name]
-    if given is None or given is False or str(given).lower() == "false":
-        draft.drop("asks for nothing", name)
-        return
-    folder = str(given).rstrip("/")
-    inside = folder == output.rstrip("/") or folder.rpartition("/")[0] == output.rstrip("/")
-    if given is True or str(given).lower() == "true" or inside:
-        draft.arguments.append("--resume")
-        draft.note(
-            name, "changed", "the newest checkpoint in the run folder that verifies, with optimizer and schedule"
-        )
-    else:
-        fix = f"name the run folder ({output}), or one of its checkpoints"
-        draft.refuse(name, "surefoot resumes a run in its own folder only", fix)
 
 
 def _resume(draft: Draft) -> None:
@@ -347,7 +314,8 @@ def _without_no(text: str) -> str:
 
 def banner(translation: Translation) -> list[str]:
     """What finetune.py prints before it loads the model: every argument, whether given or not."""
-    given = translation.given
+    micro = {name: translation.config["batch"]["micro"] for name in MICRO}  # two names for one thing
+    given = {**translation.given, **micro}
     return ["Finetuning model with params:", *(f"{name}: {given.get(name)}" for name in ROWS)]
 
 
@@ -356,7 +324,8 @@ def _ready(facts: RunFacts) -> Lines:
     lines = [f"Model loaded successfully. dtype: {types.get(facts.base, facts.base)}"]
     if facts.added_rows:
         lines.append(f"Adding dedicated PAD token: {facts.pad} (id {facts.pad_id})")
-    if facts.config.attention.cudnn == "off" and facts.compute == "bf16":
+    could = facts.device == "cuda" and facts.attention == "sdpa"  # nowhere else is there anything to disable
+    if could and facts.config.attention.cudnn == "off" and facts.compute == "bf16":
         lines.append("Disabled cuDNN SDPA for bf16 stability")
     return lines
 

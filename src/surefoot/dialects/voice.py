@@ -18,10 +18,10 @@ from surefoot.dialects.translation import Translation
 class RunFacts:
     """A run that is set up. embedding: name of the token embedding among the model's modules. bos: id that stands
     before every example, None for none. pad, pad_id, added_rows: the PAD. base, compute: types. attention: the
-    implementation. ids, learned: the first training example and which of its tokens carry loss; text, answer: decoded.
+    implementation. device: "cpu" or "cuda". ids, learned: the first training example and which of its tokens carry
+    loss; text, answer: decoded.
     """
 
-    folder: str
     config: RunConfig
     embedding: str
     bos: int | None
@@ -31,10 +31,7 @@ class RunFacts:
     base: str
     compute: str
     attention: str
-    trainable: int
-    parameters: int
-    total_steps: int
-    first_step: int
+    device: str
     ids: tuple[int, ...]
     learned: tuple[bool, ...]
     text: str

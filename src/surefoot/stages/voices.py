@@ -21,9 +21,7 @@ def run_facts(run: Prepared, setup: Setup) -> RunFacts:
     plan, example = run.plan, run.stage.data.train[0]
     ids, learned = tuple(example.ids.tolist()), tuple(example.supervised.tolist())
     answer = [token for token, counts in zip(ids, learned, strict=True) if counts]
-    parameters = list(setup.model.parameters())
     return RunFacts(
-        folder=str(run.found.folder),
         config=run.config,
         embedding=_embedding_name(setup.model),
         bos=plan.tokenizer.bos_id,
@@ -33,10 +31,7 @@ def run_facts(run: Prepared, setup: Setup) -> RunFacts:
         base=plan.precision.base.value,
         compute=plan.precision.compute.value,
         attention=plan.attention.implementation.value,
-        trainable=sum(one.numel() for one in parameters if one.requires_grad),
-        parameters=sum(one.numel() for one in parameters),
-        total_steps=run.timetable.total_steps,
-        first_step=setup.state.step + 1,
+        device=plan.device.value,
         ids=ids,
         learned=learned,
         text=str(run.tokenizer.decode(list(ids))),

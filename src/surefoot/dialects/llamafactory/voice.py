@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from surefoot.dialects.llamafactory.templates import SAME, writes_bos
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import End, Lines, RunFacts, Voice
 
@@ -15,7 +16,13 @@ _BOS_FILE = "bos_zero_config.json"
 
 def voice(translation: Translation) -> Voice:
     bos = bool(translation.given.get("use_bos_zero_training"))
-    return Voice(ready=_ready, row=trainer_row, finished=_finished_with_bos if bos else _finished)
+    template = str(translation.given.get("template"))
+    adds = template in SAME and not writes_bos(template)  # else the template has written it, and nothing was added
+
+    def ready(facts: RunFacts) -> Lines:
+        return [*_example(facts), *_attention(facts), *_bos(facts, adds=adds)]
+
+    return Voice(ready=ready, row=trainer_row, finished=_finished_with_bos if bos else _finished)
 
 
 def trainer_row(row: Mapping[str, Any]) -> Lines:
@@ -25,10 +32,6 @@ def trainer_row(row: Mapping[str, Any]) -> Lines:
         return [str({"eval_loss": _number(row["eval_loss"]), **accuracy, "epoch": round(row["epoch"], 2)})]
     rate = float(f"{row['lr']:.4g}")
     return [str({"loss": _number(row["loss"]), "learning_rate": rate, "epoch": round(row["epoch"], 2)})]
-
-
-def _ready(facts: RunFacts) -> Lines:
-    return [*_example(facts), *_attention(facts), *_bos(facts)]
 
 
 def _example(facts: RunFacts) -> Iterator[str]:
@@ -45,18 +48,18 @@ def _attention(facts: RunFacts) -> Iterator[str]:
         yield "Using vanilla attention implementation."
 
 
-def _bos(facts: RunFacts) -> Iterator[str]:
+def _bos(facts: RunFacts, *, adds: bool) -> Iterator[str]:
     scale = facts.config.bos.scale
     if scale == 1:
         return
     what = "zeroed out" if scale == 0 else f"scaled by {scale:g}"
     yield "🎯 BOSZeroTrainer initialized"
-    if facts.bos is not None:
+    if adds and facts.bos is not None:
         yield "   - BOS tokens will be added to sequences"
     yield f"   - Position 0 embeddings will be {what}"
     yield f"✅ Found embedding layer: {facts.embedding}"
     yield "✅ BOS zeroing hook registered on embedding layer"
-    if facts.bos is not None and facts.ids[:1] == (facts.bos,):
+    if adds and facts.bos is not None and facts.ids[:1] == (facts.bos,):
         length = len(facts.ids)
         yield f"✅ Added BOS token ({facts.bos}) to sequence of length {length - 1} -> {length}"
 
