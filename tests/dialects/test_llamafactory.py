@@ -334,7 +334,7 @@ REFUSED = {
     "finetuning_type: full\nquantization_bit: 4": "cannot train",
     "bf16: true\nfp16: true": "exclude each other",
     "streaming: true": "needs max_steps",
-    "resume_from_checkpoint: other/checkpoint-5": "does not lie in output_dir",
+    "resume_from_checkpoint: other/checkpoint-5": "does not lie in the run folder",
     "lora_rank: eight": "expected a whole number, got eight",
     "do_train: false": "trains nothing",
     "push_to_hub: true": "hub_model_id",

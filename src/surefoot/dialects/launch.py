@@ -42,13 +42,14 @@ class Options:
     allow_unknown: list words that the tool does not know, in place of refusing them. devices: accelerators that a
     launcher which names no number would use. read: the text of a file that a config or command names; InputError
     where it cannot be had. environment: what of this process's own a tool would read; a NAME=value in the command goes
-    before it.
+    before it. newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be seen.
     """
 
     allow_unknown: bool = False
     devices: int = 1
     read: Callable[[str], str] = no_files
     environment: Mapping[str, str] = field(default_factory=dict)
+    newest: Callable[[str], str | None] | None = None
 
 
 @dataclass(frozen=True)

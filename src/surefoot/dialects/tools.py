@@ -3,7 +3,8 @@
     translate_command(["llamafactory-cli", "train", "run.yaml"], options)
     translate_file("run.yaml", text, ["lora_rank=8"], options)
 
-A tool claims a command by the program's name and a file by its keys; the first that claims it reads it.
+A tool claims a command by the program's name and a file by its keys; the first that claims it reads it. Several tools
+have a train.py that takes a file: there the file's keys decide.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import replace
 from surefoot.dialects import measuring
 from surefoot.dialects.axolotl import AXOLOTL
 from surefoot.dialects.finetune import FINETUNE
-from surefoot.dialects.launch import Options, is_read, read_command
+from surefoot.dialects.launch import Command, Options, is_read, read_command
 from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
+from surefoot.dialects.resuming import check_resumed
 from surefoot.dialects.script import SCRIPT
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.torchtune import TORCHTUNE
@@ -24,6 +26,8 @@ from surefoot.dialects.translation import Translation
 from surefoot.dialects.trl import TRL
 from surefoot.dialects.voice import SILENT, Voice
 from surefoot.errors import Fault, InputError
+
+_SHARED_NAMES = ("train.py", "finetune.py")
 
 
 def tools() -> tuple[Tool, ...]:
@@ -34,9 +38,11 @@ def tools() -> tuple[Tool, ...]:
 def translate_command(words: Sequence[str], options: Options) -> Translation:
     """Raises InputError with every fault, also for a command of no known tool."""
     command = read_command(words, options)
-    for tool in tools():
-        if tool.claims_command(command):
+    of_its_file = _tool_of_its_file(command, options)
+    for tool in tools() if of_its_file is None else (of_its_file,):
+        if tool is of_its_file or tool.claims_command(command):
             found = tool.from_command(command, options)
+            check_resumed(found, options)
             told = [(note, tool.environment_note(note)) for note in command.notes]
             typed = {word.partition("=")[0] for word in words}
             unread = {note.where for note, of_the_tool in told if not is_read(note, of_the_tool)}
@@ -47,6 +53,17 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
             return replace(found, notes=(*notes, *found.notes), environment=kept)
     known = ", ".join(tool.name for tool in tools())
     raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
+
+
+def _tool_of_its_file(command: Command, options: Options) -> Tool | None:
+    """Of `python src/train.py run.yaml` and the like."""
+    first = command.arguments[0] if command.arguments else ""
+    if command.name not in _SHARED_NAMES or not first.endswith((".yaml", ".yml", ".json")):
+        return None
+    try:
+        return file_tool(first, options.read(first))
+    except InputError:
+        return None  # whoever claims the command says so
 
 
 def file_tool(path: str, text: str) -> Tool | None:
@@ -60,7 +77,9 @@ def translate_file(path: str, text: str, overrides: Sequence[str], options: Opti
     if tool is None or tool.from_file is None:
         known = ", ".join(tool.name for tool in tools())
         raise InputError(Fault(path, "is no config of a tool that surefoot understands", f"it reads {known}"))
-    return tool.from_file(path, text, overrides, options)
+    found = tool.from_file(path, text, overrides, options)
+    check_resumed(found, options)
+    return found
 
 
 def voice_of(translation: Translation) -> Voice:

@@ -13,8 +13,9 @@ from typing import Any
 
 from surefoot.dialects.arithmetic import counted, set_batch
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.finetune import module_names, resume_argument
 from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.modules import module_names
+from surefoot.dialects.resuming import resume_argument
 from surefoot.dialects.rows import Refusal, Row, carried, joint, number, text, whole
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation

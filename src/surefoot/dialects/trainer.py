@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot.dialects.arithmetic import KEEP_ALL, counted, set_batch, set_duration, set_warmup, switch
 from surefoot.dialects.draft import Draft
+from surefoot.dialects.resuming import resume_argument
 from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, names, number, refused, text, truth, whole
 
 _NODES = "is about several processes; surefoot starts one"
@@ -338,23 +339,13 @@ def set_output(draft: Draft) -> None:
     """Where the run lies and how it begins: --resume or --overwrite go with the command."""
     output = draft["output_dir"]
     draft.set("output", output, "output_dir")
-    resume = draft["resume_from_checkpoint"]
-    if resume not in (None, False, "false", "False"):
-        if isinstance(resume, str) and resume.lower() != "true":
-            folder = resume.rstrip("/")
-            if folder != output.rstrip("/") and folder.rpartition("/")[0] != output.rstrip("/"):
-                fix = "surefoot resumes a run in its own folder"
-                draft.refuse("resume_from_checkpoint", f"{resume} does not lie in output_dir {output}", fix)
-                return
-        draft.note("resume_from_checkpoint", "changed", "from the newest checkpoint that verifies", "--resume")
+    if resume_argument(draft, "resume_from_checkpoint", output):
         draft.drop("resume_from_checkpoint goes before it", "overwrite_output_dir")
-        draft.arguments.append("--resume")
     elif draft["overwrite_output_dir"]:
         draft.note("overwrite_output_dir", "carried", "", "--overwrite")
         draft.arguments.append("--overwrite")
-    draft.drop(
-        "asks for nothing", *(name for name in ("resume_from_checkpoint", "overwrite_output_dir") if not draft[name])
-    )
+    else:
+        draft.drop("asks for nothing", "overwrite_output_dir")
 
 
 def set_rest(draft: Draft) -> None:

@@ -38,6 +38,7 @@ class Translation:
     config: a surefoot config in plain form, where the command takes one; else empty. arguments: the command's other
     words, after the config. notes: in the order of the original, assumptions last. given: the other tool's arguments
     as read, defaults filled in, for training_args.json. environment: NAME=value that stood before the command.
+    resumes: the checkpoint, or the run folder of any, that the words ask to go on from; None where they name none.
     """
 
     tool: str
@@ -47,3 +48,4 @@ class Translation:
     arguments: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    resumes: str | None = None

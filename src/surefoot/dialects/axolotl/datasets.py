@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.dialects.draft import Draft
+from surefoot.locations import DATA_SUFFIXES
 from surefoot.nearest import nearest_word
 
 # Axolotl's chat_template -> ours. The others have templates of their own, whose texts nobody here has compared.
@@ -61,7 +62,11 @@ class Sources:
             return
         source: dict[str, Any] = {"path": self._file(number, path, given)}
         source |= {ours: given[theirs] for theirs, ours in _SOURCE.items() if theirs in given}
-        if source.get("split") == "train":
+        if str(source["path"]).endswith(DATA_SUFFIXES):
+            source.pop("split", None)  # all of a file is one split
+        elif self.name == "test_datasets":
+            source.setdefault("split", "test")  # where Axolotl looks; ours is the validation split, if there is one
+        elif source.get("split") == "train":
             del source["split"]
         self._kind(number, given, source)
         self.sources.append(source)

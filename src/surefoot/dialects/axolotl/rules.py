@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from surefoot.dialects.arithmetic import UP, counted, set_batch, set_duration, switch
 from surefoot.dialects.axolotl.datasets import set_data
 from surefoot.dialects.draft import Draft
-from surefoot.dialects.finetune import module_names, resume_argument, set_default_targets
+from surefoot.dialects.modules import module_names, set_default_targets
+from surefoot.dialects.resuming import resume_argument
 from surefoot.dialects.trainer import OPTIMIZERS, SCHEDULES
 
 USUAL_WARMUP = 0.03  # of all steps, where neither a number nor a share is given
@@ -197,8 +199,11 @@ def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: st
         draft.refuse(steps, f"{per_epoch} says it already", "keep one")
     elif times:
         draft.set(key, counted(1 / times, "epoch"), per_epoch, strategy, why="" if times == 1 else UP)
+    elif every and every < 1 and (total := draft["max_steps"]) and total > 0:
+        draft.set(key, counted(math.ceil(every * total), "step"), steps, strategy)
     elif every and every < 1:
-        draft.set(key, counted(every * draft["num_epochs"], "epoch"), steps, strategy, why=UP)
+        epochs = every * draft["num_epochs"]
+        draft.set(key, counted(epochs, "epoch"), steps, strategy, why="" if epochs == int(epochs) else UP)
     elif every:
         draft.set(key, counted(every, "step"), steps, strategy)
     elif word in ("no", False, "False"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.dialects.draft import Draft
 from surefoot.errors import InputError
-from surefoot.locations import DESCRIPTION
+from surefoot.locations import DATA_SUFFIXES, DESCRIPTION
 
 _MIXES = ("concat", "interleave_under", "interleave_over", "interleave_once")
 _EPOCH = "an epoch is as long as all sets together, shared out by weight"
@@ -54,6 +54,11 @@ def _source(draft: Draft, name: str, read: Callable[[str], str] | None) -> dict[
     if draft["stage"] == "pt" and read is not None and (plain := _texts(folder, name, read)):
         return plain
     return {"path": folder, "name": name}
+
+
+def _to_evaluate(source: dict[str, Any]) -> dict[str, Any]:
+    """A hub data set is read from its train split, also to evaluate on; a described set has a split of its own."""
+    return source if "name" in source or source["path"].endswith(DATA_SUFFIXES) else {"split": "train"} | source
 
 
 def _texts(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
@@ -112,9 +117,14 @@ def _stream(draft: Draft, sources: list[dict[str, Any]]) -> None:
         draft.drop("described sets are read whole; the outcome is the same", "streaming")
         return
     size = draft["per_device_train_batch_size"] * draft["gradient_accumulation_steps"]
+    held = draft["val_size"]
+    if 0 < held < 1:
+        draft.refuse("val_size", "a share of a stream is not known", "give a number of examples, as LLaMA-Factory asks")
+        return
     for source in sources:
-        source |= {"streaming": True, "max_samples": draft["max_steps"] * size}
-    draft.note("streaming", "changed", "as many records are read as max_steps takes", "data.train")
+        source |= {"streaming": True, "max_samples": draft["max_steps"] * size + int(held)}
+    taken = "max_steps and val_size take" if held else "max_steps takes"
+    draft.note("streaming", "changed", f"as many records are read as {taken}", "data.train")
 
 
 def _set_evaluation(draft: Draft, evaluation: list[str] | None, read: Callable[[str], str] | None) -> None:
@@ -122,7 +132,7 @@ def _set_evaluation(draft: Draft, evaluation: list[str] | None, read: Callable[[
     if evaluation and share:
         draft.refuse("val_size", "excludes eval_dataset", "keep one")
     elif evaluation:
-        sources = [_source(draft, name, read) for name in evaluation]
+        sources = [_to_evaluate(_source(draft, name, read)) for name in evaluation]
         if (most := draft["max_samples"]) is not None:
             sources = [source | {"max_samples": most} for source in sources]
         draft.set("data.eval", sources[0] if len(sources) == 1 else sources, "eval_dataset", "dataset_dir")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot.dialects import trainer
+from surefoot.dialects.modules import module_names
 from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, names, refused, text, whole
 
 _GENERATING = "is about answering; surefoot generate and chat have flags for it"
@@ -150,11 +151,11 @@ FINETUNING = (
     joint("early_stopping_steps", None, ("early_stopping.patience",), "needs evaluation data", type=whole),
     listed("plot_loss", False, "the curves are always drawn"),
     listed("include_effective_tokens_per_second", False, "tokens per second are always logged"),
-    joint("additional_target", None, ("adapter.modules_to_save",), type=names),
+    joint("additional_target", None, ("adapter.modules_to_save",), type=module_names),
     joint("lora_alpha", None, ("adapter.alpha",), "twice lora_rank where it is not given", type=whole),
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
     joint("lora_rank", 8, ("adapter.rank",)),
-    joint("lora_target", "all", ("adapter.targets",), type=names),
+    joint("lora_target", "all", ("adapter.targets",), type=module_names),
     refused("loraplus_lr_ratio", None, "A and B have one learning rate here", "leave it out"),
     listed("loraplus_lr_embedding", 1e-6, "belongs to loraplus_lr_ratio"),
     joint("use_rslora", False, ("adapter.rslora",)),

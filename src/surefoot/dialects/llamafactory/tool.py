@@ -24,10 +24,14 @@ from surefoot.errors import Fault, InputError
 NAME = "LLaMA-Factory"
 DIALECT = Dialect(NAME, ROWS, RULES, trainer.ALIASES)
 _PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "llamafactory.launcher")
+_SCRIPTS = ("train.py", "train_bash.py")  # how it was started before it had a command
 _SWITCHES = frozenset(name for name, row in ROWS.items() if isinstance(row.default, bool))
 _SUFFIXES = (".yaml", ".yml", ".json")
 # By these a file is known: each is a word of LLaMA-Factory's that neither surefoot nor the other tools have.
+_FLAGS = ("--stage", "--finetuning_type", "--dataset_dir", "--cutoff_len")
 _OWN = ("finetuning_type", "dataset_dir", "cutoff_len", "lora_target", "export_dir", "template", "stage", "dataset")
+_OF_A_TRAINING = {"dataset", "do_train", "output_dir", "learning_rate", "per_device_train_batch_size"}
+_LISTS = ("lora_target", "additional_target")
 _ELSEWHERE = {
     "eval": "`surefoot evaluate` measures models",
     "api": "surefoot serves no API; `surefoot generate` answers files of prompts",
@@ -85,7 +89,16 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
     names = {word.name for word in words if word.value is not None}
     if "export_dir" in names and "dataset" not in names:
         return export(words, "export", DIALECT, allow_unknown=options.allow_unknown)
+    if not names & _OF_A_TRAINING:
+        return export(words, "chat", DIALECT, allow_unknown=options.allow_unknown)
     return _train(words, options, Command(path, environment=inherited(options)))
+
+
+def claims_command(command: Command) -> bool:
+    if command.name in _PROGRAMS or "llamafactory" in command.program.split("/"):
+        return True
+    flags = {word.partition("=")[0].replace("-", "_").replace("__", "--", 1) for word in command.arguments}
+    return command.name in _SCRIPTS and bool(flags & set(_FLAGS))
 
 
 def claims_file(path: str, text: str) -> bool:
@@ -100,7 +113,7 @@ def claims_file(path: str, text: str) -> bool:
 
 def _split(command: Command) -> tuple[str, Sequence[str]]:
     """The verb and what follows it. The file that torchrun is given stands for `train`."""
-    if command.program.endswith("launcher.py") or command.name in ("llamafactory.launcher", "train.py", "run_exp.py"):
+    if command.program.endswith("launcher.py") or command.name in ("llamafactory.launcher", "run_exp.py", *_SCRIPTS):
         return "train", command.arguments
     if not command.arguments:
         raise InputError(Fault(command.name, "names no command", "it has train, export, chat"))
@@ -110,7 +123,7 @@ def _split(command: Command) -> tuple[str, Sequence[str]]:
 def _words(words: Sequence[str], options: Options) -> list[Word]:
     if words and words[0].lower().endswith(_SUFFIXES) and not words[0].startswith("-"):
         return [*read_document(parse_document(options.read(words[0]), words[0])), *read_pairs(words[1:])]
-    flags, left = read_flags(words, switches=_SWITCHES)
+    flags, left = read_flags(words, switches=_SWITCHES, lists=_LISTS)
     if left:
         fix = "write --key value, or a .yaml file first"
         raise InputError([Fault(word, "belongs to no flag", fix) for word in left])
@@ -155,7 +168,7 @@ def environment_note(note: Note) -> Note:
 
 LLAMAFACTORY = Tool(
     name=NAME,
-    claims_command=lambda command: command.name in _PROGRAMS or "llamafactory" in command.program.split("/"),
+    claims_command=claims_command,
     from_command=from_command,
     claims_file=claims_file,
     from_file=from_file,

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from surefoot.dialects import trainer
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.finetune import module_names, set_default_targets
 from surefoot.dialects.launch import Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
+from surefoot.dialects.modules import module_names, set_default_targets
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
