@@ -15,14 +15,15 @@ from transformers.pytorch_utils import Conv1D
 import zoo
 from plans import adapter_plan
 from surefoot.errors import InputError
+from surefoot.models import merge
 from surefoot.models.adapters import ADAPTER, add_adapter
-from surefoot.models.agreement import compare_logits, logits_of
+from surefoot.models.agreement import compare_logits, logits_of, rounding_noise
 from surefoot.models.load import load_model
 from surefoot.models.merge import cast_weights, merge_adapter, tensor_digests
 from surefoot.models.peft import LoraLayer, PeftModel
 from surefoot.models.save import save_full
 from surefoot.models.vocabulary import embedding_and_head, is_tied
-from surefoot.stages.certificate import MERGED_LIMIT
+from surefoot.stages.certificate import MERGED_LIMIT, NOISE_LIMIT
 
 CPU = torch.device("cpu")
 FORMULA = 2e-6  # of the largest weight: units in the last place of fp32, after products of rank 4
@@ -153,6 +154,36 @@ def test_biases_of_an_adapter_are_merged(folders):
             parameter.data += 0.3
     wanted = logits_of(adapted.eval(), texts())
     assert compare_logits(wanted, logits_of(merge_adapter(adapted).model, texts())).share <= MERGED_LIMIT
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_measured_in_what_the_dtype_may_do(dtype):
+    """Every size that fp16 has, with ties and subnormal numbers; a whole unit in the last place counts 2."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4000, generator=generator) * 2.0 ** torch.randint(-26, 15, (4000,), generator=generator)
+    kind = torch.finfo(dtype)
+    ties = torch.tensor([1 + kind.eps / 2, kind.tiny * (1 + kind.eps / 2), 0.0, -1.0])
+    values = torch.cat([values, ties])
+    assert 0.95 < merge._rounding(values, values.to(dtype)) <= 1
+    truncated = (values.view(torch.int32) & (-1 << {torch.bfloat16: 16, torch.float16: 13}[dtype])).view(torch.float32)
+    assert merge._rounding(values, truncated.to(dtype)) > 1.5
+    assert merge._rounding(values, torch.full_like(values, float("nan")).to(dtype)) == float("inf")
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("family", zoo.ZOO)
+def test_what_merging_changes_is_of_the_size_of_one_rounding(folders, family, kind):
+    """The measure behind NOISE_LIMIT, which leaves a factor of nearly four."""
+    base = base_model(folders[family])
+    plain = logits_of(base, texts())
+    noise = rounding_noise(base, texts(), plain)
+    assert 0 < noise < MERGED_LIMIT / NOISE_LIMIT
+    adapted = trained(folders[family], kind)
+    wanted = logits_of(adapted, texts())
+    found = compare_logits(wanted, logits_of(merge_adapter(adapted).model, texts())).share
+    assert found < NOISE_LIMIT / 2 * noise
+    assert compare_logits(plain, wanted).share > 1000 * NOISE_LIMIT * noise  # twin: no adapter at all
+    assert torch.equal(plain[0], logits_of(base, texts())[0])  # the measurement leaves nothing behind
 
 
 def test_a_value_that_does_not_fit_is_named(folders):

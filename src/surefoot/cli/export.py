@@ -61,9 +61,10 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 
     Merged in fp32 and compared with what was trained before anything is published; export.json holds the proof.
     """
-    from surefoot.stages.export_place import check_out
+    from surefoot.out_folder import require_replaceable
+    from surefoot.report.export_card import CERTIFICATE
 
-    check_out(out, options["overwrite"])
+    require_replaceable(out, options["overwrite"], CERTIFICATE, "export")
     for adapter in adapters or (None,):
         check_models(model, adapter)
 

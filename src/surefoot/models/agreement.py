@@ -34,6 +34,25 @@ def logits_of(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[torch.Te
     return found
 
 
+def rounding_noise(model: nn.Module, texts: Sequence[Sequence[int]], logits: Sequence[torch.Tensor]) -> float:
+    """How far one rounding moves the logits of this model: every embedding of `texts` by one unit in the last place,
+    up or down at random (the same in every call). A share of the largest logit.
+
+    model: in the dtype of which the rounding is. logits: what it gives without.
+    """
+
+    def one_unit(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        up = torch.rand(output.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+        towards = torch.where(up, torch.inf, -torch.inf).to(output)
+        return torch.nextafter(output, towards)
+
+    handle = model.get_input_embeddings().register_forward_hook(one_unit)  # type: ignore[operator]
+    try:
+        return compare_logits(logits, logits_of(model, texts)).share
+    finally:
+        handle.remove()
+
+
 def compare_logits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> Agreement:
     """Raises ValueError where the shapes differ."""
     largest, scale, same, positions = [0.0], [0.0], 0, 0

@@ -22,6 +22,8 @@ from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, PeftModel
 from surefoot.models.vocabulary import embedding_and_head, is_tied
 
+_AT_ONCE = 1 << 22  # values that are compared at once: 16 MB in fp32
+
 
 @dataclass(frozen=True)
 class Merged:
@@ -56,22 +58,48 @@ def merge_adapter(adapted: PeftModel) -> Merged:
 
 
 @torch.no_grad()
-def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Every floating-point parameter, in place, one at a time. Raises InputError where a value does not fit."""
+def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> float:
+    """Every floating-point parameter, in place, one at a time. Raises InputError where a value does not fit.
+
+    Returns by how much the worst value was moved, in units of the rounding that the dtype cannot avoid: at most 1 where
+    all is right (see `_rounding`).
+    """
+    worst = 0.0
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dtype != dtype:
-            parameter.data = parameter.data.to(dtype)
+            before = parameter.data
+            parameter.data = _cast(before, dtype)
+            worst = max(worst, _rounding(before, parameter.data))
             if not is_finite(parameter):
                 largest = f"{torch.finfo(dtype).max:g}"
                 what = f"does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest}"
                 raise InputError(Fault(name, what, "export with --dtype bf16 or fp32"))
     model.config.dtype = dtype
+    return worst
 
 
 def tensor_digests(model: nn.Module) -> dict[str, str]:
     """Name -> SHA-256 of dtype, shape and bytes, of everything that a file of the model holds; tied names have equal
     ones."""
     return {name: _digest(tensor) for name, tensor in model.state_dict().items()}
+
+
+def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return values.to(dtype)
+
+
+def _rounding(before: torch.Tensor, after: torch.Tensor) -> float:
+    """The largest |after - before| over what rounding to nearest may do: half a unit in the last place of |before|.
+
+    That is at most eps/2 · |before|, and below the smallest normal number of the dtype eps/2 · that number. Infinite
+    where it is not finite. before: in fp32, of any shape; piece by piece, to take no second copy of a matrix.
+    """
+    kind, worst = torch.finfo(after.dtype), 0.0
+    for old, new in zip(before.reshape(-1).split(_AT_ONCE), after.reshape(-1).split(_AT_ONCE), strict=True):
+        allowed = old.abs().clamp(min=kind.tiny) * (kind.eps / 2)
+        ratio = float(((new.to(old.dtype) - old).abs() / allowed).max())
+        worst = max(worst, ratio if ratio == ratio else float("inf"))
+    return worst
 
 
 def _merged_layer(name: str, module: LoraLayer) -> nn.Module:

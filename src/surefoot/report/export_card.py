@@ -24,7 +24,8 @@ _WORDS = {
 @dataclass(frozen=True)
 class ExportFacts:
     """base, base_revision: of the model below the adapters, as the user called it. adapters: a line each. record: as in
-    export.json. trained: sections of the run's own card, "" where there is none."""
+    export.json. trained: sections of the run's own card, "" where there is none. puts_bos_itself: whoever
+    asks the model without a template writes BOS, for the tokenizer does not and the model was trained with it."""
 
     name: str
     base: str
@@ -35,6 +36,7 @@ class ExportFacts:
     has_template: bool
     modelfile: bool
     trained: str
+    puts_bos_itself: bool = False
 
 
 def export_card(facts: ExportFacts) -> str:
@@ -61,7 +63,8 @@ def usage_code(facts: ExportFacts) -> str:
             ")",
         ]
     else:
-        encode = [f'inputs = tokenizer("{EXAMPLE_PROMPT}", return_tensors="pt")']
+        start = "tokenizer.bos_token + " if facts.puts_bos_itself else ""
+        encode = [f'inputs = tokenizer({start}"{EXAMPLE_PROMPT}", return_tensors="pt")']
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
         'folder = "."  # this folder, or the hub id it was published under',
@@ -77,11 +80,23 @@ def usage_code(facts: ExportFacts) -> str:
 def check_lines(record: Mapping[str, Any]) -> list[str]:
     """One line per comparison, for the screen and the card."""
     return [
-        f"{_WORDS.get(name, name)}: largest logit difference {check['largest_difference']:.2g}, "
-        f"{check['share_of_largest_logit']:.2g} of the largest logit (allowed {check['limit']:g}); "
-        f"same likeliest token at {check['top1_agreement']:.1%} of {check['positions']:,} positions"
+        f"{_words(name)}: largest logit difference {check['largest_difference']:.2g}, "
+        f"{check['share_of_largest_logit']:.2g} of the largest logit (allowed {check['limit']:.2g}); "
+        f"same likeliest token at {check['top1_agreement']:.1%} of {check['positions']:,} positions{_effect(check)}"
         for name, check in record["checks"].items()
     ]
+
+
+def _words(name: str) -> str:
+    """Of several adapters each comparison is named by its number and adapter."""
+    number, colon, adapter = name.partition(": ")
+    return f"adapter {number}, {adapter}, over what came before, and merged" if colon else _WORDS.get(name, name)
+
+
+def _effect(check: Mapping[str, Any]) -> str:
+    if "adapter_changes" not in check:
+        return ""
+    return f"; the adapter itself changes logits by up to {check['adapter_changes']:.2g}"
 
 
 def _header(facts: ExportFacts) -> dict[str, Any]:

@@ -14,34 +14,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from surefoot import durable, hardware
 from surefoot.errors import EnvironmentFault, Fault, InputError
-from surefoot.models.agreement import Agreement, compare_logits, logits_of
-from surefoot.models.bos import bake, bake_obstacle, install_bos_scaling
-from surefoot.models.load import load_model
-from surefoot.models.merge import cast_weights, merge_adapter, tensor_digests
+from surefoot.models.agreement import compare_logits, logits_of
+from surefoot.models.merge import cast_weights, tensor_digests
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import save_full
-from surefoot.models.saved_adapter import open_adapter
-from surefoot.models.vocabulary import embedding_and_head, is_tied, resize_vocabulary
+from surefoot.out_folder import require_replaceable
 from surefoot.planning.plan import DType
-from surefoot.stages.certificate import (
-    MERGED_LIMIT,
-    RELOADED_LIMIT,
-    check_record,
-    require_merged,
-    require_reloaded,
-)
+from surefoot.report.export_card import CERTIFICATE
+from surefoot.stages.certificate import check_record, reloaded_limit, require_cast, require_reloaded
 from surefoot.stages.export_adapter import copy_adapter
 from surefoot.stages.export_files import copy_tokenizer, input_record, write_certificate, write_guides
 from surefoot.stages.export_gguf import add_gguf, require_gguf_package
+from surefoot.stages.export_merge import Account, merged_model, scale_to_bake
 from surefoot.stages.export_parts import ExportParts, find_export_parts
-from surefoot.stages.export_place import check_out
-from surefoot.stages.export_prompts import PromptSet, choose_prompts
+from surefoot.stages.export_prompts import choose_prompts
+from surefoot.stages.export_record import model_record
 
 _SPARE = 1.05  # of the weights' bytes: what the disk must have free, tokenizer and headers included
 
@@ -53,17 +45,6 @@ class Exported:
     folder: Path
     record: dict[str, Any]
     cautions: tuple[str, ...]
-
-
-@dataclass
-class _Account:
-    """What happens to the model on its way, as the certificate tells it."""
-
-    checks: dict[str, dict[str, Any]]
-    merged_layers: int = 0
-    replaced: tuple[str, ...] = ()
-    untied: bool = False
-    baked: float | None = None
 
 
 def export_model(
@@ -95,30 +76,32 @@ def export_model(
     EnvironmentFault for a disk without room and a merge that does not agree with the adapter. Then nothing is
     published.
     """
-    check_out(out, overwrite)
+    require_replaceable(out, overwrite, CERTIFICATE, "export")
     parts = find_export_parts(path, adapters)
     durable.require_writable(out)
     if parts.chain and not merge:
         if gguf:
             raise InputError(Fault("--gguf", "is for whole models, and this is an adapter", "give --merge as well"))
-        return Exported(out, copy_adapter(parts, out, overwrite), parts.cautions)
+        record = copy_adapter(parts, out, overwrite)
+        return Exported(out, record, (*parts.cautions, *record["notes"][1:]))
     if merge and not parts.chain:
         raise InputError(Fault(path, "is a whole model, so there is nothing to merge", "leave --merge out"))
     if gguf:
         require_gguf_package()
-    scale = _scale(parts, drop_bos_scale)
+    scale = scale_to_bake(parts, drop_bos_scale)
     kind: DType = parts.facts.stored if dtype == "stored" else dtype
-    _require_room(out, parts, kind)
+    _require_room(out, parts, kind, copies=2 if gguf else 1)
     prompt_set = choose_prompts(
         prompts, parts.trained, parts.template, parts.encoder, parts.bos_id, parts.facts.max_positions
     )
     place = torch.device("cpu" if device == "cpu" else hardware.detect().kind)
     durable.restore_replaced(out.absolute().parent)
     with durable.staged_folder(out, replace=overwrite) as staging:
-        account = _Account({})
-        model, wanted = _merged(parts, place, prompt_set, scale, account)
+        account = Account()
+        model, wanted = merged_model(parts, place, prompt_set, scale, account)
         _stop_as_trained(model, parts)
-        cast_weights(model, TORCH_DTYPE[kind])
+        rounding = cast_weights(model, TORCH_DTYPE[kind])
+        require_cast(rounding, kind)
         digests = tensor_digests(model)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         save_full(model, staging, max_shard_size)
@@ -128,85 +111,23 @@ def export_model(
         reloaded = _reload(staging, place, digests)
         found = compare_logits(wanted, logits_of(reloaded, prompt_set.ids))
         require_reloaded(found, kind, threshold)
-        account.checks["fp32_and_reloaded"] = check_record(found, threshold or RELOADED_LIMIT[kind])
-        record = _record(parts, kind, prompt_set, account, digests, parameters, drop_bos_scale)
-        cautions = [*parts.cautions, *record["notes"]]
+        account.checks["fp32_and_reloaded"] = check_record(found, reloaded_limit(kind, threshold))
+        record = model_record(
+            parts,
+            kind,
+            prompt_set,
+            account,
+            tensors=len(digests),
+            parameters=parameters,
+            rounding=rounding,
+            dropped=drop_bos_scale,
+        )
+        cautions = [*parts.cautions, *account.said, *record["notes"]]
         if gguf:
             cautions += add_gguf(parts, staging, reloaded, prompt_set, record, out)
         cautions += write_guides(parts, staging, record, name=out.name, modelfile=modelfile)
         write_certificate(staging, record, input_record(parts))
     return Exported(out, record, tuple(cautions))
-
-
-def _merged(
-    parts: ExportParts, device: torch.device, prompts: PromptSet, scale: float | None, account: _Account
-) -> tuple[PreTrainedModel, list[torch.Tensor]]:
-    """The plain model in fp32, and the logits that it must keep."""
-    rows = parts.chain[0].rows if parts.chain else None
-    model: PreTrainedModel = load_model(
-        parts.base,
-        dtype=torch.float32,
-        attention_implementation="eager" if parts.facts.without_sdpa else "sdpa",
-        device=device,
-        vocab_rows=rows,
-    )
-    if not parts.chain and scale is not None:
-        install_bos_scaling(model, scale)
-    wanted = [] if parts.chain else logits_of(model, prompts.ids)
-    for number, saved in enumerate(parts.chain):
-        if number and saved.rows is not None and saved.rows > embedding_and_head(model)[0].shape[0]:
-            resize_vocabulary(model, saved.rows)
-        adapted = open_adapter(model, saved)
-        if scale is not None:
-            install_bos_scaling(adapted, scale)
-        wanted = logits_of(adapted, prompts.ids)
-        merged = merge_adapter(adapted)
-        model = merged.model
-        account.merged_layers += len(merged.layers)
-        account.replaced += merged.replaced
-        account.untied = account.untied or merged.untied
-        _agree(model, prompts, wanted, account, "adapter_and_merged" if len(parts.chain) == 1 else saved.folder.name)
-    if scale is not None:
-        _bake(model, parts, scale)
-        account.baked = scale
-        _agree(model, prompts, wanted, account, "scaled_and_baked")
-    return model, wanted
-
-
-def _agree(model: nn.Module, prompts: PromptSet, wanted: list[torch.Tensor], account: _Account, name: str) -> Agreement:
-    found = compare_logits(wanted, logits_of(model, prompts.ids))
-    require_merged(found)
-    account.checks[name] = check_record(found, MERGED_LIMIT)
-    return found
-
-
-def _scale(parts: ExportParts, drop: bool) -> float | None:
-    """The factor to bake; None where there is none. Obstacles that need no weights are told before any is loaded."""
-    if parts.bos_scale is None or drop:
-        return None
-    _require_bakeable(parts, tied=False)
-    return parts.bos_scale
-
-
-def _bake(model: PreTrainedModel, parts: ExportParts, scale: float) -> None:
-    _require_bakeable(parts, tied=is_tied(model))
-    assert parts.bos_id is not None, "bake_obstacle names a missing BOS"
-    bake(model, parts.bos_id, scale)
-
-
-def _require_bakeable(parts: ExportParts, tied: bool) -> None:
-    tokens = parts.tokens
-    obstacle = bake_obstacle(
-        bos_id=parts.bos_id,
-        ends=tokens.stop.value,
-        pad_id=tokens.pad_id,
-        tied=tied,
-        repeats_bos=parts.template.repeats_bos,
-    )
-    if obstacle:
-        what = f"the scaled BOS embedding ({parts.bos_scale:g}) cannot be written into the weights: {obstacle}"
-        fix = "export the adapter alone (without --merge), or give up the scaling with --drop-bos-scale"
-        raise InputError(Fault("bos.scale", what, fix))
 
 
 def _stop_as_trained(model: PreTrainedModel, parts: ExportParts) -> None:
@@ -227,8 +148,9 @@ def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreT
     return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
 
 
-def _require_room(out: Path, parts: ExportParts, dtype: DType) -> None:
-    needed = int(parts.facts.parameters * {"fp32": 4, "bf16": 2, "fp16": 2}[dtype] * _SPARE)
+def _require_room(out: Path, parts: ExportParts, dtype: DType, copies: int) -> None:
+    """copies: of the weights, a GGUF file being one."""
+    needed = int(parts.facts.parameters * {"fp32": 4, "bf16": 2, "fp16": 2}[dtype] * copies * _SPARE)
     place = out.absolute()
     while not place.exists():
         place = place.parent
@@ -236,40 +158,3 @@ def _require_room(out: Path, parts: ExportParts, dtype: DType) -> None:
     if free < needed:
         what = f"the disk has {free / 1e9:.1f} GB free, and the export takes about {needed / 1e9:.1f} GB"
         raise EnvironmentFault(Fault(str(out), what, "free some space or choose another disk"))
-
-
-def _record(
-    parts: ExportParts,
-    dtype: DType,
-    prompts: PromptSet,
-    account: _Account,
-    digests: dict[str, str],
-    parameters: int,
-    dropped: bool,
-) -> dict[str, Any]:
-    notes = []
-    if parts.packed:
-        notes.append("trained over the base in 4 bits, merged into the base as it was before packing")
-    if account.untied:
-        notes.append("embedding and output head were tied and differ now, so config.json says that they are two")
-    if account.baked is not None:
-        notes.append(
-            f"the embedding's row of BOS is multiplied by {account.baked:g}; bos_zero_config.json is not needed"
-        )
-    if parts.bos_scale is not None and dropped:
-        notes.append(f"the scaling of the BOS embedding ({parts.bos_scale:g}) was dropped, as asked")
-    return {
-        "dtype": dtype,
-        "stored_dtype_of_base": parts.facts.stored,
-        "tensors": {
-            "count": len(digests),
-            "parameters": parameters,
-            "merged_layers": account.merged_layers,
-            "trained_in_full": list(account.replaced),
-            "added_rows": parts.added_rows,
-            "bit_for_bit_after_reloading": len(digests),
-        },
-        "prompts": {"from": prompts.source, "count": len(prompts.ids), "tokens": prompts.tokens},
-        "checks": account.checks,
-        "notes": notes,
-    }

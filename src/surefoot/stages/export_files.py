@@ -10,11 +10,10 @@ from surefoot import durable, hardware
 from surefoot.families.templates import OWN
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.save import ADAPTER_WEIGHTS
-from surefoot.report.export_card import ExportFacts, export_card
+from surefoot.report.export_card import CERTIFICATE, ExportFacts, export_card
 from surefoot.report.modelfile import Served, modelfile_text
 from surefoot.stages.certificate import FORMAT, hashes
 from surefoot.stages.export_parts import ExportParts
-from surefoot.stages.export_place import CERTIFICATE
 from surefoot.stages.served_template import served_row
 
 TOKENIZER_FILES = (
@@ -58,6 +57,7 @@ def write_guides(
         has_template=(folder / "chat_template.jinja").is_file(),
         modelfile=modelfile,
         trained=_trained_sections(parts) if parts.plan is not None else "",
+        puts_bos_itself=parts.bos_id is not None and not parts.tokenizer_writes_bos,
     )
     durable.write_text(folder / "README.md", export_card(facts))
     return cautions

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.data.segments import Template
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError
-from surefoot.families.bos_zero import read_bos_scale
 from surefoot.families.model_facts import ModelFacts
 from surefoot.locations import looks_local
 from surefoot.models.folder import check_folder
@@ -18,7 +17,7 @@ from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.tree import facts_of
 from surefoot.planning.plan import RunPlan, TokenizerPlan
-from surefoot.stages.open_model import find_parts, plan_tokens, saved_plan, template_name
+from surefoot.stages.open_model import find_parts, plan_tokens, saved_bos_scale, saved_plan, template_name
 from surefoot.stages.provenance import cautions_about
 
 
@@ -48,6 +47,11 @@ class ExportParts:
         return self.tokens.bos_id if self.tokens.bos.value else None
 
     @property
+    def tokenizer_writes_bos(self) -> bool:
+        """Whether `tokenizer(text)` begins with the BOS that every text of this model has."""
+        return self.encoder.tokenizer("a")["input_ids"][:1] == [self.bos_id]
+
+    @property
     def packed(self) -> bool:
         return self.plan is not None and self.plan.precision.base.value == "nf4"
 
@@ -73,7 +77,8 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
         chain.append(saved)
     trained = chain[-1].folder if chain else base
     plan = saved_plan(trained)
-    facts = facts_of(base)
+    scale = _one_scale(chain, base)
+    facts = replace(facts_of(base), bos_scale=scale)
     with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
     tokens = plan.tokenizer if plan else plan_tokens(path, facts, with_tokenizer)
     encoder = TextEncoder(load_tokenizer(with_tokenizer))
@@ -90,15 +95,16 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
         with_tokenizer=with_tokenizer,
         encoder=encoder,
         template=make_template(template_name(tokens), encoder, tokens.stop.value),
-        bos_scale=_one_scale(chain, base),
+        bos_scale=None if scale == 1 else scale,
         cautions=cautions_about(trained, base),
     )
 
 
-def _one_scale(chain: Sequence[SavedAdapter], base: Path) -> float | None:
-    scales = {read_bos_scale(saved.folder) for saved in chain} if chain else {read_bos_scale(base)}
+def _one_scale(chain: Sequence[SavedAdapter], base: Path) -> float:
+    """The factor with which every command opens these, 1 for none. Raises InputError where they differ."""
+    folders = [saved.folder for saved in chain] or [base]
+    scales = {saved_bos_scale(folder, base, saved_plan(folder)) for folder in folders}
     if len(scales) > 1:
         what = "the adapters were trained with different scalings of the BOS embedding"
         raise InputError(Fault("adapters", what, "merge one of them"))
-    (scale,) = scales
-    return None if scale == 1 else scale
+    return scales.pop()
