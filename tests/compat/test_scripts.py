@@ -30,9 +30,75 @@ def test_every_name_is_written_and_programs_can_be_started(tmp_path):
     assert set(NAMED) <= set(names)
     for name in names:
         there, ours = tmp_path / "new" / name, ROOT / "compat" / name
-        assert there.read_bytes() == ours.read_bytes()
+        assert there.read_text().replace(f"#!{sys.executable}", "#!/usr/bin/env python3") == ours.read_text()
+        assert not there.read_text().startswith("#!/usr/bin/env python3")
         assert os.access(there, os.X_OK) == os.access(ours, os.X_OK) == there.read_bytes().startswith(b"#!")
     assert write_scripts(tmp_path / "new", overwrite=False) == names  # again: nothing differs
+
+
+@pytest.mark.parametrize("place", ["python", "with blank/python", "long/" + "x" * 130 + "/python"])
+def test_the_scripts_find_the_python_that_has_surefoot_wherever_it_is(tmp_path, monkeypatch, place):
+    python = tmp_path / place
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    write_scripts(tmp_path / "out", overwrite=False)
+    monkeypatch.undo()
+    script = tmp_path / "out" / "finetune.py"
+    outside = {"PATH": "/usr/bin:/bin"}  # no environment is active
+    for command in ([str(script)], [sys.executable, str(script)]):
+        done = subprocess.run([*command, "--lora_r"], env=outside, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done.stderr
+        assert "--base_model: is required" in done.stderr or "--lora_r" in done.stderr
+    ours = str(ROOT / "compat" / "finetune.py")
+    twin = subprocess.run([ours], env=outside, capture_output=True, text=True, check=False)
+    assert twin.returncode in (1, 127)  # the repository's own ask for any python3, and this one has no surefoot
+
+
+@pytest.fixture
+def from_compat(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "compat"))
+    yield
+    for name in [name for name in sys.modules if name == "finetune" or name.partition(".")[0] == "llamafactory"]:
+        del sys.modules[name]
+
+
+def test_train_takes_its_first_arguments_by_place_and_raises_what_is_wrong(from_compat):
+    from finetune import train
+
+    with pytest.raises(InputError, match="lora_r=: expected a whole number"):
+        train("org/model", "data.json", "out", "dora", lora_r="x")
+    with pytest.raises(InputError, match="base_model: is required"):
+        train()
+    with pytest.raises(InputError, match="data_path"):  # at the word, in the tool's own name
+        train("org/model", "absent.json", target_modules=["q_proj"], bf16=True)
+
+
+def test_run_exp_refuses_callbacks_and_raises_what_is_wrong(from_compat):
+    from llamafactory.train.tuner import export_model, run_exp
+
+    with pytest.raises(InputError, match="callbacks: are Trainer's"):
+        run_exp({"model_name_or_path": "m"}, callbacks=[object()])
+    with pytest.raises(InputError, match="did you mean lora_rank"):
+        run_exp({"model_name_or_path": "m", "lora_rnk": 8}, callbacks=[])
+    with pytest.raises(InputError, match="export_dir: is required"):
+        export_model({"model_name_or_path": "m"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps"),
+    [
+        ([{"step": 1, "loss": 1.0, "grad_norm": 2.0}], []),
+        ([{"step": 1, "loss": 1.0, "grad_norm": 2.0}, {"step": 2, "loss": None, "grad_norm": None}], [2]),
+        ([{"step": 1, "loss": 1.0, "grad_norm": None}, {"step": 1, "eval_loss": 1.0}], [1]),
+    ],
+)
+def test_debug_bos_zero_looks_at_the_log(from_compat, tmp_path, rows, steps):
+    from debug_bos_zero import not_finite
+
+    (tmp_path / "trainer_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert not_finite(tmp_path) == steps
 
 
 def test_another_file_of_the_name_is_kept_unless_asked(tmp_path):

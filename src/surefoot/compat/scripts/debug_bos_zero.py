@@ -2,6 +2,7 @@
 """Try the BOS scaling with the small model that comes with surefoot: a few steps, offline, seconds on a CPU."""
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,20 @@ WORDS = {
     "learning_rate": "1e-3",
 }
 
+
+def not_finite(run: Path) -> list[int]:
+    """Steps whose loss or gradient was no finite number, which a run passes over; null in its log."""
+    rows = [json.loads(line) for line in (run / "trainer_log.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    if not steps:
+        sys.exit(f"{run / 'trainer_log.jsonl'} holds no step")
+    return [row["step"] for row in steps if not all(_finite(row.get(name)) for name in ("loss", "grad_norm"))]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name, resources.as_file(resources.files("surefoot.quickstart")) as quickstart:
         folder = Path(name)
@@ -40,4 +55,6 @@ if __name__ == "__main__":
             command = [sys.executable, "-m", "surefoot", "run", "--", "llamafactory-cli", "train", *flags]
             if code := subprocess.run(command, check=False).returncode:
                 sys.exit(code)
+            if steps := not_finite(folder / factor):
+                sys.exit(f"bos_scaling_factor {factor}: loss or gradient was not finite at steps {steps}")
     print("losses and gradients were finite at both factors")

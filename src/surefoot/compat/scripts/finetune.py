@@ -4,17 +4,24 @@
 import sys
 from typing import Any
 
+from surefoot.cli.called import call_training
 from surefoot.cli.main import main
+from surefoot.cli.translated import reading_options
+from surefoot.dialects.finetune import from_keywords
 
 
-def train(**settings: Any) -> None:
-    """The keyword arguments are the flags without their dashes. Ends with SystemExit where the command would fail."""
-    words = [f"--{name}={value}" for name, value in settings.items() if value is not None]
-    try:
-        main(["run", "--", "finetune.py", *words])
-    except SystemExit as ending:
-        if ending.code:
-            raise
+def train(
+    base_model: str = "",
+    data_path: str | None = None,
+    output_dir: str | None = None,
+    adapter_name: str | None = None,
+    **settings: Any,
+) -> None:
+    """The arguments are the flags without their dashes; None is the default. Raises surefoot.errors.SurefootError."""
+    own = {"base_model": base_model, "data_path": data_path, "output_dir": output_dir, "adapter_name": adapter_name}
+    given = {name: value for name, value in {**own, **settings}.items() if value is not None}
+    words = ["finetune.py", *(f"--{name}={value}" for name, value in given.items())]
+    call_training(lambda: from_keywords(given, reading_options()), words)
 
 
 if __name__ == "__main__":
