@@ -441,3 +441,11 @@ def test_nothing_is_left_of_a_refusal_and_nothing_replaced_unasked(models, tmp_p
     assert call(models["llama3"], "--to", "split", "--out", tmp_path / "no").exit_code == 2
     assert call(models["llama3"], "--to", "peft", "--out", tmp_path / "no").exit_code == 2
     assert sorted(os.listdir(tmp_path)) == ["mine", "out"]
+
+
+def test_a_layout_is_named_once_however_many_matrices_it_is_in(models, tmp_path):
+    peft_adapter(models["llama3"], tmp_path / "own", target_modules=LINEAR["llama3"])
+    assert call(tmp_path / "own", "--to", "fused", "--base", models["llama3"], "--out", tmp_path / "out").exit_code == 0
+    saved = fitted(read_adapter(tmp_path / "out"), facts_of(models["llama3"]))
+    assert saved.layouts == ("fused",)
+    assert fitted(read_adapter(tmp_path / "own"), facts_of(models["llama3"])).layouts == ()

@@ -112,7 +112,9 @@ def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> Recog
         config = regrouped_config(config, rule, where)
         tensors = apply(rule, tensors)
         rules.append(rule)
-        layouts.append("split" if group.own_is_fused else "fused")
+        layout = "split" if group.own_is_fused else "fused"
+        if layout not in layouts:
+            layouts.append(layout)
     return RecognisedAdapter(tuple(layouts), tuple(rules), tensors, config)
 
 
