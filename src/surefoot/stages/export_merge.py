@@ -19,7 +19,7 @@ from surefoot.models.bos import bake, bake_obstacle, install_bos_scaling
 from surefoot.models.load import load_model
 from surefoot.models.merge import merge_adapter
 from surefoot.models.saved_adapter import SavedAdapter, open_adapter
-from surefoot.models.vocabulary import is_tied, resize_vocabulary
+from surefoot.models.vocabulary import embedding_and_head, is_tied, resize_vocabulary
 from surefoot.stages.certificate import MERGED_LIMIT, check_record, merged_limit, require_merged
 from surefoot.stages.export_parts import ExportParts
 from surefoot.stages.export_prompts import PromptSet
@@ -57,7 +57,7 @@ def merged_model(
     )
     wanted: list[torch.Tensor] = []
     for number, saved in enumerate(parts.chain):
-        if number and saved.rows is not None:
+        if number and saved.rows is not None and saved.rows > embedding_and_head(model)[0].shape[0]:
             resize_vocabulary(model, saved.rows)
         key = "adapter_and_merged" if len(parts.chain) == 1 else f"{number + 1}: {saved.folder.resolve().name}"
         model, wanted = _with_adapter(model, saved, prompts, scale, account, key)
