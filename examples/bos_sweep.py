@@ -94,7 +94,8 @@ def page(found: Mapping[str, Any]) -> str:
     layers = len(next(iter(positions.values()))) - 1
     by_layer = {name: run["norms"]["layers"] for name, run in runs.items()}
     charts = run_charts({name: run["log"] for name, run in runs.items()})
-    places = ((0, "before", "Norm by position, before layer 1"), (layers, "after", "Norm by position, after the last"))
+    into, out_of = "Norm by position, into layer 0", "Norm by position, out of the last layer"
+    places = ((0, "before", into), (layers, "after", out_of))
     for row, key, title in places:
         charts.append(position_chart(key, title, {name: rows[row] for name, rows in positions.items()}, SHOWN))
     first = {name: [one["residual_in"]["first_norm"] for one in rows] for name, rows in by_layer.items()}

@@ -53,7 +53,7 @@ def walked(tmp_path_factory):
 
 
 def norm_ratio(out: Path, run: str) -> float:
-    """Of the first position before layer 1: adapter over base, as norm_by_position.png draws them."""
+    """Of the first position into layer 0: adapter over base, as norm_by_position.png draws them."""
     results = read(out / f"norms-{run}" / "norms.json")["results"]
     return results["adapter"]["norm_by_position"][0][0] / results["base"]["norm_by_position"][0][0]
 
@@ -80,7 +80,7 @@ def check_capture_ratio(out: Path) -> None:
 
 
 def check_comparison(out: Path) -> None:
-    """comparison.png: before layer 1 only the first position differs, by 1 - SCALE; every trained matrix differs."""
+    """comparison.png: into layer 0 only the first position differs, by 1 - SCALE; every trained matrix differs."""
     rows = {row["name"]: row for row in read(out / "captures" / "scaled" / "comparison.json")["tensors"]}
     before = rows["model.layers.0.residual_in"]
     assert before["first"] == pytest.approx(1 - SCALE, rel=EXACT)

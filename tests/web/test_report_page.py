@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from PIL import Image
 
 from runfolders import NASTY, audit, log_rows, train_row, write_run
 from surefoot.report.html import write_report
+from surefoot.report.overlay import overlay_page
+from surefoot.report.views import Table
 
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
 SCHEMES = ["light", "dark"]
@@ -138,3 +141,52 @@ def test_a_run_without_a_step(open_page, tmp_path):
     watched = open_page(write_report(write_run(tmp_path / "run")))
     assert watched.page.locator("canvas").count() == 0
     assert watched.complaints == []
+
+
+def ticks(page, script: str, step: float) -> list[str]:
+    """Four ticks of an axis, in the words of the page's own script."""
+    functions = script[script.index("function tick(") : script.index("function series(")]
+    return page.evaluate(f"() => {{ {functions} return [0, 1, 2, 3].map((k) => tick(k * {step}, {step})); }}")
+
+
+def test_ticks_are_the_values_that_they_stand_at(report, open_page):
+    page = open_page(report).page
+    script = (resources.files("surefoot.report") / "assets" / "page.js").read_text(encoding="utf-8")
+    assert ticks(page, script, 2.5) == ["0", "2.5", "5.0", "7.5"]
+    assert ticks(page, script, 0.25) == ["0", "0.25", "0.50", "0.75"]
+    assert ticks(page, script, 0.1) == ["0", "0.1", "0.2", "0.3"]
+    assert ticks(page, script, 500) == ["0", "500", "1,000", "1,500"]
+    fewer = script.replace("digits(step));", "Math.max(0, -Math.floor(Math.log10(step))));")
+    assert ticks(page, fewer, 2.5) == ["0", "3", "5", "8"]  # twin
+
+
+SEEN = """(name) => {
+  const one = document.createElement("p");
+  one.style.color = `var(--${name})`;
+  document.body.append(one);
+  return getComputedStyle(one).color;
+}"""
+
+
+def test_the_mark_of_the_best_has_one_colour(report, open_page):
+    page = open_page(report).page
+    key = page.locator(".keys .best").first
+    assert key.inner_text() == "◆"
+    of_key = page.evaluate("getComputedStyle(document.querySelector('.keys .best')).color")
+    of_mark, soft = (page.evaluate(SEEN, name) for name in ("eval", "soft"))
+    assert of_key == of_mark != soft
+
+
+def test_a_comparison_shows_every_column_on_a_phone(open_page, tmp_path):
+    columns = ("scale", "first loss", "last loss", "gradient norm, mean", "largest norm", "norm of first", "the rest")
+    table = Table(columns, (("0.1", *["0.1234"] * 6),), numeric=True)
+    path = tmp_path / "page.html"
+    path.write_text(overlay_page("scales", "", [], [("By scale", table)]), encoding="utf-8")
+
+    def beyond_the_edge(page) -> int:
+        cells = "[...document.querySelectorAll('td')].filter((cell) => cell.getBoundingClientRect().right > innerWidth)"
+        return page.evaluate(f"{cells}.length")
+
+    assert beyond_the_edge(open_page(path, viewport={"width": 390, "height": 844}).page) == 0
+    path.write_text(path.read_text(encoding="utf-8").replace("cards", "rows"), encoding="utf-8")
+    assert beyond_the_edge(open_page(path, viewport={"width": 390, "height": 844}).page) >= 1  # twin

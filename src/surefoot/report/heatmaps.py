@@ -1,6 +1,7 @@
 """Pictures of what was captured: one sheet of heat maps per layer, and one of all layers together.
 
-A matrix is shown as the rms of its blocks, so that a single large channel is seen however wide the matrix is. Each
+A matrix is shown as the rms of its blocks, so that a single large channel is seen however wide the matrix is; a small
+one as absolute values, and the scale says which. Each
 panel has its own scale, from the 1st to the 99.5th percentile: one outlier, such as the first position's, would turn
 the rest black. What is brighter than the scale is drawn in the brightest colour.
 """
@@ -107,4 +108,6 @@ def _draw(figure: Figure, axes: Any, panel: Panel) -> None:
     axes.set_ylabel(panel.axes[0], fontsize=8)
     axes.set_xlabel(panel.axes[1], fontsize=8)
     axes.tick_params(labelsize=7)
-    figure.colorbar(image, ax=axes, pad=0.01).ax.tick_params(labelsize=7)
+    bar = figure.colorbar(image, ax=axes, pad=0.01).ax
+    bar.tick_params(labelsize=7)
+    bar.set_title("|x|" if panel.values.shape == panel.size else "rms", fontsize=7)

@@ -25,7 +25,14 @@
     if (value === 0) return "0";
     if (Math.abs(value) < 1e-3) return String(Number(value.toPrecision(3)).toExponential()).replace("e+", "e");
     if (Math.abs(value) >= 1000) return value.toLocaleString("en-US");
-    return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(step)))));
+    return value.toFixed(digits(step));
+  }
+
+  // As many as tell one tick from the next: 1 for steps of 2.5, 2 for 0.25.
+  function digits(step) {
+    let found = 0;
+    while (found < 6 && Math.abs(step * 10 ** found - Math.round(step * 10 ** found)) > 1e-6) found += 1;
+    return found;
   }
 
   function series(line, index, lines) {
@@ -134,7 +141,11 @@
       if (kinds.has("best")) shown.push(KEYS.best);
     }
     const line = element("p", "", "keys");
-    for (const key of shown) line.append(element("span", key, key === KEYS.gap ? "bad" : ""));
+    for (const key of shown) {
+      const span = element("span", key.slice(1), key === KEYS.gap ? "bad" : "");
+      span.prepend(element("i", key[0], key === KEYS.best ? "best" : "")); // the mark in the colour that it is drawn in
+      line.append(span);
+    }
     return line;
   }
 
