@@ -123,7 +123,8 @@ def _place(note: Note) -> str:
 
 
 def _told(note: Note) -> str:
-    keys = f" -> {', '.join(note.keys)}" if note.keys else ""
+    others = [key for key in note.keys if key != note.word]
+    keys = f" -> {', '.join(others)}" if others else ""
     return f"{note.word}{_place(note)}{keys}: {note.why}" if note.why else f"{note.word}{_place(note)}{keys}"
 
 

@@ -3,8 +3,8 @@
     surefoot translate simple_finetune.py
 
 Read from the syntax tree are the calls of TrainingArguments or SFTConfig, LoraConfig, BitsAndBytesConfig,
-from_pretrained, load_dataset and the trainer. Nothing is executed, so what the script does besides (how its functions
-turn records into texts, above all) is not known, and said so.
+from_pretrained, load_dataset and the trainer, and what is said of these objects elsewhere. Nothing is executed, so what
+the script does besides (how its functions turn records into texts, above all) is not known, and said so.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from surefoot.dialects import trainer, trl
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
-from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text
+from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, whole
 from surefoot.dialects.script.data import Found, trace
 from surefoot.dialects.script.literals import Script, Unread
+from surefoot.dialects.script.statements import Statements
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Note, Translation
 from surefoot.dialects.trl.data import set_examples
@@ -72,11 +73,9 @@ _LOADED = {
 _OF_THE_TRAINER = {
     "tokenizer": "listed",
     "processing_class": "listed",
-    "data_collator": "listed",
     "compute_metrics": "listed",
     "preprocess_logits_for_metrics": "listed",
     "formatting_func": "changed",
-    "callbacks": "listed",
 }
 _OLD_TRL = ("max_seq_length", "max_length", "dataset_text_field", "packing", "neftune_noise_alpha")
 _HANDLED = ("model", "args", "train_dataset", "eval_dataset", "peft_config", "model_init_kwargs")
@@ -86,6 +85,8 @@ _ROWS: tuple[Row, ...] = (
     joint("lora_r", 8, ("adapter.rank",)),
     joint("lora_alpha", 8, ("adapter.alpha",), type=number),
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
+    joint("early_stopping_patience", None, ("early_stopping.patience",), type=whole),
+    joint("early_stopping_threshold", 0.0, ("early_stopping.min_delta",), type=number),
     refused("lora_bias", "none", "surefoot trains no biases beside an adapter", "leave it out"),
     listed("lora_inference_mode", False, "a run trains"),
     refused("init_lora_weights", True, "surefoot begins LoRA as PEFT's default does", "leave it out"),
@@ -156,6 +157,7 @@ class _Reader:
         self.faults: list[Fault] = []
         self.train: Found | None = None
         self.evaluation: Found | None = None
+        self.learned: str | None = None  # by the collator, as data.train_on says it
         self.is_trl = self.named_by_trainer = False
         self.undecided: set[str] = set()
 
@@ -181,7 +183,14 @@ class _Reader:
         if "BitsAndBytesConfig" in lasts:
             self._keywords(lasts["BitsAndBytesConfig"], _QUANTISED)
         self._models(named, trainers[0])
+        self.statements = Statements(
+            self.script, arguments[0], trainers[0], lasts.get("LoraConfig"), _LORA, trl.ROWS.keys()
+        )
         self._trainer(trainers[0])
+        self.statements.read()
+        self.words += self.statements.words
+        self.notes += self.statements.notes
+        self.faults += self.statements.faults
         self._token_lengths(named)
 
     def _keywords(self, call: ast.Call, names: Mapping[str, str] | None) -> None:
@@ -278,6 +287,14 @@ class _Reader:
                     self.evaluation = found
                 for one in found.code:
                     self.notes.append(Note(one, "listed", (), f"{_CODE}: look at `surefoot data`", found.where))
+            elif name == "callbacks":
+                self.statements.read_callbacks(self.script.bound(word.value))
+            elif name == "data_collator":
+                self.learned = self.statements.collator(word.value)
+                fate = "changed" if self.learned is None else "carried"
+                self.notes.append(
+                    Note(f"{name}=…", fate, ("data.train_on",), _why(name) if fate == "changed" else "", where)
+                )
             elif name in _OF_THE_TRAINER:
                 fate: Any = _OF_THE_TRAINER[name]
                 self.notes.append(Note(f"{name}=…", fate, (), _why(name), where))
@@ -320,22 +337,40 @@ def _first_unread(value: Any) -> Unread | None:
 def _data_rule(reader: _Reader) -> Any:
     def rule(draft: Draft) -> None:
         assert reader.train is not None
-        draft.set("data.train", _short(reader.train.source), why=f"load_dataset at {reader.train.where}")
+        draft.set("data.train", _short(_trained(reader.train.source)), why=f"load_dataset at {reader.train.where}")
         held = reader.evaluation
         if held is not None and held.share is not None and held.is_test:
             draft.set("data.eval", held.share, why=f"train_test_split at {held.where}")
         elif held is not None:
             draft.set("data.eval", _short(held.source), why=f"load_dataset at {held.where}")
         draft.set("stage", "sft")
-        if not reader.is_trl:
+        if reader.learned not in (None, "everything"):
+            draft.set("data.train_on", reader.learned, why="what DataCollatorForCompletionOnlyLM leaves of the labels")
+        elif not reader.is_trl:
             collator = "what a causal collator's labels are; data.train_on=responses masks the prompts"
             draft.set("data.train_on", "everything", why=collator)
+        _set_stopping(draft)
+        if not reader.is_trl:
             return
+        learned = reader.learned
         set_examples(draft, None)
+        if learned not in (None, "everything"):
+            draft.set("data.train_on", learned, why="what DataCollatorForCompletionOnlyLM leaves of the labels")
         draft.note("dataset_text_field", "listed", "data.format recognises the records' layout")
         draft.drop("the script names its data itself", *_TRL_DATA)
 
     return rule
+
+
+def _set_stopping(draft: Draft) -> None:
+    names = ("early_stopping_patience", "early_stopping_threshold")
+    if draft[names[0]] is None:
+        return
+    if draft.has("data.eval") is None:
+        draft.refuse(names[0], "there is nothing to evaluate on", "name an eval_dataset")
+        return
+    draft.set("early_stopping.patience", draft[names[0]], names[0])
+    draft.set("early_stopping.min_delta", draft[names[1]], names[1])
 
 
 _TRL_DATA = (
@@ -361,6 +396,11 @@ def _precision_rule(reader: _Reader) -> Any:
         trl.set_weights(draft)
 
     return rule
+
+
+def _trained(source: dict[str, Any]) -> dict[str, Any]:
+    """Without the split that is meant unless another is named; evaluation data keep theirs."""
+    return {key: value for key, value in source.items() if (key, value) != ("split", "train")}
 
 
 def _short(source: dict[str, Any]) -> Any:

@@ -105,7 +105,7 @@ def _part(found: Found, split: str, where: str) -> Found:
         if split not in found.files:
             raise InputError(Fault(where, f"data_files has no {split}", "name it"))
         source["path"] = found.files[split]
-    elif split != "train":
+    else:
         source["split"] = split
     if count is not None:
         source["max_samples"] = count
