@@ -12,8 +12,8 @@ import pytest
 
 from surefoot.compat import write_scripts
 from surefoot.dialects.launch import Options
-from surefoot.dialects.tools import translate_command
-from surefoot.errors import InputError
+from surefoot.dialects.tools import translate_command, translate_file
+from surefoot.errors import EnvironmentFault, InputError
 from surefoot.report.plots import draw_history
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ MEASURING = {
     "--batch_size 2": "evaluate commonsense b --adapter w --only adapter --data . --sets boolq --mode published "
     "--model-label LLaMA3-8B --label DoRA --out experiment --batch-size 2",
     "python evaluate_rmsnorm_llamafactory.py --model_name b --adapter_path w --output_dir o --generate_samples":
-    "evaluate norms b --adapter w --out o --generate-samples",
+    "evaluate norms b --adapter w --out o --overwrite --generate-samples",
     "evaluate_rmsnorm_llamafactory.py --model_name b": "evaluate norms b",
     "capture_phi3_with_rmsnorm_weights.py --model-id b --output-dir o":
     "capture b --out o --overwrite --seq-len 1024",
@@ -186,3 +186,68 @@ def test_a_runs_history_is_drawn_and_what_it_lacks_is_named(tmp_path):
     assert (tmp_path / "training_loss.png").is_file()
     with pytest.raises(InputError, match="trainer_state"):
         draw_history(tmp_path / "no", ["loss"])
+
+
+@pytest.mark.parametrize("file", ["plan.json", "MANIFEST.json"])
+def test_a_runs_folder_and_a_place_that_takes_nothing_are_refused(tmp_path, file):
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(InputError, match="is the folder of a run; name another folder"):
+        write_scripts(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    (tmp_path / file).rename(tmp_path / "notes.json")
+    assert write_scripts(tmp_path, overwrite=False)  # twin
+    if Path("/proc/self").is_dir():
+        with pytest.raises(EnvironmentFault, match="/proc/xx"):
+            write_scripts(Path("/proc/xx"), overwrite=False)
+
+
+def ran(*command, **environment):
+    words = [str(word) for word in command]
+    kept = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **environment}
+    return subprocess.run(words, env=kept, capture_output=True, text=True, check=False)
+
+
+def test_the_launch_script_ends_with_the_error_and_has_a_help(tmp_path):
+    write_scripts(tmp_path, overwrite=False)
+    script = tmp_path / "llama3_8B_DoRA.sh"
+    absent = ran("bash", script, 8, 16, tmp_path / "out", 0, DATA_PATH="./absent.json", BASE_MODEL="org/model")
+    assert absent.returncode == 2
+    assert "Traceback" not in absent.stderr
+    assert "absent.json" in absent.stderr.splitlines()[-1]
+    told = ran("bash", script, "--help")
+    assert told.returncode == 0
+    assert "DATA_PATH" in told.stdout
+
+
+def test_help_of_another_tool_prints_what_becomes_of_its_flags():
+    from click.testing import CliRunner
+
+    from surefoot.cli.main import main
+
+    def called(*words):
+        return CliRunner().invoke(main, ["run", "--", *words])
+
+    for words in (("finetune.py", "--help"), ("accelerate", "launch", "finetune.py", "--lora_r", "8", "-h")):
+        told = " ".join(called(*words).stdout.split())
+        assert "--lora_r [8] becomes adapter.rank" in told
+        assert "--bottleneck_size [256] no effect here" in told
+        assert "--load_8bit [False] refused, but for its default" in told
+    for program in ("train_sft.py", "commonsense_evaluate.py", "evaluate_rmsnorm_llamafactory.py"):
+        assert called(program, "--help").exit_code == 0
+    assert "--lora_rank [8]" in called("llamafactory-cli", "train", "--help").stdout
+    config = called("trl", "sft", "--help")
+    assert config.exit_code == 2
+    assert "surefoot translate shows" in config.stderr
+    twin = called("finetune.py", "--helpp")
+    assert twin.exit_code == 2
+
+
+def test_a_config_of_our_own_and_a_file_in_place_of_a_command(tmp_path):
+    own = tmp_path / "bos.yaml"
+    own.write_text("stage: sft\nmodel: org/model\ndata: {train: x.json}\noutput: runs/x\n")
+    with pytest.raises(InputError, match=r"surefoot's own already; there is nothing to translate: surefoot train"):
+        translate_file(str(own), own.read_text(), (), Options())
+    with pytest.raises(InputError, match="is no config of a tool"):  # twin
+        translate_file(str(own), own.read_text() + "unheard: 1\n", (), Options())
+    with pytest.raises(InputError, match=r"is a file, and no command; surefoot train t/lora_sft\.yaml"):
+        translate_command(["t/lora_sft.yaml"], Options())

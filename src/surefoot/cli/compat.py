@@ -13,10 +13,13 @@ import click
 def compat(folder: Path, overwrite: bool) -> None:
     """Write finetune.py, llamafactory-cli, train_sft.py and the others into FOLDER.
 
-    source FOLDER/activate puts them on the path; python finetune.py … then runs surefoot.
+    source FOLDER/activate puts them on the path: finetune.py … then runs surefoot from any folder. `python finetune.py`
+    looks in the working folder alone, so for that write the scripts there.
     """
     from surefoot.compat import write_scripts
 
     for name in write_scripts(folder, overwrite=overwrite):
         click.echo(folder / name)
-    click.echo(f"now: source {folder}/activate")
+    click.echo(
+        f"now: source {folder}/activate, then finetune.py … runs anywhere (python finetune.py … in {folder} alone)"
+    )

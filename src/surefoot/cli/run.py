@@ -34,10 +34,13 @@ def run(
     surefoot translate shows what becomes of it.
     """
     from surefoot.cli.train import train_translation
-    from surefoot.dialects.tools import translate_command
+    from surefoot.dialects.tools import command_help, translate_command
 
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+    if flags := command_help(words, reading_options()):
+        _show_flags(*flags)
+        return 0
     found = translate_command(words, reading_options(allow_unknown=allow_unknown))
     if resume or overwrite:
         kept = [word for word in found.arguments if word not in ("--resume", "--overwrite")]
@@ -45,6 +48,15 @@ def run(
     if found.command == "train":
         return train_translation(found, quiet=quiet, dry_run=dry_run)
     return _other_command(ctx, found.command, found.arguments, found.environment)
+
+
+def _show_flags(name: str, flags: list[tuple[str, str]]) -> None:
+    formatter = click.HelpFormatter(max_width=100)
+    formatter.write_text(f"{name}, read by surefoot: each flag with its default, and what becomes of it.")
+    with formatter.section("Flags"):
+        formatter.write_dl(flags, col_max=44)
+    formatter.write_text("surefoot translate -- COMMAND shows what becomes of a command as you write it.")
+    click.echo(formatter.getvalue().rstrip())
 
 
 def _other_command(ctx: click.Context, name: str, arguments: tuple[str, ...], environment: object) -> int:

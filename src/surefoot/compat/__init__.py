@@ -22,7 +22,11 @@ _LONGEST = 127  # bytes of a first line, on the systems that read least
 
 def write_scripts(folder: Path, *, overwrite: bool) -> list[str]:
     """Write the scripts into `folder`, to be started by the Python that has surefoot, and return their names. Raises
-    InputError where another file of one of these names stands there and `overwrite` is off; then nothing is written."""
+    InputError where another file of one of these names stands there and `overwrite` is off, and for a run's folder;
+    EnvironmentFault where nothing can be written. Then nothing is."""
+    if any((folder / name).is_file() for name in ("plan.json", "MANIFEST.json")):
+        raise InputError(Fault(str(folder), "is the folder of a run", "name another folder, such as old-names"))
+    durable.require_writable(folder)
     with resources.as_file(resources.files(__name__) / "scripts") as scripts:
         files = {name: _with_python((scripts / name).read_bytes(), sys.executable) for name in _files(scripts)}
         changed = [name for name, ours in files.items() if _is_other(folder / name, ours)]

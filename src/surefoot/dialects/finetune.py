@@ -314,7 +314,7 @@ def _without_no(text: str) -> str:
 
 def banner(translation: Translation) -> list[str]:
     """What finetune.py prints before it loads the model: every argument, whether given or not."""
-    micro = {name: translation.config["batch"]["micro"] for name in MICRO}  # two names for one thing
+    micro = dict.fromkeys(MICRO, translation.config["batch"]["micro"])  # two names for one thing
     given = {**translation.given, **micro}
     return ["Finetuning model with params:", *(f"{name}: {given.get(name)}" for name in ROWS)]
 
@@ -334,4 +334,4 @@ def voice(translation: Translation) -> Voice:
     return Voice(started=lambda: banner(translation), ready=_ready, row=trainer_row)
 
 
-FINETUNE = Tool(name=TOOL, claims_command=claims, from_command=from_command, voice=voice)
+FINETUNE = Tool(name=TOOL, claims_command=claims, from_command=from_command, voice=voice, rows=ROWS)

@@ -35,21 +35,22 @@ def _commonsense(draft: Draft) -> None:
     draft.arguments += ["--data", ".", "--sets", str(name), "--mode", "published"]
     draft.arguments += ["--model-label", str(draft["model"]), "--label", str(draft["adapter"])]
     draft.arguments += ["--out", "experiment", "--batch-size", str(draft["batch_size"])]
-    for word, flag in _FLAGS_OF_COMMONSENSE.items():
-        draft.note(word, "carried", "", flag)
+    _carry(draft)
     draft.assume("pads in a batch", "masked here; the original attends to them, and so its batches held one question")
 
 
 def _norms(draft: Draft) -> None:
     _require(draft, "model_name")
     draft.arguments += ["norms", str(draft["model_name"])]
-    for word, flag in (("adapter_path", "--adapter"), ("output_dir", "--out")):
+    for word in ("adapter_path", "output_dir"):
         if draft[word] is not None:
-            draft.arguments += [flag, str(draft[word])]
+            draft.arguments += [*draft.rows[word].keys, str(draft[word])]
+    if draft["output_dir"] is not None:
+        draft.arguments.append("--overwrite")
+        draft.assume("earlier findings in --output_dir", "are replaced, as the script did", "--overwrite")
     if draft["generate_samples"]:
         draft.arguments.append("--generate-samples")
-    for word, flag in _FLAGS_OF_NORMS.items():
-        draft.note(word, "carried", "", flag)
+    _carry(draft)
 
 
 def _capture(draft: Draft) -> None:
@@ -58,8 +59,7 @@ def _capture(draft: Draft) -> None:
     draft.arguments += ["--seq-len", str(draft["seq_len"])]
     draft.assume("an earlier capture in --output-dir", "is replaced, as the script did", "--overwrite")
     draft.drop("norm weights are captured with everything else", "rmsnorm_weights_path")
-    for word, flag in _FLAGS_OF_CAPTURE.items():
-        draft.note(word, "carried", "", flag)
+    _carry(draft)
 
 
 def _require(draft: Draft, *names: str) -> None:
@@ -68,21 +68,10 @@ def _require(draft: Draft, *names: str) -> None:
     ]
 
 
-_FLAGS_OF_COMMONSENSE = {
-    "dataset": "--sets",
-    "model": "--model-label",
-    "adapter": "--label",
-    "base_model": "MODEL",
-    "lora_weights": "--adapter",
-    "batch_size": "--batch-size",
-}
-_FLAGS_OF_NORMS = {
-    "model_name": "MODEL",
-    "adapter_path": "--adapter",
-    "output_dir": "--out",
-    "generate_samples": "--generate-samples",
-}
-_FLAGS_OF_CAPTURE = {"model_id": "MODEL", "output_dir": "--out", "seq_len": "--seq-len"}
+def _carry(draft: Draft) -> None:
+    for row in draft.rows.values():
+        if row.keys:
+            draft.note(row.name, "carried", "", *row.keys)
 
 
 def _table(*rows: Row) -> Mapping[str, Row]:
@@ -104,45 +93,47 @@ def _tool(
             raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
         return Draft(dialect, words, allow_unknown=options.allow_unknown).finish(verb)
 
-    return Tool(program, lambda command: command.name == program, from_command)
+    return Tool(program, lambda command: command.name == program, from_command, rows=rows)
 
 
 COMMONSENSE = _tool(
     "commonsense_evaluate.py",
     "evaluate",
     _table(
-        joint("dataset", None, (), type=text),
-        joint("model", None, (), "names the files", type=text),
-        joint("adapter", None, (), "names the files", type=text),
-        joint("base_model", None, (), type=text),
-        joint("lora_weights", None, (), type=text),
-        joint("batch_size", 1, (), type=whole),
+        joint("dataset", None, ("--sets",), type=text),
+        joint("model", None, ("--model-label",), "names the files", type=text),
+        joint("adapter", None, ("--label",), "names the files", type=text),
+        joint("base_model", None, ("MODEL",), type=text),
+        joint("lora_weights", None, ("--adapter",), type=text),
+        joint("batch_size", 1, ("--batch-size",), type=whole),
         joint("load_8bit", False, ()),
     ),
     _commonsense,
     ("load_8bit",),
 )
+NORMS_ROWS = _table(
+    joint("model_name", None, ("MODEL",), type=text),
+    joint("adapter_path", None, ("--adapter",), type=text),
+    joint("output_dir", None, ("--out",), type=text),
+    joint("generate_samples", False, ("--generate-samples",)),
+)
 NORMS = _tool(
     "evaluate_rmsnorm_llamafactory.py",
     "evaluate",
-    _table(
-        joint("model_name", None, (), type=text),
-        joint("adapter_path", None, (), type=text),
-        joint("output_dir", None, (), type=text),
-        joint("generate_samples", False, ()),
-    ),
+    NORMS_ROWS,
     _norms,
     ("generate_samples",),
+)
+CAPTURE_ROWS = _table(
+    joint("model_id", None, ("MODEL",), type=text),
+    joint("output_dir", None, ("--out",), type=text),
+    joint("seq_len", 1024, ("--seq-len",), type=whole),
+    joint("rmsnorm_weights_path", None, (), type=text),
 )
 CAPTURE = _tool(
     "capture_phi3_with_rmsnorm_weights.py",
     "capture",
-    _table(
-        joint("model_id", None, (), type=text),
-        joint("output_dir", None, (), type=text),
-        joint("seq_len", 1024, (), type=whole),
-        joint("rmsnorm_weights_path", None, (), type=text),
-    ),
+    CAPTURE_ROWS,
     _capture,
 )
 TOOLS = (COMMONSENSE, NORMS, CAPTURE)

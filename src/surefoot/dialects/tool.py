@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.rows import Row
 from surefoot.dialects.translation import Note, Translation
 from surefoot.dialects.voice import Voice, silent
 
@@ -14,7 +15,7 @@ from surefoot.dialects.voice import Voice, silent
 class Tool:
     """claims_command, claims_file(path, text): whether it is this tool's. from_file(path, text, overrides, options).
     environment_note: what it says of a NAME=value or a launcher's word. voice: the lines
-    that its users search a log for."""
+    that its users search a log for. rows: its flags, for --help; none where it takes a file."""
 
     name: str
     claims_command: Callable[[Command], bool]
@@ -23,3 +24,4 @@ class Tool:
     from_file: Callable[[str, str, Sequence[str], Options], Translation] | None = None
     environment_note: Callable[[Note], Note] = lambda note: note
     voice: Callable[[Translation], Voice] = silent
+    rows: Mapping[str, Row] = field(default_factory=dict)

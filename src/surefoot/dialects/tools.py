@@ -15,6 +15,7 @@ from dataclasses import replace
 from surefoot.dialects import measuring
 from surefoot.dialects.axolotl import AXOLOTL
 from surefoot.dialects.finetune import FINETUNE
+from surefoot.dialects.flags import asks_for_help, described
 from surefoot.dialects.launch import Command, Options, is_read, read_command
 from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
 from surefoot.dialects.resuming import check_resumed
@@ -51,8 +52,26 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
             environment = {**command.environment, **found.environment}
             kept = {name: value for name, value in environment.items() if name not in unread}
             return replace(found, notes=(*notes, *found.notes), environment=kept)
+    if command.program.endswith((".yaml", ".yml", ".json")):
+        fix = f"surefoot train {command.program} trains with a config, also with another tool's"
+        raise InputError(Fault(command.program, "is a file, and no command", fix))
     known = ", ".join(tool.name for tool in tools())
     raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
+
+
+def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:
+    """(name of the tool, its flags with what becomes of each) where the command asks for --help; None where not.
+
+    Raises InputError for a tool that takes no flags but a file.
+    """
+    command = read_command(words, options)
+    tool = next((tool for tool in tools() if tool.claims_command(command)), None)
+    if tool is None or not asks_for_help(command.arguments):
+        return None
+    if not tool.rows:
+        fix = "surefoot translate shows what becomes of every word of its config"
+        raise InputError(Fault(command.program, f"takes a config ({tool.name}), listed in docs/dialects.md", fix))
+    return tool.name, described(tool.rows)
 
 
 def _tool_of_its_file(command: Command, options: Options) -> Tool | None:
@@ -74,12 +93,27 @@ def file_tool(path: str, text: str) -> Tool | None:
 def translate_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     """Raises InputError with every fault, also for a file of no known tool."""
     tool = file_tool(path, text)
+    if tool is None and _is_own(text):
+        fix = f"there is nothing to translate: surefoot train {path}"
+        raise InputError(Fault(path, "is a config of surefoot's own already", fix))
     if tool is None or tool.from_file is None:
         known = ", ".join(tool.name for tool in tools())
         raise InputError(Fault(path, "is no config of a tool that surefoot understands", f"it reads {known}"))
     found = tool.from_file(path, text, overrides, options)
     check_resumed(found, options)
     return found
+
+
+def _is_own(text: str) -> bool:
+    """Whether every top-level key is one of surefoot's, a model and data among them."""
+    from surefoot.config.schema import RunConfig  # slow to import, and seldom needed
+    from surefoot.config.yaml_reader import parse_value
+
+    try:
+        content = parse_value(text, "")
+    except InputError:
+        return False
+    return isinstance(content, dict) and {"model", "data"} <= content.keys() <= RunConfig.model_fields.keys()
 
 
 def voice_of(translation: Translation) -> Voice:

@@ -126,4 +126,4 @@ def claims(command: Command) -> bool:
     return command.name == "train_sft.py"
 
 
-TRAIN_SFT = Tool(name=TOOL, claims_command=claims, from_command=from_command)
+TRAIN_SFT = Tool(name=TOOL, claims_command=claims, from_command=from_command, rows=ROWS)

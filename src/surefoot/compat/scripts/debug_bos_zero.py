@@ -29,6 +29,17 @@ WORDS = {
 }
 
 
+def shown(command: list[str]) -> int:
+    """Run it and pass on what it prints, but for the files and commands of a folder that is gone at the end."""
+    closing = False
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
+        for line in process.stdout or ():
+            closing = line.startswith(("left in ", "next:")) or (closing and line[:1].isspace())
+            if not closing:
+                print(line, end="", flush=True)
+    return process.returncode
+
+
 def not_finite(run: Path) -> list[int]:
     """Steps whose loss or gradient was no finite number, which a run passes over; null in its log."""
     rows = [json.loads(line) for line in (run / "trainer_log.jsonl").read_text().splitlines()]
@@ -53,7 +64,7 @@ if __name__ == "__main__":
             words = {**WORDS, **paths, "bos_scaling_factor": factor}
             flags = [f"--{key}={value}" for key, value in words.items()]
             command = [sys.executable, "-m", "surefoot", "run", "--", "llamafactory-cli", "train", *flags]
-            if code := subprocess.run(command, check=False).returncode:
+            if code := shown(command):
                 sys.exit(code)
             if steps := not_finite(folder / factor):
                 sys.exit(f"bos_scaling_factor {factor}: loss or gradient was not finite at steps {steps}")

@@ -2,10 +2,21 @@
 # DoRA on Llama-3.1-8B with the commonsense mixture:  llama3_8B_DoRA.sh [RANK [ALPHA [OUTPUT [GPU]]]]
 set -euo pipefail
 
+if [ "${1:-}" = "--help" ] || [ "${1:-}" = "-h" ]; then
+    cat <<'END'
+usage: llama3_8B_DoRA.sh [RANK [ALPHA [OUTPUT [GPU]]]]      defaults: 32 64 ./output, every GPU
+
+environment: BASE_MODEL (meta-llama/Llama-3.1-8B), DATA_PATH (./commonsense_170k.json), BATCH_SIZE (128),
+MICRO_BATCH_SIZE (2), EPOCHS (3), VAL_SET_SIZE (120). All other flags: finetune.py --help
+END
+    exit 0
+fi
+
 rank="${1:-32}" alpha="${2:-64}" output="${3:-./output}"
 if [ -n "${4:-}" ]; then export CUDA_VISIBLE_DEVICES="$4"; fi
 
-accelerate launch --config_file "$(dirname "$0")/accelerate_config.yaml" "$(dirname "$0")/finetune.py" \
+# Not through `accelerate launch`: of one process it changes nothing, and its traceback would hide what is wrong.
+exec "$(dirname "$0")/finetune.py" \
     --base_model "${BASE_MODEL:-meta-llama/Llama-3.1-8B}" \
     --data_path "${DATA_PATH:-./commonsense_170k.json}" \
     --output_dir "$output" \

@@ -174,4 +174,5 @@ LLAMAFACTORY = Tool(
     from_file=from_file,
     environment_note=environment_note,
     voice=voice,
+    rows=ROWS,
 )
