@@ -78,3 +78,15 @@ def test_a_text_of_its_own_gets_the_blank_that_its_tokenizer_puts_and_the_twin_d
     joined, _ = ids_and_mask(twin, encoder, CASES["single"], encoder.bos_id)
     assert encoder.puts_blank
     assert len(alone) == len(joined) + 2  # before the question and before the answer
+
+
+def test_ollama_gets_the_words_without_the_marks():
+    from surefoot.report.modelfile import go_template, template_obstacle
+    from surefoot.stages.served_template import served_row
+
+    row = next(row for row in ROWS if row.name == "llamafactory-phi")
+    _, encoder, template = opened(row)
+    served, why_not = served_row(template, encoder, template.stop_ids)
+    assert (why_not, template_obstacle(served)) == ("", "")
+    assert ALONE not in go_template(served, eos="</s>", bos="")
+    assert template_obstacle(row)  # the twin: the row with its marks

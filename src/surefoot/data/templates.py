@@ -5,8 +5,8 @@ No template writes BOS at the start: whether it stands there is the plan's choic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.data.chat_template import make_chat_template, make_file_template
@@ -17,7 +17,7 @@ from surefoot.data.segments import Template
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_text
-from surefoot.families.template_row import ALONE, Dialogue, Prompt, Row
+from surefoot.families.template_row import ALONE, Prompt, Row, as_one_text, filled_row
 from surefoot.families.templates import OWN, is_file, named_row
 
 _VERSION = 2  # of the code that lays rows out: a run begun with another is not resumed
@@ -79,31 +79,17 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
             jinja=lambda bos: write_prompt(row, bos + blank if bos else "", eos),
         )
     own_bos = str(encoder.tokenizer.bos_token or "")
-    filled = _filled(row, {"{eos}": eos, "{bos}": own_bos})
+    filled = filled_row(row, {"{eos}": eos, "{bos}": own_bos})
     joined = bool(row.prefix) and ALONE not in row.prefix  # BOS and what follows are read in one go
     return Template(
         row.name,
         identity=f"{_VERSION} {replace(filled, about='')}",
         stop_ids=stops,
         segments=lambda conversation: lay_out_dialogue(filled, conversation),
-        jinja=lambda bos: write_dialogue(_without_marks(filled), bos + ("" if joined else blank) if bos else ""),
+        jinja=lambda bos: write_dialogue(as_one_text(filled), bos + ("" if joined else blank) if bos else ""),
         repeats_bos=bool(own_bos) and own_bos in filled.between + filled.user,
         learns_behind_stop=not filled.close.replace(ALONE, "").endswith((eos, *row.stops) if eos else row.stops),
     )
-
-
-def _filled(row: Dialogue, slots: Mapping[str, str]) -> Dialogue:
-    """The row with these texts in its slots."""
-    texts = {field.name: getattr(row, field.name) for field in fields(row)}
-    changed = {name: text for name, text in texts.items() if isinstance(text, str)}
-    for slot, text in slots.items():
-        changed = {name: words.replace(slot, text) for name, words in changed.items()}
-    return replace(row, **changed)
-
-
-def _without_marks(row: Dialogue) -> Dialogue:
-    """A chat template is one text: where it is cut for the tokenizer cannot be said in it."""
-    return _filled(row, {ALONE: ""})
 
 
 def _eos_text(encoder: TextEncoder, stop_ids: Sequence[int]) -> str:

@@ -7,7 +7,8 @@ stands at the very start is the plan's choice, not the row's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from surefoot.families.tool_layouts import HERMES, ToolLayout
 
@@ -68,3 +69,17 @@ class Prompt:
 
 
 Row = Dialogue | Prompt
+
+
+def filled_row(row: Dialogue, slots: Mapping[str, str]) -> Dialogue:
+    """The row with these texts in its slots."""
+    texts = {field.name: getattr(row, field.name) for field in fields(row)}
+    changed = {name: text for name, text in texts.items() if isinstance(text, str)}
+    for slot, text in slots.items():
+        changed = {name: words.replace(slot, text) for name, words in changed.items()}
+    return replace(row, **changed)
+
+
+def as_one_text(row: Dialogue) -> Dialogue:
+    """For programs that render one text and tokenise it: where it is cut for the tokenizer cannot be said there."""
+    return filled_row(row, {ALONE: ""})

@@ -103,6 +103,7 @@ def _rounding(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
+    assert isinstance(module, nn.Module)  # PEFT's layers are modules, each of them, and their common class is not
     inner = module.get_base_layer()
     if isinstance(inner, nn.Embedding) and ADAPTER in module.lora_magnitude_vector:
         raise InputError(Fault(name, "is an embedding under DoRA, which cannot be merged", "export the adapter alone"))
@@ -148,5 +149,5 @@ def _holders(model: PreTrainedModel, parameter: nn.Parameter) -> Iterator[nn.Mod
 
 def _digest(tensor: torch.Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -13,7 +13,8 @@ from surefoot.data.segments import Template, prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import InputError
-from surefoot.families.templates import ROWS, Dialogue, Row, find_row
+from surefoot.families.template_row import Dialogue, Row, as_one_text
+from surefoot.families.templates import ROWS, find_row
 
 _SYSTEM, _ASK = Turn("system", "Be brief."), Turn("user", "What is a heron?")
 _MORE = (Turn("assistant", "A bird."), Turn("user", "And a trout?"))
@@ -24,7 +25,7 @@ def served_row(template: Template, encoder: TextEncoder, stop_ids: Sequence[int]
     """The row, or None and why not, as a sentence."""
     row = find_row(template.name)
     if row is not None:
-        return row, ""
+        return (as_one_text(row) if isinstance(row, Dialogue) else row), ""
     wanted = _written(template, encoder)
     if wanted is None:
         return None, "the model's chat template cannot write a system text and two questions"
