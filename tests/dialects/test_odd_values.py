@@ -117,9 +117,9 @@ READERS: dict[str, tuple[Mapping[str, Any], Read]] = {
     "train_sft.py": (train_sft.ROWS, flag_reader("train_sft.py --model m --data d --out o")),
     "commonsense": ({"dataset": 0, "batch_size": 0, "load_8bit": 0, "model": 0},
                     flag_reader(f"commonsense_evaluate.py {_COMMONSENSE}")),
-    "norms": (dict.fromkeys(measuring._FLAGS_OF_NORMS),
+    "norms": (measuring.NORMS_ROWS,
               flag_reader("evaluate_rmsnorm_llamafactory.py --model_name m")),
-    "capture": (dict.fromkeys(measuring._FLAGS_OF_CAPTURE),
+    "capture": (measuring.CAPTURE_ROWS,
                 flag_reader("capture_phi3_with_rmsnorm_weights.py --model_id m --output_dir o")),
 }  # fmt: skip
 
