@@ -62,12 +62,16 @@ def test_every_family_goes_out_loads_and_comes_back(models, tmp_path, name):
     plain = logits(load(folder))
     for layout in layouts:
         out, back = tmp_path / layout, tmp_path / f"{layout}-back"
-        assert call(folder, "--to", layout, "--out", out).exit_code == 0
+        done = call(folder, "--to", layout, "--out", out)
+        assert done.exit_code == 0
+        assert "found: transformers' own layout" in done.stdout
         assert not equal(weights(out), weights(folder))
         said = []
         assert torch.equal(logits(load(out, said)), plain)
         assert f"is in another layout ({layout})" in said[0]
-        assert call(out, "--out", back).exit_code == 0
+        again = call(out, "--out", back)
+        assert again.exit_code == 0
+        assert f"found: {layout}" in again.stdout  # twin
         assert equal(weights(back), weights(folder))
         assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(back, attn_implementation="eager")), plain)
 

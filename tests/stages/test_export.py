@@ -325,8 +325,16 @@ def test_a_scaled_bos_that_cannot_be_written_is_refused_unless_dropped(tmp_path)
     base = tiny_llama(tmp_path / "base", tied=True)
     run = a_run(tmp_path / "run", base, a_plan("tokenizer"))
     scale_bos(run, 0.1)
-    with pytest.raises(InputError, match=r"scaled BOS embedding \(0\.1\) cannot be written .* tied to the embedding"):
+    with pytest.raises(
+        InputError, match=r"scaled BOS embedding \(0\.1\) cannot be written .* tied to the embedding"
+    ) as seen:
         export_model(str(run), tmp_path / "merged", merge=True)
+    assert "export the adapter alone" in str(seen.value)
+    (base / BOS_FILE).write_text(json.dumps(bos_file(0.1)))
+    with pytest.raises(InputError, match=r"tied .* use the run's folder as it is, or give up") as whole:
+        export_model(str(base), tmp_path / "whole")
+    assert "adapter" not in whole.value.faults[0].fix  # there is none
+    (base / BOS_FILE).unlink()
     assert not (tmp_path / "merged").exists()
     exported = export_model(str(run), tmp_path / "merged", merge=True, drop_bos_scale=True)
     assert exported.record["notes"] == ["the scaling of the BOS embedding (0.1) was dropped, as asked"]

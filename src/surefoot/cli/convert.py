@@ -56,7 +56,8 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
     from surefoot.stages.convert import convert as run_convert
 
     result = run_convert(source, None if dry_run else out, to=to, base=base, overwrite=overwrite)
-    found = ", ".join(result.layouts) or "already the layout that is written"
+    own = "transformers' own layout" if result.kind == "model" else "PEFT's own layout"
+    found = ", ".join(result.layouts) or own
     click.echo(f"{source}: {result.kind}, {result.keys_in} weights; found: {found}")
     for rule in result.rules:
         click.echo(f"  {rule.kind}: {_told(rule.settings)}")
