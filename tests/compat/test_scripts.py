@@ -89,9 +89,15 @@ def test_run_exp_refuses_callbacks_and_raises_what_is_wrong(from_compat):
 @pytest.mark.parametrize(
     ("rows", "steps"),
     [
-        ([{"step": 1, "loss": 1.0, "grad_norm": 2.0}], []),
-        ([{"step": 1, "loss": 1.0, "grad_norm": 2.0}, {"step": 2, "loss": None, "grad_norm": None}], [2]),
-        ([{"step": 1, "loss": 1.0, "grad_norm": None}, {"step": 1, "eval_loss": 1.0}], [1]),
+        ([{"current_steps": 1, "loss": 1.0, "grad_norm": 2.0}], []),
+        (
+            [
+                {"current_steps": 1, "loss": 1.0, "grad_norm": 2.0},
+                {"current_steps": 2, "loss": None, "grad_norm": None},
+            ],
+            [2],
+        ),
+        ([{"current_steps": 1, "loss": 1.0, "grad_norm": None}, {"current_steps": 1, "eval_loss": 1.0}], [1]),
     ],
 )
 def test_debug_bos_zero_looks_at_the_log(from_compat, tmp_path, rows, steps):

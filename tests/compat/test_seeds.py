@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import zoo
 from compat.seeds import FINETUNE, LLAMAFACTORY, SEEDS, added, blocks, of_kind, substituted
+from surefoot.cli.main import main
 from surefoot.compat import write_scripts
+from surefoot.config.schema import RunConfig
+from surefoot.dialects.launch import Options
+from surefoot.dialects.tools import translate_command
 
 DATA = SEEDS.parent / "data"
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason="the documents do not lie beside this checkout")
@@ -76,22 +82,43 @@ def finetune(block, names):
 COMMANDS = list(of_kind("command", "000"))
 FLAGS = list(of_kind("flags", "000"))
 OPTIONAL = {"flash_attention_2"}  # what the machine of a test may lack
+TRAINED = {0, 2, 20}  # as python, as bash with accelerate, and with accelerate's file; the rest differs in flags alone
 
 
-@pytest.mark.parametrize("block", COMMANDS, ids=lambda block: f"000-{block.number}")
+def words_of(text):
+    return shlex.split(text.replace("\\\n", " "))  # shlex would leave the end of a continued line as a word
+
+
+def planned(words, folder):
+    """`surefoot run --dry-run` in this process, which has everything imported: (exit code, output)."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        result = CliRunner().invoke(main, ["run", "--dry-run", "--", *words])
+    finally:
+        os.chdir(before)
+    return result.exit_code, result.output
+
+
+def understood(words):
+    """The config that the words of a command mean, and the words of the run."""
+    return translate_command(words, Options()).config
+
+
+@pytest.mark.parametrize(
+    "block", [one for one in COMMANDS if one.number in TRAINED], ids=lambda block: str(block.number)
+)
 def test_the_migration_guides_commands_run(block, names, scripts):
     command = finetune(block, names)
     name = f"out-{block.number}"
     command = command.replace('"./output"', name) if "--output_dir" in command else f"{command} --output_dir={name}"
     code, said = shell(command, scripts)
-    if any(word in command for word in OPTIONAL) and code == 2:  # what the machine lacks is refused, never replaced
-        assert "flash_attention_2 needs an NVIDIA GPU" in said
-        return
     assert code == 0, said
     for line in FINETUNE_LINES:
         assert line in said
     assert "Model loaded successfully. dtype: torch.float32" in said
     assert "Adding dedicated PAD token" in said
+    assert "Disabled cuDNN SDPA" not in said  # attention is eager: there is none to disable
     run = scripts / name
     assert (run / "adapter_model.safetensors").is_file()
     assert (run / "training_args.json").is_file()
@@ -101,14 +128,54 @@ def test_the_migration_guides_commands_run(block, names, scripts):
     assert all(loss and 0 < loss < 100 for loss in losses)
 
 
+@pytest.mark.parametrize(
+    "block", [one for one in COMMANDS if one.number not in TRAINED], ids=lambda block: str(block.number)
+)
+def test_the_migration_guides_other_commands_are_planned(block, names, scripts):
+    code, said = planned([*words_of(finetune(block, names)), f"--output_dir=out-{block.number}"], scripts)
+    if any(word in block.text for word in OPTIONAL) and code == 2:  # what the machine lacks is refused, never replaced
+        assert "flash_attention_2 needs an NVIDIA GPU" in said
+        return
+    assert code == 0, said
+    assert "steps planned; nothing was written" in said
+
+
+# What each of the guide's flags does to the config.
+EFFECTS = {
+    "attn_implementation": lambda value: ("attention.implementation", value),
+    "disable_cudnn_sdpa": lambda value: ("attention.cudnn", "off" if value == "True" else "auto"),
+    "disable_flash_sdpa": lambda value: ("attention.flash", "off" if value == "True" else "auto"),
+    "enable_torch_compile": lambda value: ("compile", "default" if value == "True" else "off"),
+    "bf16": lambda value: ("precision.compute", "bf16" if value == "True" else None),
+    "fp16": lambda value: ("precision.compute", "fp16" if value == "True" else None),
+}
+
+
+def flags_of(block):
+    lines = [line.split("#")[0] for line in block.text.splitlines()]
+    return words_of(" ".join(lines))
+
+
+def value_at(config, key):
+    filled = RunConfig.model_validate(config).model_dump(mode="json")  # defaults too
+    for step in key.split("."):
+        filled = filled[step]
+    return filled
+
+
 @pytest.mark.parametrize("block", FLAGS, ids=lambda block: f"000-{block.number}")
-def test_the_migration_guides_flags_are_understood(block, names, scripts):
-    """Added to the guide's first command. What they ask for is planned, or refused with the reason; nothing trains."""
-    base = finetune(COMMANDS[0], names).replace("--bf16=True", "")
-    flags = " ".join(line.split("#")[0].strip() for line in block.text.splitlines())
-    words = f"finetune.py {base.partition('finetune.py')[2]} --output_dir=out-flags {flags}"
-    code, said = shell(f"surefoot run --dry-run -- {words}", scripts)
-    if any(word in flags for word in OPTIONAL):
+def test_the_migration_guides_flags_have_their_effect(block, names, scripts):
+    """Added to the guide's first command: in the config stands what they say, and it is planned, or refused with the
+    reason."""
+    base = [word for word in words_of(finetune(COMMANDS[0], names)) if "--bf16" not in word]
+    words = [*base, "--output_dir=out-flags", *flags_of(block)]
+    config = understood(words)
+    told = dict(flag.removeprefix("--").split("=") for flag in flags_of(block))
+    for name, value in told.items():
+        key, wanted = EFFECTS[name](value)
+        assert wanted is None or value_at(config, key) == wanted, name
+    code, said = planned(words, scripts)
+    if any(word in block.text for word in OPTIONAL):
         assert code in (0, 2), said
         assert code == 0 or "flash_attention_2 needs an NVIDIA GPU" in said
     else:
@@ -116,10 +183,19 @@ def test_the_migration_guides_flags_are_understood(block, names, scripts):
     assert not (scripts / "out-flags").exists()
 
 
+def test_twin_other_values_have_another_effect(names):
+    base = words_of(finetune(COMMANDS[0], names))
+    for name, effect in EFFECTS.items():
+        values = ("eager", "sdpa") if name == "attn_implementation" else ("True", "False")
+        rest = [word for word in base if "--bf16" not in word]
+        first, second = (value_at(understood([*rest, f"--{name}={value}"]), effect(value)[0]) for value in values)
+        assert first != second, name
+
+
 def test_the_migration_guides_python_call_runs(names, scripts):
     (code_block,) = [block for block in of_kind("code", "000") if "from finetune import train" in block.text]
     settings = ", ".join(
-        f"{flag.lstrip('-')}={value.format(**names)!r}"
+        f"{flag.lstrip('-')}={int(value) if value.isdigit() else value.format(**names)!r}"
         for flag, value in {**FINETUNE, "--output_dir": "out-py"}.items()
     )
     text = substituted(code_block.text, names).rstrip().removesuffix(")") + f"    {settings},\n)\n"
@@ -133,16 +209,18 @@ BOS = {block.number: block for block in of_kind("command", "001")}
 RUN = "saves/phi3-bos-zero-lora-alpaca"
 
 
-def bos(word, names):
-    """The first command block of the BOS document that contains this word."""
-    return substituted(next(block.text for block in BOS.values() if word in block.text), names)
+DIRECT = next((block for block in BOS.values() if "--use_bos_zero_training" in block.text), None)
 
 
-def test_the_bos_documents_commands_run_in_their_order(names, scripts):
-    """Train, look at the log, plot, evaluate both, merge, capture both: as the document walks through them."""
-    direct = added(bos("--use_bos_zero_training", names), LLAMAFACTORY, names)
-    code, said = shell(direct, scripts)
+@pytest.fixture(scope="module")
+def trained(names, scripts):
+    """The BOS document's direct command, run once: what it printed."""
+    code, said = shell(added(substituted(DIRECT.text, names), LLAMAFACTORY, names), scripts)
     assert code == 0, said
+    return said
+
+
+def test_the_bos_documents_training_prints_and_writes_what_it_promises(trained, scripts):
     for line in (
         "BOSZeroTrainer initialized",
         "BOS tokens will be added to sequences",
@@ -154,7 +232,7 @@ def test_the_bos_documents_commands_run_in_their_order(names, scripts):
         "{'loss': ",
         "training example:",
     ):
-        assert line in said, line
+        assert line in trained, line
     run = scripts / RUN
     tree = next(block.text for block in blocks("001") if "├── adapter_config.json" in block.text)
     for name in ("adapter_config.json", "adapter_model.safetensors", "bos_zero_config.json", "trainer_log.jsonl"):
@@ -166,66 +244,59 @@ def test_the_bos_documents_commands_run_in_their_order(names, scripts):
     assert checkpoints
     for name in ("adapter_model.safetensors", "bos_zero_config.json", "trainer_state.json"):
         assert all((checkpoint / name).is_file() for checkpoint in checkpoints)
-    (run / "training_loss.png").unlink(missing_ok=True)
-    for word in ("ploting import", "du -sh"):
-        code, said = shell(bos(word, names), scripts)
-        assert code == 0, said
-    assert (run / "training_loss.png").is_file()
-    code, said = shell(bos("--adapter_path", names), scripts)
-    assert code == 0, said
-    baseline = next(
-        block.text for block in BOS.values() if "rmsnorm_llama" in block.text and "--adapter_path" not in block.text
-    )
-    code, said = shell(substituted(baseline, names), scripts)
-    assert code == 0, said
-    for folder in ("bos_zero_eval_results", "baseline_eval_results"):
-        assert (scripts / folder / "norms.json").is_file()
-        assert list((scripts / folder).glob("*.png"))
-    code, said = shell(bos("llamafactory-cli export", names), scripts)
-    assert code == 0, said
-    assert (scripts / "saves" / "phi3-bos-zero-merged" / "export.json").is_file()
-    code, said = shell(substituted(_baseline_capture(), names), scripts)
-    assert code == 0, said
-    for folder in ("phi3_bos_zero_matrices", "phi3_baseline_matrices"):
-        assert (scripts / folder / "index.json").is_file()
 
 
-def _baseline_capture():
-    return next(
-        block.text for block in BOS.values() if "capture_phi3" in block.text and "llamafactory-cli" not in block.text
-    )
+# By a word of the block: the files it leaves behind, and what it prints. A block with none of the words is only run.
+LEFT = {
+    "ploting import": [f"{RUN}/training_loss.png"],
+    "--adapter_path": ["bos_zero_eval_results/norms.json", "bos_zero_eval_results/*.png"],
+    "baseline_eval_results": ["baseline_eval_results/norms.json", "baseline_eval_results/*.png"],
+    "llamafactory-cli export": ["saves/phi3-bos-zero-merged/export.json", "phi3_bos_zero_matrices/index.json"],
+    "phi3_baseline_matrices": ["phi3_baseline_matrices/index.json"],
+}
+SAID = {
+    "train_phi3_bos_zero.py": ["🚀 Starting Phi-3 BOS Zero LoRA Training", "Training completed successfully!"],
+    "CUDA_VISIBLE_DEVICES=0": ["Training completed successfully!"],
+    "debug_bos_zero.py": ["Training completed successfully!", "were finite at both factors"],
+    "Original tokens": ["Original tokens: ["],
+    "yaml.safe_load": ["BOS zero training: True", "LoRA target: all", "LoRA rank: 16"],
+    "named_modules": ["Found: model.embed_tokens"],
+}
 
 
 @pytest.mark.parametrize(
-    "word", ["train_phi3_bos_zero.py", "llamafactory-cli train examples", "CUDA_VISIBLE_DEVICES=0", "debug_bos_zero.py"]
+    "block", [one for one in BOS.values() if one != DIRECT], ids=lambda block: f"001-{block.number}"
 )
-def test_the_bos_documents_other_ways_to_train_run(word, names, scripts):
-    command = next(block.text for block in BOS.values() if word in block.text and "yaml.safe_load" not in block.text)
-    command = command.splitlines()[0] if word == "llamafactory-cli train examples" else command
-    code, said = shell(substituted(command, names), scripts)
+def test_every_other_command_of_the_bos_document_runs(block, names, scripts, trained):
+    """Over all blocks, so none is forgotten; those that train do so in the order of the document."""
+    left = [name for word, files in LEFT.items() if word in block.text for name in files]
+    for name in left:
+        for path in scripts.glob(name):
+            path.unlink()
+    code, said = shell(substituted(block.text, names), scripts)
     assert code == 0, said
-    assert "Training completed successfully!" in said
-    if word == "train_phi3_bos_zero.py":
-        assert "🚀 Starting Phi-3 BOS Zero LoRA Training" in said
+    assert all(list(scripts.glob(name)) for name in left), left
+    for word, lines in SAID.items():
+        assert word not in block.text or all(line in said for line in lines), said
 
 
-@pytest.mark.parametrize("word", ["Original tokens", "yaml.safe_load", "BOS token:", "named_modules"])
-def test_the_bos_documents_checks_of_tokenizer_config_and_layers_run(word, names, scripts):
-    code, said = shell(bos(word, names), scripts)
-    assert code == 0, said
-    if word == "yaml.safe_load":
-        assert "BOS zero training: True" in said
-        assert "LoRA target: all" in said
-        assert "LoRA rank: 16" in said
-    if word == "named_modules":
-        assert "Found: model.embed_tokens" in said
+@pytest.mark.parametrize("block", list(of_kind("flags", "001")), ids=lambda block: f"001-{block.number}")
+def test_the_bos_documents_flags_have_their_effect(block, names):
+    words = words_of(substituted(DIRECT.text, names))
+    told = [word for line in block.text.splitlines() if not line.startswith("#") for word in line.split()]
+    smaller = {"--per_device_train_batch_size", "--gradient_accumulation_steps"}
+    assert set(told[::2]) == smaller
+    at = words.index("--per_device_train_batch_size")
+    without = [*words[:at], *words[at + 4 :]]
+    assert set(words[at : at + 4 : 2]) == smaller
+    before, after = understood(words)["batch"], understood([*without, *told])["batch"]
+    assert (before, after) == ({"size": 8, "micro": 2}, {"size": 8, "micro": 1})
 
 
-def test_no_block_of_the_documents_is_forgotten():
-    """Each command block of seed 001 is run above, by a word that it contains; those of 000 all are."""
-    words = ("--use_bos_zero_training", "ploting import", "du -sh", "rmsnorm_llama", "llamafactory-cli", "capture_phi3",
-             "train_phi3_bos_zero.py", "CUDA_VISIBLE_DEVICES=0", "debug_bos_zero.py", "Original tokens",
-             "yaml.safe_load", "BOS token:", "named_modules")  # fmt: skip
-    assert [block for block in BOS.values() if not any(word in block.text for word in words)] == []
-    assert len(COMMANDS) >= 6
-    assert len(FLAGS) >= 6
+def test_the_documents_are_read():
+    assert len(COMMANDS) >= 7
+    assert len(FLAGS) >= 7
+    assert len(BOS) >= 14
+    assert {block.number for block in COMMANDS} >= TRAINED
+    words = {*LEFT, *SAID}
+    assert all(any(word in block.text for block in BOS.values()) for word in words)

@@ -46,7 +46,7 @@ def not_finite(run: Path) -> list[int]:
     steps = [row for row in rows if "loss" in row]
     if not steps:
         sys.exit(f"{run / 'trainer_log.jsonl'} holds no step")
-    return [row["step"] for row in steps if not all(_finite(row.get(name)) for name in ("loss", "grad_norm"))]
+    return [row["current_steps"] for row in steps if not all(_finite(row.get(name)) for name in ("loss", "grad_norm"))]
 
 
 def _finite(value: object) -> bool:
