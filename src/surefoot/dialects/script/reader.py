@@ -1,0 +1,210 @@
+"""What a script says in the calls that matter, as words with their places."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surefoot.dialects import trl
+from surefoot.dialects.script.data import Found, trace
+from surefoot.dialects.script.literals import Script, Unread
+from surefoot.dialects.script.rows import HANDLED, LOADED, LORA, OF_THE_TRAINER, OLD_TRL, QUANTISED
+from surefoot.dialects.script.statements import Statements
+from surefoot.dialects.translation import Note
+from surefoot.dialects.words import Word
+from surefoot.errors import Fault, InputError
+
+ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
+TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+_LATER = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "PPOTrainer", "GRPOTrainer", "ORPOTrainer", "RLOOTrainer")
+_MACHINE = ("bf16", "fp16", "tf32", "use_cpu", "no_cuda", "dtype", "use_liger_kernel", "attn_implementation")
+_PLANNED = "is decided at run time there; surefoot's plan decides it on this machine"
+_CODE = "is code, which is not read"
+
+
+class Reader:
+    """Collects the words of all calls that matter."""
+
+    def __init__(self, script: Script):
+        self.script = script
+        self.words: list[Word] = []
+        self.notes: list[Note] = []
+        self.faults: list[Fault] = []
+        self.train: Found | None = None
+        self.evaluation: Found | None = None
+        self.learned: str | None = None  # by the collator, as data.train_on says it
+        self.is_trl = self.named_by_trainer = False
+        self.undecided: set[str] = set()
+
+    def read(self) -> None:
+        calls = [node for node in ast.walk(self.script.tree) if isinstance(node, ast.Call)]
+        named = [(self.script.callee(call), call) for call in calls]
+        lasts = {name.rpartition(".")[2]: call for name, call in named}
+        if later := next((name for name in _LATER if name in lasts), None):
+            where = self.script.where(lasts[later])
+            raise InputError(Fault(where, f"{later} comes with a later version", "surefoot trains on answers now"))
+        arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
+        trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
+        for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
+            if len(found) != 1:
+                where = self.script.where(found[1]) if found else self.script.path
+                raise InputError(Fault(where, f"has {len(found)} calls of {kind}", "surefoot reads a script with one"))
+        self.is_trl = "SFTTrainer" in lasts or "SFTConfig" in lasts
+        self._keywords(arguments[0], None)
+        if "LoraConfig" in lasts:
+            where = self.script.where(lasts["LoraConfig"])
+            self.words.append(Word("use_peft", True, where, "LoraConfig(…)"))
+            self._keywords(lasts["LoraConfig"], LORA)
+        if "BitsAndBytesConfig" in lasts:
+            self._keywords(lasts["BitsAndBytesConfig"], QUANTISED)
+        self._models(named, trainers[0])
+        self.statements = Statements(
+            self.script, arguments[0], trainers[0], lasts.get("LoraConfig"), LORA, trl.ROWS.keys()
+        )
+        self._trainer(trainers[0])
+        self.statements.read()
+        self.words += self.statements.words
+        self.notes += self.statements.notes
+        self.faults += self.statements.faults
+        self._token_lengths(named)
+
+    def _keywords(self, call: ast.Call, names: Mapping[str, str] | None) -> None:
+        """names: what their words are called in the rows; None: as they are."""
+        if call.args:
+            where = self.script.where(call.args[0])
+            if names is None:
+                self._word("output_dir", call.args[0])
+            else:
+                self.faults.append(Fault(where, "a setting without a name", "write it as name=value"))
+        for word in call.keywords:
+            if word.arg is None:
+                self._expanded(word.value, names)
+            elif names is not None and word.arg not in names:
+                what = f"{word.arg}: surefoot has no such setting"
+                self.faults.append(Fault(self.script.where(word.value), what, "leave it out"))
+            else:
+                self._word(names[word.arg] if names else word.arg, word.value, word.arg)
+
+    def _expanded(self, node: ast.expr, names: Mapping[str, str] | None) -> None:
+        held = self.script.value(node)
+        if not isinstance(held, dict):
+            self.faults.append(
+                Fault(self.script.where(node), f"**{self.script.text(node)} is no literal", "write it out")
+            )
+            return
+        for name, value in held.items():
+            self._add(names.get(name, name) if names else name, value, self.script.where(node), str(name))
+
+    def _word(self, name: str, node: ast.expr, written: str | None = None) -> None:
+        self._add(name, self.script.value(node), self.script.where(node), written or name)
+
+    def _add(self, name: str, value: Any, where: str, written: str) -> None:
+        unread = value if isinstance(value, Unread) else _first_unread(value)
+        if unread is None:
+            shown = f"{written}={value!r}"
+            self.words.append(Word(name, value, where, shown))
+        elif trl.ALIASES.get(name, name) in _MACHINE:
+            self.undecided.add(trl.ALIASES.get(name, name))
+            self.notes.append(Note(f"{written}={unread}", "changed", (), _PLANNED, where))
+        else:
+            self.faults.append(
+                Fault(unread.where, f"{written}: {unread} is no literal", "write its value into the script")
+            )
+
+    def _models(self, named: Sequence[tuple[str, ast.Call]], trained: ast.Call) -> None:
+        loads = [call for name, call in named if name.endswith("ForCausalLM.from_pretrained")]
+        given = next((word.value for word in trained.keywords if word.arg == "model"), None)
+        given = trained.args[0] if given is None and trained.args else given
+        if given is not None and isinstance(held := self.script.value(given), str):
+            self._add("model_name_or_path", held, self.script.where(given), "model")
+            self.named_by_trainer = True
+            return
+        if not loads:
+            what = "no AutoModelForCausalLM.from_pretrained: what is trained is not known"
+            self.faults.append(Fault(self.script.path, what, "surefoot reads scripts that load a model by name"))
+            return
+        call = self._of_the_trainer(loads, given)
+        path = call.args[0] if call.args else None
+        for word in call.keywords:
+            if word.arg == "pretrained_model_name_or_path":
+                path = word.value
+            elif word.arg == "quantization_config":
+                continue
+            elif word.arg in LOADED:
+                self._word(LOADED[word.arg], word.value, word.arg)
+            else:
+                where = self.script.where(word.value)
+                self.faults.append(Fault(where, f"from_pretrained: surefoot has no {word.arg}", "leave it out"))
+        if path is not None:
+            self._word("model_name_or_path", path, "from_pretrained")
+
+    def _of_the_trainer(self, loads: Sequence[ast.Call], given: ast.expr | None) -> ast.Call:
+        """The load that the trainer's model comes from; the first where that cannot be followed."""
+        node = None if given is None else self.script.bound(given)
+        while isinstance(node, ast.Call) and node not in loads and node.args:  # get_peft_model(model, …)
+            node = self.script.bound(node.args[0])
+        return next((call for call in loads if call is node), loads[0])
+
+    def _trainer(self, call: ast.Call) -> None:
+        for word in call.keywords:
+            name, where = word.arg or "**", self.script.where(word.value)
+            if name in ("train_dataset", "eval_dataset"):
+                if self.script.text(word.value) == "None":
+                    continue
+                try:
+                    found = trace(self.script, word.value)
+                except InputError as error:
+                    self.faults += error.faults
+                    continue
+                if name == "train_dataset":
+                    self.train = found
+                else:
+                    self.evaluation = found
+                for one in found.code:
+                    self.notes.append(Note(one, "listed", (), f"{_CODE}: look at `surefoot data`", found.where))
+            elif name == "callbacks":
+                self.statements.read_callbacks(self.script.bound(word.value))
+            elif name == "data_collator":
+                self.learned = self.statements.collator(word.value)
+                fate = "changed" if self.learned is None else "carried"
+                self.notes.append(
+                    Note(f"{name}=…", fate, ("data.train_on",), _why(name) if fate == "changed" else "", where)
+                )
+            elif name in OF_THE_TRAINER:
+                fate: Any = OF_THE_TRAINER[name]
+                self.notes.append(Note(f"{name}=…", fate, (), _why(name), where))
+            elif name in OLD_TRL:
+                self._word(name, word.value)
+            elif name not in HANDLED:
+                self.faults.append(Fault(where, f"{name}: surefoot has no such setting of a trainer", "leave it out"))
+        if self.train is None and not self.faults:
+            self.faults.append(Fault(self.script.where(call), "names no train_dataset", "add it"))
+
+    def _token_lengths(self, named: Sequence[tuple[str, ast.Call]]) -> None:
+        """`tokenizer(text, max_length=512)` of a plain Trainer's preparation."""
+        if self.is_trl:
+            return
+        lengths = {}
+        for name, call in named:
+            if name.rpartition(".")[2] in ("tokenizer", "tok", "encode", "encode_plus"):
+                lengths |= {
+                    self.script.where(word.value): word.value for word in call.keywords if word.arg == "max_length"
+                }
+        if lengths:
+            self._word("max_length", next(iter(lengths.values())))
+
+
+def _why(name: str) -> str:
+    if name in ("tokenizer", "processing_class"):
+        return "the tokenizer that belongs to the model"
+    if name == "formatting_func":
+        return f"{_CODE}: data.template decides how records become texts"
+    if name == "data_collator":
+        return f"{_CODE}: data.train_on decides what is learned"
+    return _CODE
+
+
+def _first_unread(value: Any) -> Unread | None:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((item for item in items if isinstance(item, Unread)), None)
