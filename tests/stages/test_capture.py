@@ -231,8 +231,9 @@ def test_a_bos_that_only_one_text_has_is_named(captured):
     plain = open_capture(captured.folder)
     ids = [9, 8, 7, 6]
     both = with_ids(plain, ids), with_ids(plain, [1, *ids[:-1]])
-    with pytest.raises(InputError, match="only here the text begins with token 1, as with BOS"):
+    with pytest.raises(InputError, match="only here the text begins with token 1, as with BOS") as seen:
         compare_captures(*both)
+    assert f"--against {plain.name}, which" in str(seen.value)
     with pytest.raises(InputError, match="only there the text begins with token 1"):
         compare_captures(*reversed(both))
     with pytest.raises(InputError, match="4 tokens there, 4 here, and the first that differs is at position 2"):

@@ -56,7 +56,8 @@ def compare_captures(reference: Capture, other: Capture) -> CaptureComparison:
 
 def check_comparable(reference: Capture, other: Capture) -> None:
     where = f"{reference.name} and {other.name}"
-    again = f"capture the model of {other.name} again with --against {reference.name}, which takes its ids"
+    first, second = (other, reference) if _has_one_more(other.ids, reference.ids) else (reference, other)
+    again = f"capture the model of {second.name} again with --against {first.name}, which takes its ids"
     check_ids(reference, other.ids, other.name, again)
     common = [name for name in reference.entries if name in other.entries]
     if not common:
@@ -82,10 +83,16 @@ def _different_ids(there: list[int], here: list[int]) -> str:
     if there[:shorter] == here[:shorter]:
         return f"{len(there)} tokens there, and {len(here)} here"
     for one, other, place in ((there, here, "there"), (here, there, "here")):
-        if one[1:shorter] == other[: shorter - 1] and shorter > 1:
+        if _has_one_more(one, other):
             return f"only {place} the text begins with token {one[0]}, as with BOS; the others are the same, one later"
     at = next(place for place, (a, b) in enumerate(zip(there, here, strict=False)) if a != b)
     return f"{len(there)} tokens there, {len(here)} here, and the first that differs is at position {at}"
+
+
+def _has_one_more(ids: list[int], others: list[int]) -> bool:
+    """Whether `ids` are the others behind a token of their own, which is what BOS looks like."""
+    shorter = min(len(ids), len(others))
+    return shorter > 1 and ids != others and ids[1:shorter] == others[: shorter - 1]
 
 
 def _difference(reference: Capture, other: Capture, name: str) -> TensorDifference:
