@@ -507,7 +507,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "stage": "sft",
         "model": {"path": "m"},
         "adapter": {"kind": "dora", "dropout": 0.05, "targets": "all-linear"},
-        "data": {"train": {"path": "d", "subset": "main"}, "max_length": 1024, "train_on": "responses", "encoding": "whole"},
+        "data": {
+            "train": {"path": "d", "subset": "main"},
+            "max_length": 1024,
+            "train_on": "responses",
+            "encoding": "whole",
+        },
         "precision": {"compute": "bf16", "base": "nf4"},
         "gradient_checkpointing": "on",
         "batch": {"size": 8, "micro": 8},
