@@ -141,13 +141,16 @@ def set_compute(draft: Draft) -> None:
     if draft["fp16"] and draft["bf16"]:
         draft.refuse("fp16", "bf16 and fp16 exclude each other", "keep one")
         return
+    unused = ["fp16"]
     if draft["fp16"]:
         draft.set("precision.compute", "fp16", "fp16")
+        unused = ["bf16"]
     elif draft["bf16"] is False and (launched := draft.facts.get("mixed_precision")):
         draft.set("precision.compute", launched, why="accelerate's mixed_precision")
+        unused.append("bf16")
     else:
         draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
-    draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
+    draft.drop("asks for nothing", *unused)
 
 
 def set_weights(draft: Draft) -> None:
