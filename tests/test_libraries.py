@@ -60,6 +60,8 @@ def test_wrong_numbers_are_noticed(monkeypatch):
 def test_a_missing_compiler_is_one_line():
     import torch._inductor.config as inductor
 
+    assert compiler_obstacle("cpu") == ""  # what this leaves behind does not answer for it
+    compiler_obstacle.cache_clear()
     with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         said = compiler_obstacle("cpu")
     assert said.startswith("needs a compiler that works, and torch says: InvalidCxxCompiler")

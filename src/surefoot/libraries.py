@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import sys
 import textwrap
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,12 +54,20 @@ def bitsandbytes_obstacle(kind: str) -> str:
 
 @functools.cache
 def compiler_obstacle(kind: str) -> str:
-    """Compiles a function of one line for that device; a few seconds the first time."""
-    import torch
+    """Compiles a function of one line for that device; a few seconds the first time.
 
+    What torch keeps of earlier compilations, in memory and on disk, would answer for a compiler that is gone.
+    """
+    import torch
+    import torch._inductor.config as inductor
+
+    def one_line(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    unseen = types.FunctionType(one_line.__code__.replace(), one_line.__globals__)
     try:
-        with _silent("torch"):
-            torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=kind))
+        with _silent("torch"), inductor.patch(force_disable_caches=True):
+            torch.compile(unseen)(torch.ones(8, device=kind))
     except Exception as error:  # torch wraps what the compiler, or its absence, raised
         return f"needs a compiler that works, and torch says: {_one_line(error)}"
     return ""

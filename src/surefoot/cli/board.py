@@ -24,13 +24,13 @@ def board(runs: Path, port: int, open_page: bool) -> None:
     from surefoot.board.server import Board
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has `board RUNS &` ignore it, and train hears it
-    with Board(runs, port) as server:
-        count = len(list_runs(runs))
-        click.echo(f"{count} {'run' if count == 1 else 'runs'} in {runs}; Ctrl-C ends this page, not the runs")
-        click.echo(server.address)
-        if open_page:
-            webbrowser.open(server.address)
-        try:
+    try:
+        with Board(runs, port) as server:
+            count = len(list_runs(runs))
+            click.echo(f"{count} {'run' if count == 1 else 'runs'} in {runs}; Ctrl-C ends this page, not the runs")
+            click.echo(server.address)
+            if open_page:
+                webbrowser.open(server.address)
             server.serve_forever()
-        except KeyboardInterrupt:
-            click.echo()
+    except KeyboardInterrupt:
+        click.echo()
