@@ -26,7 +26,7 @@ from surefoot.stages.prepare import prepare
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import claim
 from surefoot.stages.setup import set_up
-from surefoot.training.step import accumulate_gradients
+from surefoot.training.step import LOSS, accumulate_gradients
 from zoo import ZOO
 
 KINDS = ("full", "lora", "dora")
@@ -94,11 +94,13 @@ def first_step(config: RunConfig, *, stirred: bool, disturb: Disturb | None = No
     if disturb:
         disturb(setup.model)
     batches = run.stage.step_batches(1)
-    loss = accumulate_gradients(setup.engine, run.stage.objective, batches, step=1, scale=None, settings=setup.settings)
     weight = sum(batch.weight for batch in batches)
+    sums = accumulate_gradients(
+        setup.engine, run.stage.objective, batches, weight=weight, step=1, scale=None, settings=setup.settings
+    )
     gradients = {name: p.grad for name, p in trainable.items() if p.grad is not None}
     examples = [example for batch in batches for example in unpadded(batch)]
-    return FirstStep(float(loss) / weight, gradients, values, examples)
+    return FirstStep(float(sums[LOSS]) / weight, gradients, values, examples)
 
 
 def unpadded(batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

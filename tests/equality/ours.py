@@ -13,7 +13,7 @@ from surefoot.stages.job import make_schedule
 from surefoot.stages.prepare import prepare
 from surefoot.stages.run_folder import claim
 from surefoot.stages.setup import set_up
-from surefoot.training.step import accumulate_gradients
+from surefoot.training.step import LOSS, accumulate_gradients
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def run_until_step_1(config: dict, *, step: bool) -> Ours:
         return Ours(examples, rates, None, None)
     setup = set_up(checked, prepared.plan, prepared.base, prepared.tokenizer, None)
     batches = prepared.stage.step_batches(1)
-    loss = accumulate_gradients(
-        setup.engine, prepared.stage.objective, batches, step=1, scale=None, settings=setup.settings
-    )
     weight = sum(batch.weight for batch in batches)
-    return Ours(examples, rates, float(loss) / weight, float(setup.engine.grad_norm()))
+    sums = accumulate_gradients(
+        setup.engine, prepared.stage.objective, batches, weight=weight, step=1, scale=None, settings=setup.settings
+    )
+    return Ours(examples, rates, float(sums[LOSS]) / weight, float(setup.engine.grad_norms()["all"]))

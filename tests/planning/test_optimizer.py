@@ -41,7 +41,7 @@ def planned_and_kept(base, optim, **request):
     engine = set_up(config, plan, Path(base), planned_tokenizer(Path(base), plan.tokenizer), None).engine
     for parameter in engine.parameters.values():
         parameter.grad = torch.ones_like(parameter)
-    engine.apply(1e-3, torch.tensor(1.0), None)
+    engine.apply(1e-3, {}, None)
     counts = ("step", "RMS")
     kept = [tensor for name, tensor in engine.gather_state().items() if name.rpartition("/")[2] not in counts]
     return plan.memory.optimizer, sum(tensor.nbytes for tensor in kept)

@@ -15,6 +15,7 @@ from surefoot.report.pace import Pace, clock_seconds
 from surefoot.report.rows import is_eval_row, is_train_row, without_timing
 from surefoot.report.trainer_log import NAME, cut_to_step, read_rows
 from surefoot.training.checkpoint import load_state, newest_verified, save_checkpoint
+from surefoot.training.engine import ALL
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
@@ -69,7 +70,7 @@ def make_job(run, engine, observer, objective=toy_loss):
         engine=engine,
         objective=objective,
         batches=lambda step: toy_batches([EXAMPLES[(step * 4 + k) % 20] for k in range(4)], 2),
-        schedule=Schedule("cosine", 0.05, total=TOTAL, warmup=2),
+        schedules={ALL: Schedule("cosine", 0.05, total=TOTAL, warmup=2)},
         settings=settings(),
         total_steps=TOTAL,
         evaluate=evaluate,

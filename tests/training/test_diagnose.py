@@ -51,7 +51,7 @@ def test_replays_the_draws_of_the_step(monkeypatch):
         masks.append(output.detach() == 0)
 
     handle = engine.model.dropout.register_forward_hook(remember)
-    accumulate_gradients(engine, toy_loss, batches, step=1, scale=None, settings=settings())
+    accumulate_gradients(engine, toy_loss, batches, weight=1, step=1, scale=None, settings=settings())
     engine.discard()
     handle.remove()
     fatal = masks[1]

@@ -10,6 +10,7 @@ from surefoot.errors import Diverged
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.base import LossSum
 from surefoot.training.checkpoint import load_state, newest_verified, save_checkpoint
+from surefoot.training.engine import ALL
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
@@ -63,7 +64,7 @@ def make_job(folder, engine, **changes):
         engine=engine,
         objective=toy_loss,
         batches=batches,
-        schedule=Schedule("cosine", 0.05, total=12, warmup=2),
+        schedules={ALL: Schedule("cosine", 0.05, total=12, warmup=2)},
         settings=settings(),
         total_steps=12,
         evaluate=evaluate,
@@ -174,7 +175,7 @@ def test_patience_ends_the_run_and_saves(tmp_path):
     job = make_job(
         tmp_path,
         engine,
-        schedule=Schedule("constant", 1e-12, 12, 0),
+        schedules={ALL: Schedule("constant", 1e-12, 12, 0)},
         eval_steps=frozenset(range(1, 13)),
         patience=2,
         min_delta=0.1,

@@ -5,7 +5,7 @@ import torch
 from bitsandbytes.optim import AdamW8bit
 from transformers.optimization import Adafactor
 
-from surefoot.training.optimizer import MUON_MOMENTUM, OptimizerSettings, TwoOptimizers, adamw, make_optimizer
+from surefoot.training.optimizer import MUON_MOMENTUM, OptimizerSettings, Together, adamw, make_optimizer
 
 # One fp32 update of numbers near 1 against float64: a few units in the last place.
 FP32_ROUNDING = 5e-7
@@ -127,7 +127,7 @@ def test_only_matrices_of_the_decoder_leave_adamw(name, entry):
     parameters = start()
     optimizer = make_optimizer(parameters, settings(name), decoder=DECODER)
     stepped(parameters, [optimizer])
-    assert isinstance(optimizer, TwoOptimizers)
+    assert isinstance(optimizer, Together)
     assert {name for name, parameter in parameters.items() if entry in optimizer.state[parameter]} == DECODER
     assert all("exp_avg" in optimizer.state[parameters[name]] for name in SHAPES.keys() - DECODER)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(SHAPES)
@@ -138,7 +138,7 @@ def test_only_matrices_of_the_decoder_leave_adamw(name, entry):
 def test_one_kind_alone_needs_one_optimizer(name, chosen):
     parameters = {key: value for key, value in start().items() if key in chosen}
     optimizer = make_optimizer(parameters, settings(name), decoder=DECODER)
-    assert not isinstance(optimizer, TwoOptimizers)
+    assert not isinstance(optimizer, Together)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(chosen)
 
 

@@ -8,7 +8,19 @@ from pydantic import Field
 
 from surefoot.config.types import Count, Flag, OneOrMore, Positive, Section, ShortForm, Text
 
-DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "prompt-completion", "text", "commonsense", "custom"]
+DataFormat = Literal[
+    "auto",
+    "alpaca",
+    "sharegpt",
+    "messages",
+    "prompt-completion",
+    "text",
+    "commonsense",
+    "preference",
+    "judged",
+    "prompts",
+    "custom",
+]
 
 
 class SourceConfig(Section):

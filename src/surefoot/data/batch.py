@@ -1,5 +1,7 @@
 """What one forward pass sees: tensors, and how much they weigh.
 
+A stage may have a batch of its own kind; the step asks of each no more than `Weighted` says.
+
 Shapes: B examples, T tokens of the longest one. Targets are already shifted: `targets[b, t]` is the token that
 position t must predict, or IGNORE. Padding is masked by position, never by token id, so PAD may equal EOS.
 """
@@ -7,8 +9,8 @@ position t must predict, or IGNORE. Padding is masked by position, never by toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -26,6 +28,26 @@ class Example:
     number: RecordName  # named in logs and errors
 
 
+class Weighted(Protocol):
+    """What the step needs of a batch of any kind. rows: the sequences that go through the decoder. weight: its share of
+    the step's denominator (supervised tokens, pairs, answers, response tokens). tokens: real input tokens. examples: of
+    which records."""
+
+    @property
+    def rows(self) -> Batch: ...
+    @property
+    def weight(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def examples(self) -> tuple[RecordName, ...]: ...
+    def to(self, device: torch.device) -> Self: ...
+    def blank(self) -> Self:
+        """The same tensors without weight, tokens or names: what a rank computes that has nothing of its own to do,
+        because others wait for it inside the forward pass. The step multiplies its loss by 0."""
+        ...
+
+
 @dataclass(frozen=True)
 class Batch:
     """input_ids, targets: [B, T] int64. attention_mask: [B, T] int64, or None where causality alone hides the padding
@@ -38,6 +60,10 @@ class Batch:
     weight: int
     lengths: tuple[int, ...]
     examples: tuple[RecordName, ...]
+
+    @property
+    def rows(self) -> Batch:
+        return self
 
     @property
     def tokens(self) -> int:
@@ -56,6 +82,82 @@ class Batch:
             self.lengths,
             self.examples,
         )
+
+    def blank(self) -> Batch:
+        return replace(self, weight=0, lengths=(), examples=())
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """P pairs of a better and a worse answer to one prompt.
+
+    rows: 2P rows padded on the right, the P better answers first, then the P worse ones in the same order; its targets
+    are the answers' tokens. common: for each pair, how many tokens both rows begin with (prompt and what the answers
+    share); both rows may be the same in all. weight: pairs.
+    answer_share: pairs of the whole step / tokens of its better answers, by which a sum over the latter's tokens
+    becomes a mean over them where it stands beside a sum over pairs.
+    reference: log-probabilities of the 2P answers under the reference policy, [2P] fp32, where they are known already.
+    """
+
+    rows: Batch
+    common: tuple[int, ...]
+    weight: int
+    answer_share: float = 0.0
+    reference: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        """Each pair once."""
+        return self.rows.examples[: len(self.common)]
+
+    def to(self, device: torch.device) -> PairBatch:
+        reference = None if self.reference is None else self.reference.to(device, non_blocking=True)
+        return replace(self, rows=self.rows.to(device), reference=reference)
+
+    def blank(self) -> PairBatch:
+        return replace(self, rows=self.rows.blank(), weight=0)
+
+
+@dataclass(frozen=True)
+class JudgedBatch:
+    """B answers, each judged good or bad (KTO).
+
+    rows: B rows padded on the right; targets are the answers' tokens. good: [B] bool. others: the same prompts, each
+    with the answer of another example of the step, from which the KL term is estimated; None where the loss needs none.
+    kl: that estimate for the whole step, at least 0; None until it was made.
+    reference: as in PairBatch, [B]. weight: answers.
+    """
+
+    rows: Batch
+    good: torch.Tensor
+    others: Batch | None
+    weight: int
+    kl: float | None = None
+    reference: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        return self.rows.examples
+
+    def to(self, device: torch.device) -> JudgedBatch:
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            good=self.good.to(device, non_blocking=True),
+            others=None if self.others is None else self.others.to(device),
+            reference=None if self.reference is None else self.reference.to(device, non_blocking=True),
+        )
+
+    def blank(self) -> JudgedBatch:
+        return replace(self, rows=self.rows.blank(), weight=0)
 
 
 def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "right"] = "right") -> Batch:

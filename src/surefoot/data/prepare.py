@@ -32,7 +32,9 @@ class PreparedData:
     """train: all sources, one after the other, as `mixture` counts them. audit, sources: of the training data as a
     whole, and of each source. template: what the examples were written with; generation lays its prompts out with it
     and stops at its stop_ids; template_reason: why it is not the planned one, where the records could not be written
-    with that. eval_template: of the evaluation data. tokenizer_sha256: of all that decides how text becomes ids."""
+    with that. eval_template: of the evaluation data. tokenizer_sha256: of all that decides how text becomes ids.
+    rows_per_item: examples that are drawn together, and that `mixture` counts as one: 2 in pairs, the better answer
+    first."""
 
     train: TokenisedDataset
     eval: TokenisedDataset | None
@@ -45,6 +47,7 @@ class PreparedData:
     eval_template: Template | None
     template_reason: str
     tokenizer_sha256: str
+    rows_per_item: int = 1
 
 
 @dataclass(frozen=True)

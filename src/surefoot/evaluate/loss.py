@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from surefoot.data.batch import Batch
+from surefoot.data.batch import Weighted
 from surefoot.objectives.base import Objective
 from surefoot.training.report import EvalReport
 from surefoot.training.step import StepSettings
@@ -21,7 +21,7 @@ from surefoot.training.step import StepSettings
 def evaluate_loss(
     model: nn.Module,
     objective: Objective,
-    batches: Iterable[Batch],
+    batches: Iterable[Weighted],
     *,
     step: int,
     settings: StepSettings,

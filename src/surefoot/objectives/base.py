@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
-from surefoot.data.batch import Batch
-
 
 @dataclass(frozen=True)
 class LossSum:
-    """loss: scalar, summed over the batch's weight, differentiable. sums: detached scalars to be divided by weight."""
+    """loss: scalar, summed over the batch's weight, differentiable. sums: detached scalars to be divided by weight; in
+    training they are logged with the step, in evaluation with its result."""
 
     loss: torch.Tensor
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-Objective = Callable[[nn.Module, Batch], LossSum]
+Objective = Callable[[nn.Module, Any], LossSum]  # the batch: a `Weighted` of the stage's own kind

@@ -56,6 +56,7 @@ def train_row(report: StepReport, position: Position, timing: Timing) -> Row:
         row["skipped"] = report.decision
     if report.scale is not None:
         row["scale"] = report.scale
+    row |= {name: finite(value) for name, value in report.metrics.items()}
     return {**row, **_times(timing)}
 
 

@@ -19,7 +19,7 @@ from surefoot.nearest import nearest_word
 from surefoot.objectives.base import LossSum, Objective
 from surefoot.report.rows import EVAL_FIELDS
 from surefoot.stages.setup import Setup
-from surefoot.stages.sft import Stage
+from surefoot.stages.stage import Stage
 
 
 @dataclass(frozen=True)

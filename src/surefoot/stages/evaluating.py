@@ -19,7 +19,7 @@ from surefoot.models.forward import causal_model
 from surefoot.planning.plan import RunPlan
 from surefoot.report.observer import RunObserver
 from surefoot.stages.setup import Setup
-from surefoot.stages.sft import Stage
+from surefoot.stages.stage import Stage
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.report import EvalReport
 
@@ -55,14 +55,14 @@ def make_evaluate(
         assert stage.data.eval is not None
         with torch.no_grad(), setup.settings.forward():
             return answer_examples(
-                setup.model,
+                setup.policy,
                 tokenizer,
                 stage.data.eval,
                 count=count,
                 stop_ids=stage.data.template.stop_ids,
                 pad_id=plan.tokenizer.pad_id,
                 max_new_tokens=max_new_tokens,
-                positions=causal_model(setup.model).config.get_text_config().max_position_embeddings,
+                positions=causal_model(setup.policy).config.get_text_config().max_position_embeddings,
                 rows=plan.batch.micro.value,
                 give_up=give_up,
             )

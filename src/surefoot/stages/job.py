@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from surefoot.report.rows import Row, trainer_state
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step
 from surefoot.stages.setup import Setup
-from surefoot.stages.sft import Stage
+from surefoot.stages.stage import CRITIC, Stage
 from surefoot.stages.timetable import Timetable, length_in_steps
 from surefoot.training.checkpoint import retain, save_checkpoint
 from surefoot.training.goal import Goal
@@ -80,6 +81,7 @@ def make_job(
                 run,
                 setup.engine,
                 state,
+                carried=stage.memory.tensors() if stage.memory else None,
                 write_model=write_model,
                 trainer_state=_trainer_state(config, plan, timetable, observer, state),
                 identity=identity,
@@ -91,8 +93,8 @@ def make_job(
     return Job(
         engine=setup.engine,
         objective=stage.objective,
-        batches=stage.step_batches,
-        schedule=make_schedule(config, stage, timetable),
+        batches=stage.batches,
+        schedules=make_schedules(config, stage, timetable, setup.engine.groups),
         settings=setup.settings,
         total_steps=timetable.total_steps,
         evaluate=evaluate,
@@ -105,7 +107,17 @@ def make_job(
         patience=stopping.patience if stopping else None,
         min_delta=stopping.min_delta if stopping else 0.0,
         profile_every=profile_every,
+        memory=stage.memory,
     )
+
+
+def make_schedules(
+    config: RunConfig, stage: Stage, timetable: Timetable, groups: Collection[str]
+) -> dict[str, Schedule]:
+    """Of each group of parameters: one curve, with the peak of each."""
+    first = make_schedule(config, stage, timetable)
+    peaks = {CRITIC: config.ppo.critic_lr}
+    return {name: replace(first, peak=peaks.get(name, first.peak)) for name in groups}
 
 
 def make_schedule(config: RunConfig, stage: Stage, timetable: Timetable) -> Schedule:

@@ -30,12 +30,14 @@ from surefoot.stages.custom import Custom, check_metrics
 from surefoot.stages.evaluating import check_answers
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
+from surefoot.stages.kinds import KINDS
 from surefoot.stages.planned import make_plan
 from surefoot.stages.records import DATA
 from surefoot.stages.revisions import Commits, pin, saved_commits
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.setup import planned_tokenizer
-from surefoot.stages.sft import Stage, length_facts, prepare_sft, sft_stage
+from surefoot.stages.sft import length_facts
+from surefoot.stages.stage import Stage
 from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.stages.trained_template import carry_template, with_template
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
@@ -70,13 +72,14 @@ def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -
         draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
-    data = prepare_sft(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
+    kind = KINDS[config.stage]
+    data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)
     plan = with_template(_plan(config, found, length_facts(data.train)), data)
     carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
     console.show(audit_report(data))
-    stage = sft_stage(config, plan, data)
+    stage = kind.stage(config, plan, data)
     if custom.objective is not None:
         stage = replace(stage, objective=custom.objective)
     if config.optim.neftune_alpha is not None:

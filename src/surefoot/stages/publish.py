@@ -32,6 +32,7 @@ from surefoot.stages.timetable import Timetable
 from surefoot.training.checkpoint import (
     MANIFEST,
     OPTIMIZER,
+    STAGE,
     STATE,
     TRAINER_STATE,
     clear_rejected,
@@ -43,7 +44,7 @@ from surefoot.training.goal import LOSS
 from surefoot.training.report import EvalReport
 from surefoot.training.state import RunState
 
-_STATE_FILES = frozenset({OPTIMIZER, STATE, TRAINER_STATE})
+_STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE})
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from surefoot.dialects.voice import Voice
 from surefoot.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos_check import verify_bos_scaling
+from surefoot.models.forward import hidden_states
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
@@ -31,6 +32,7 @@ from surefoot.stages.card_facts import example_question
 from surefoot.stages.custom import NOTHING, Custom, check_objective
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.job import make_job, open_observer
+from surefoot.stages.kinds import KINDS
 from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.publish import Published, is_published, publish
@@ -148,10 +150,10 @@ def _set_up(run: Prepared, console: Console) -> Setup:
     return replace(setup, state=replace(setup.state, best=None))
 
 
-def _next_batch(run: Prepared, setup: Setup) -> Batch:
-    """The next step's first micro-batch."""
+def _next_rows(run: Prepared, setup: Setup) -> Batch:
+    """Of the next step's first micro-batch."""
     step = min(setup.state.step + 1, run.timetable.total_steps)
-    return run.stage.step_batches(step)[0].to(setup.engine.device)
+    return run.stage.step_batches(step)[0].rows.to(setup.engine.device)
 
 
 def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
@@ -159,16 +161,16 @@ def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
     if scale == 1:
         return {}
     with setup.settings.kernels(), setup.settings.forward():
-        return {"bos_scale": verify_bos_scaling(setup.model, _next_batch(run, setup), scale)}
+        return {"bos_scale": verify_bos_scaling(setup.policy, _next_rows(run, setup), scale)}
 
 
 def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
     """One forward pass, seen by the profiler."""
-    batch = _next_batch(run, setup)
+    rows = _next_rows(run, setup)
 
     def forward() -> None:
         with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it
-            run.stage.objective(setup.model, batch)
+            hidden_states(setup.policy, rows)
 
     return verify_attention(forward, run.plan.attention)
 
@@ -201,6 +203,9 @@ def _train_and_publish(
         if stage.eval_batches is not None:
             metrics = custom.all_metrics
             evaluate = make_evaluate(config, run.plan, stage, setup, run.tokenizer, metrics, observer, stop)
+        start = KINDS[config.stage].start
+        if start is not None:
+            stage = start(config, run.plan, stage, setup, run.tokenizer)
         stage = replace(stage, step_batches=batches)
         job = make_job(
             config, run.plan, folder, stage, setup, run.timetable, run.identity, evaluate, observer, profile_every
@@ -217,7 +222,7 @@ def _train_and_publish(
         for line in footer.stopped(folder, step=outcome.state.step, total_steps=total, command=command):
             console.say(line)
         return STOPPED_EXIT_CODE
-    more = figures(setup.model, run.tokenizer) if figures else {}
+    more = figures(setup.policy, run.tokenizer) if figures else {}
     published = publish(
         config,
         run.plan,

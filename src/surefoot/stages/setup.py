@@ -5,34 +5,31 @@ Everything here happens before step 1 and before anything in the run folder chan
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
-from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
-from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_matrices
-from surefoot.models.forward import causal_model
-from surefoot.models.load import load_model, load_tokenizer
-from surefoot.models.peft import PeftModel
-from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
-from surefoot.models.quantised import quantise
-from surefoot.models.save import load_adapter_weights, save_adapter, save_full
+from surefoot.models.load import load_tokenizer
+from surefoot.models.precision import autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.kinds import KINDS
+from surefoot.stages.policy import load_policy, write_policy
 from surefoot.stages.required import require_libraries
+from surefoot.stages.stage import ACTOR, CRITIC, ONE_GROUP, Built
 from surefoot.training.checkpoint import Checkpoint, load_state
-from surefoot.training.engine import SingleEngine
-from surefoot.training.optimizer import OptimizerSettings, make_optimizer, trainable_parameters
+from surefoot.training.engine import ALL, SingleEngine
+from surefoot.training.optimizer import OptimizerSettings, make_optimizers, trainable_parameters
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import RunState
@@ -41,14 +38,17 @@ from surefoot.training.step import StepSettings
 
 @dataclass(frozen=True)
 class Setup:
-    """What the loop needs. write_model: weights, config and tokenizer into a folder, as others read them.
-    verified: what was found when reality was held against the plan."""
+    """What the loop needs. model: what the objective is given; policy: the language model in it. write_model: weights,
+    config and tokenizer into a folder, as others read them. checkpoint: what the run goes on from. verified: what was
+    found when reality was held against the plan."""
 
     model: nn.Module
+    policy: nn.Module
     engine: SingleEngine
     settings: StepSettings
     state: RunState
     write_model: Callable[[Path], None]
+    checkpoint: Checkpoint | None
     verified: dict[str, Any]
 
 
@@ -84,74 +84,60 @@ def set_up(
     torch.set_num_threads(plan.threads.value)
     set_tf32(plan.precision)
     device = torch.device(plan.device.value)
-    model = _load(config, plan, base, checkpoint, device)
-    install_bos_scaling(model, plan.tokenizer.bos_scale.value)
-    parameters = trainable_parameters(model)
-    optim = config.optim
-    chosen = OptimizerSettings(optim.name, optim.betas, optim.momentum, optim.eps, optim.weight_decay)
-    optimizer = make_optimizer(parameters, chosen, decoder=decoder_matrices(model))
+    policy = load_policy(config, plan, base, checkpoint, device)
+    install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
+    build = KINDS[config.stage].build
+    found = verify_model(policy, plan)
+    built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
+    if checkpoint is not None:
+        built.load(checkpoint.folder)
+    parameters = trainable_parameters(built.model)
+    groups = {
+        name: {key: one for key, one in parameters.items() if key.startswith(beginning)}
+        for name, beginning in built.groups.items()
+    }
+    optimizer = make_optimizers(groups, optimizer_settings(config), decoder=decoder_matrices(built.model))
     state = RunState(scale=LossScale() if plan.precision.scaler.value else None)
     if checkpoint is not None:
         state, tensors = load_state(checkpoint)
         load_optimizer_tensors(optimizer, parameters, tensors)
     return Setup(
-        model=model,
-        engine=SingleEngine(model, parameters, optimizer),
+        model=built.model,
+        policy=policy,
+        engine=SingleEngine(built.model, parameters, optimizer, groups),
         settings=StepSettings(
             seed=config.seed,
-            max_grad_norm=optim.max_grad_norm,
+            max_grad_norm=_limits(config, groups),
             forward=lambda: autocast(plan.precision, device),
             kernels=lambda: attention_context(plan.attention),
         ),
         state=state,
-        write_model=_writer(model, tokenizer, plan),
-        verified={**verify_model(model, plan), "head_difference": verify_head(model, device)},
+        write_model=_writer(built, tokenizer),
+        checkpoint=checkpoint,
+        verified={**found, **built.verified, "head_difference": verify_head(policy, device)},
     )
 
 
-def _load(
-    config: RunConfig, plan: RunPlan, base: Path, checkpoint: Checkpoint | None, device: torch.device
-) -> nn.Module:
-    full = plan.adapter is None
-    packed = plan.precision.base.value == "nf4"
-    tokens = plan.tokenizer
-    model: PreTrainedModel = load_model(
-        checkpoint.folder if full and checkpoint else base,
-        dtype=TORCH_DTYPE[plan.precision.unpacked],
-        attention_implementation=plan.attention.implementation.value,
-        device=torch.device("cpu") if packed else device,
-        vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
-    )
-    if packed:
-        quantise(model, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
-    model.generation_config.eos_token_id = list(tokens.stop.value)
-    model.generation_config.pad_token_id = tokens.pad_id
-    if plan.memory.gradient_checkpointing.value:
-        enable_gradient_checkpointing(model)
-    if plan.compile.value != "off":
-        model.get_decoder().compile(mode=plan.compile.value, dynamic=True)
-    if plan.adapter is None:
-        return model.train()
-    adapted = add_adapter(
-        model,
-        plan.adapter,
-        seed=config.seed,
-        base=config.model.path,
-        revision=config.model.revision,
-        autocast=plan.precision.compute.value != "fp32",
-    )
-    if checkpoint is not None:
-        load_adapter_weights(adapted, checkpoint.folder, save_embedding=tokens.added_rows > 0)
-    return adapted.train()
+def _limits(config: RunConfig, groups: Collection[str]) -> dict[str, float | None]:
+    """Of each group of parameters the gradient norm that it is clipped to."""
+    own = {CRITIC: config.ppo.critic_max_grad_norm}
+    return {name: own.get(name, config.optim.max_grad_norm) for name in groups}
 
 
-def _writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, plan: RunPlan) -> Callable[[Path], None]:
+def optimizer_settings(config: RunConfig) -> dict[str, OptimizerSettings]:
+    """Of every group of parameters that a stage may have; the critic decays by a weight of its own."""
+    optim = config.optim
+    main = OptimizerSettings(optim.name, optim.betas, optim.momentum, optim.eps, optim.weight_decay)
+    return {ALL: main, ACTOR: main, CRITIC: replace(main, weight_decay=config.ppo.critic_weight_decay)}
+
+
+def _policy_alone(policy: nn.Module, plan: RunPlan) -> Built:
+    return Built(policy, policy, ONE_GROUP, lambda folder: write_policy(policy, plan, folder), lambda folder: None, {})
+
+
+def _writer(built: Built, tokenizer: PreTrainedTokenizerBase) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        if isinstance(model, PeftModel):
-            save_adapter(model, folder, save_embedding=plan.tokenizer.added_rows > 0)
-            causal_model(model).generation_config.save_pretrained(folder)
-        else:
-            save_full(model, folder)
+        built.write(folder)
         tokenizer.save_pretrained(folder)
 
     return write

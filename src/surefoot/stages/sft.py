@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -20,25 +19,12 @@ from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.sources import SourceSpec
 from surefoot.data.tokenise import ReadRecord
 from surefoot.families.templates import is_file
-from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.stage import Stage
 
 _TYPICAL = 90  # percentile: about the longest of the ten or so examples of a micro-batch
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A training method as a value. step_batches: step (from 1) -> its micro-batches. eval_batches: all of the
-    evaluation set, None where there is none. step_tokens: step -> real input tokens."""
-
-    objective: Objective
-    data: PreparedData
-    steps_per_epoch: int
-    step_batches: Callable[[int], Sequence[Batch]]
-    step_tokens: Callable[[int], int]
-    eval_batches: Callable[[], Iterator[Batch]] | None
 
 
 def sft_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:

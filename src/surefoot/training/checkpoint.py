@@ -29,6 +29,7 @@ from surefoot.training.state import RunState
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
 OPTIMIZER = "optimizer.safetensors"
+STAGE = "stage.safetensors"
 STATE = "state.json"
 TRAINER_STATE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -51,19 +52,23 @@ def save_checkpoint(
     write_model: Callable[[Path], None],
     trainer_state: Mapping[str, Any],
     identity: Mapping[str, Any],
+    carried: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write checkpoint-<step> under `run` and return its folder.
 
     write_model: writes weights, config and tokenizer into a folder. identity: hashes and versions that tell which run,
-    data and environment this belongs to; kept in the manifest. Raises Diverged before anything is written when a
-    parameter or moment is not finite.
+    data and environment this belongs to; kept in the manifest. carried: tensors that the stage carries from step to
+    step. Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite.
     """
     tensors = engine.gather_state()
-    _require_finite({**dict(engine.parameters), **tensors}, state.step)
+    carried = carried or {}
+    _require_finite({**dict(engine.parameters), **tensors, **carried}, state.step)
     final = run / f"checkpoint-{state.step}"
     with durable.staged_folder(final, replace=True) as staging, _disk_faults(final):
         write_model(staging)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
+        if carried:
+            save_file({name: tensor.contiguous() for name, tensor in carried.items()}, staging / STAGE)
         _write_json(staging / STATE, state.to_json())
         _write_json(staging / TRAINER_STATE, trainer_state)
         _write_json(staging / MANIFEST, manifest(staging, sorted(staging.rglob("*")), state.step, identity))
@@ -176,6 +181,12 @@ def read_state(checkpoint: Checkpoint) -> RunState:
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:
     """Run state and optimizer tensors (on the CPU)."""
     return read_state(checkpoint), load_file(checkpoint.folder / OPTIMIZER)
+
+
+def load_carried(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The tensors that the stage carried (on the CPU); none where it carried none."""
+    path = checkpoint.folder / STAGE
+    return load_file(path) if path.is_file() else {}
 
 
 def retain(run: Path, keep: int, best_step: int | None) -> None:

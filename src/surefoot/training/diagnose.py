@@ -13,12 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.data.batch import Batch, RecordName
+from surefoot.data.batch import RecordName, Weighted
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
-from surefoot.training.randomness import seed_micro_batch
 from surefoot.training.scaling import LossScale
-from surefoot.training.step import StepSettings, add_gradient
+from surefoot.training.step import LOSS, StepSettings, add_gradient, draw, step_size
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Origin:
 def find_origin(
     engine: Engine,
     objective: Objective,
-    micro_batches: Sequence[Batch],
+    micro_batches: Sequence[Weighted],
     *,
     step: int,
     scale: LossScale | None,
@@ -51,13 +50,13 @@ def find_origin(
 ) -> Origin | None:
     """Replay a step that was not finite, with its own draws, and look after each micro-batch; None when everything is
     finite this time."""
-    weight = sum(batch.weight for batch in micro_batches)
+    weight = step_size(engine, micro_batches).weight
     try:
         for number, batch in enumerate(micro_batches):
-            seed_micro_batch(settings.seed, step, number)
+            draw(engine, settings, step, number)
             with _watch(engine.model) as seen:
-                loss = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
-            if not torch.isfinite(loss) and not any(phase == "forward" for _, phase in seen):
+                sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
+            if not torch.isfinite(sums[LOSS]) and not any(phase == "forward" for _, phase in seen):
                 return Origin("loss", "loss", batch.examples)
             if seen:
                 return Origin(*seen[0], batch.examples)

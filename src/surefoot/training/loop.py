@@ -5,12 +5,14 @@ It knows no stage, no family and no YAML. What it needs is handed in as function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from surefoot.data.batch import Batch
+import torch
+
+from surefoot.data.batch import Weighted
 from surefoot.errors import Diverged, Fault
 from surefoot.objectives.base import Objective
 from surefoot.training.diagnose import find_origin
@@ -32,11 +34,32 @@ class Observer(Protocol):
     def saved(self, folder: Path, state: RunState) -> None: ...
 
 
+class Memory(Protocol):
+    """What a stage carries from step to step besides weights, moments and `RunState`; it goes into every checkpoint."""
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Plain values, for state.json."""
+        ...
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """By name, for a file of their own; empty where nothing of that kind is carried."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers on the step whose batches were asked for last, for its report."""
+        ...
+
+    def learned(self, report: StepReport) -> None:
+        """Is told what the step did. Raises Diverged where the stage cannot go on."""
+        ...
+
+
 @dataclass(frozen=True)
 class Job:
     """What to run. Steps count from 1; a step is due for evaluation or saving when it is in the set.
 
-    batches: step -> its micro-batches. evaluate: step -> report, or None when it was asked to stop in between.
+    batches: step -> its micro-batches; may run the model. memory: of a stage that has one. evaluate: step -> report, or
+    None when it was asked to stop in between.
     save: writes a checkpoint of engine and state.
     goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
     trains to the end. profile_every: time forward and backward of every N-th step; None times none.
@@ -44,8 +67,8 @@ class Job:
 
     engine: Engine
     objective: Objective
-    batches: Callable[[int], Sequence[Batch]]
-    schedule: Schedule
+    batches: Callable[[int], Sequence[Weighted]]
+    schedules: Mapping[str, Schedule]  # by group of parameters
     settings: StepSettings
     total_steps: int
     evaluate: Callable[[int], EvalReport | None] | None
@@ -58,6 +81,7 @@ class Job:
     patience: int | None
     min_delta: float
     profile_every: int | None = None
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +107,15 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
             job.objective,
             micro_batches,
             step=step,
-            lr=job.schedule.rate(step - 1),
+            lr={name: schedule.rate(step - 1) for name, schedule in job.schedules.items()},
             scale=state.scale,
             settings=job.settings,
             watch=Stopwatch(job.engine.device) if job.profile_every and step % job.profile_every == 0 else None,
         )
-        scale, state = state.scale, state.after_step(report)
+        if job.memory is not None:
+            job.memory.learned(report)
+            report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
+        scale, state = state.scale, _carrying(job, state.after_step(report))
         observer.step(report, state)
         if state.guard.consecutive >= job.max_consecutive:
             origin = find_origin(
@@ -109,6 +136,11 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
                 observer.saved(job.save(state), state)
             return Outcome(state, "interrupted")
     return Outcome(state, "finished" if state.step >= job.total_steps else "early_stopped")
+
+
+def _carrying(job: Job, state: RunState) -> RunState:
+    """With what the stage carries: `RunState` is all that a checkpoint has in plain values."""
+    return state if job.memory is None else replace(state, stage=job.memory.to_json())
 
 
 def is_over(job: Job, state: RunState) -> bool:

@@ -15,7 +15,7 @@ rare, large gradients suffer most from 8-bit moments. The rate is set before eac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -60,19 +60,33 @@ def make_optimizer(parameters: Parameters, settings: OptimizerSettings, *, decod
     return _MAKERS[settings.name](parameters, settings, decoder)
 
 
+def make_optimizers(
+    groups: Mapping[str, Parameters], settings: Mapping[str, OptimizerSettings], *, decoder: Collection[str]
+) -> Optimizer:
+    """One optimizer over named groups of parameters; each of its `param_groups` has its group's `name`."""
+    parts = []
+    for name, parameters in groups.items():
+        part = make_optimizer(parameters, settings[name], decoder=decoder)
+        for group in part.param_groups:
+            group["name"] = name
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else Together(parts)
+
+
 def adamw(parameters: Parameters, *, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
     """Fused AdamW."""
     return torch.optim.AdamW(_groups(parameters, weight_decay), lr=0.0, betas=betas, eps=eps, fused=True)
 
 
-class TwoOptimizers:
-    """Two optimizers over disjoint parameters that act as one: groups side by side, one state, one step."""
+class Together:
+    """Optimizers over disjoint parameters that act as one: groups side by side, one state, one step."""
 
-    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer):
-        self._parts = (first, second)
-        self.param_groups: list[dict[str, Any]] = [*first.param_groups, *second.param_groups]
-        self.state: defaultdict[torch.Tensor, Any] = first.state
-        second.state = first.state
+    def __init__(self, parts: Sequence[Optimizer]):
+        self._parts = [leaf for part in parts for leaf in (part._parts if isinstance(part, Together) else [part])]
+        self.param_groups: list[dict[str, Any]] = [group for part in parts for group in part.param_groups]
+        self.state: defaultdict[torch.Tensor, Any] = self._parts[0].state
+        for part in self._parts[1:]:
+            part.state = self.state
 
     def step(self) -> None:
         for part in self._parts:
@@ -144,8 +158,8 @@ def _with_adamw(
         return _adamw(rest, settings, decoder)
     if not rest:
         return make(inside)
-    return TwoOptimizers(
-        make(inside), adamw(rest, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
+    return Together(
+        [make(inside), adamw(rest, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)]
     )
 
 

@@ -25,9 +25,10 @@ class StepProfile:
 
 @dataclass(frozen=True)
 class StepReport:
-    """step counts from 1. loss: mean over the step's weight, None when non-finite. grad_norm: before clipping.
+    """step counts from 1. loss: mean over the step's weight, None when non-finite. grad_norm: before clipping, over all
+    parameters. lr: of the first group of parameters. weight, tokens: of all ranks; examples: of this one.
     decision: "stepped", or why the optimizer did not move. seconds: the step alone, without evaluation or saving.
-    profile: only of a step that was watched."""
+    profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name."""
 
     step: int
     loss: float | None
@@ -41,6 +42,7 @@ class StepReport:
     seconds: float
     scale: float | None = None  # gradient scale, fp16 only
     profile: StepProfile | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class RunState:
     """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
     loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
     evaluated: the last step after which an evaluation ran; -1 before the first. stale: evaluations since the best one.
+    stage: what the stage carries besides, in plain values.
     seconds: time spent in steps, over all sessions. trackers: under which id each tracker knows the run. Two equal runs
     share all but these two."""
 
@@ -48,6 +49,7 @@ class RunState:
     best: Best | None = None
     evaluated: int = -1
     stale: int = 0
+    stage: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     trackers: Mapping[str, str] = field(default_factory=dict)
 

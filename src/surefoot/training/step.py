@@ -1,37 +1,39 @@
 """The one optimizer step.
 
 SFT, and every later stage, runs this function. Losses arrive as sums and are divided by the weight of the whole step
-(supervised tokens), which is known before the first forward. So the split into micro-batches never changes the result.
+(supervised tokens, pairs, response tokens), over all micro-batches and ranks. So the split never changes the result.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
 
-from surefoot.data.batch import Batch
+from surefoot.data.batch import Weighted
 from surefoot.objectives.base import Objective
-from surefoot.training.engine import Engine
-from surefoot.training.guard import Verdict, judge
+from surefoot.training.engine import Engine, PerGroup
+from surefoot.training.guard import judge
 from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.randomness import seed_micro_batch
 from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
 
+LOSS = "loss"
 Context = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What stays the same from step to step. forward: autocast as planned. kernels: the attention kernels allowed,
-    around forward and backward."""
+    """What stays the same from step to step. max_grad_norm: of every group of parameters, or of each its own. forward:
+    autocast as planned. kernels: the attention kernels allowed, around forward and backward."""
 
     seed: int
-    max_grad_norm: float | None
+    max_grad_norm: PerGroup[float | None]
     forward: Context
     kernels: Context
 
@@ -39,96 +41,137 @@ class StepSettings:
 def train_step(
     engine: Engine,
     objective: Objective,
-    micro_batches: Sequence[Batch],
+    micro_batches: Sequence[Weighted],
     *,
     step: int,
-    lr: float,
+    lr: PerGroup[float],
     scale: LossScale | None,
     settings: StepSettings,
     watch: Stopwatch | None = None,
 ) -> StepReport:
-    """Run optimizer step number `step` (from 1) and report it. scale: fp16 loss scale, None otherwise. watch: times
-    forward and backward, and changes no number.
+    """Run optimizer step number `step` (from 1) and report it. micro_batches: this rank's; every rank has as many.
+    scale: fp16 loss scale, None otherwise. watch: times forward and backward, and changes no number.
 
-    The optimizer moves only when the loss and the gradient norm are finite. One host sync: where the guard looks.
+    The optimizer moves only when the loss and all gradient norms are finite, on all ranks or on none. One host sync:
+    where the guard looks.
     """
     started = time.perf_counter()
-    weight = sum(batch.weight for batch in micro_batches)
-    loss_sum = accumulate_gradients(
-        engine, objective, micro_batches, step=step, scale=scale, settings=settings, watch=watch or unwatched
+    size = step_size(engine, micro_batches)
+    sums = accumulate_gradients(
+        engine,
+        objective,
+        micro_batches,
+        weight=size.weight,
+        step=step,
+        scale=scale,
+        settings=settings,
+        watch=watch or unwatched,
     )
+    engine.reduce()
     engine.unscale(scale)
-    norm = engine.grad_norm()
-    loss, grad_norm = torch.stack((loss_sum / weight, norm.float())).tolist()
+    norms = engine.grad_norms()
+    means = {name: total / size.weight for name, total in sums.items()}
+    numbers = torch.stack((*means.values(), *(norm.float() for norm in norms.values()))).tolist()
+    loss, *others = _over_ranks(engine, numbers[: len(means)])
+    grad_norm = math.hypot(*numbers[len(means) :])
     verdict = judge(loss, grad_norm, scale_can_fall=scale is not None and scale.can_fall)
     if verdict.decision == "stepped":
-        engine.apply(lr, norm, settings.max_grad_norm)
+        engine.apply(lr, norms, settings.max_grad_norm)
     else:
         engine.discard()
-    seconds = time.perf_counter() - started
-    report = _report(step, loss, grad_norm, lr, micro_batches, verdict, scale, seconds)
+    report = StepReport(
+        step=step,
+        loss=None if verdict.non_finite == "loss" else loss,
+        grad_norm=None if verdict.non_finite else grad_norm,
+        lr=next(iter(lr.values())) if isinstance(lr, Mapping) else lr,
+        weight=size.weight,
+        tokens=size.tokens,
+        examples=tuple(number for batch in micro_batches for number in batch.examples),
+        decision=verdict.decision,
+        non_finite=verdict.non_finite,
+        seconds=time.perf_counter() - started,
+        scale=None if scale is None else scale.scale,
+        metrics={
+            **dict(zip(list(means)[1:], others, strict=True)),
+            **_by_group(lr, norms, numbers[len(means) :]),
+        },
+    )
     return report if watch is None else replace(report, profile=watch.profile(report.tokens))
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """weight, tokens: of all micro-batches of all ranks."""
+
+    weight: int
+    tokens: int
+
+
+def step_size(engine: Engine, micro_batches: Sequence[Weighted]) -> StepSize:
+    """Every rank must ask."""
+    own = (sum(batch.weight for batch in micro_batches), sum(batch.tokens for batch in micro_batches))
+    weight, tokens = engine.totals(own)
+    return StepSize(int(weight), int(tokens))
 
 
 def accumulate_gradients(
     engine: Engine,
     objective: Objective,
-    micro_batches: Sequence[Batch],
+    micro_batches: Sequence[Weighted],
     *,
+    weight: int,
     step: int,
     scale: LossScale | None,
     settings: StepSettings,
     watch: Watch = unwatched,
-) -> torch.Tensor:
-    """Forward and backward of all micro-batches; returns the loss sum, a detached fp32 scalar on the device."""
-    weight = sum(batch.weight for batch in micro_batches)
-    loss_sum = torch.zeros((), dtype=torch.float32, device=engine.device)
+) -> dict[str, torch.Tensor]:
+    """Forward and backward of this rank's micro-batches. weight: of the whole step. Returns the sums over them, loss
+    first, detached fp32 scalars on the device."""
+    sums = {LOSS: torch.zeros((), dtype=torch.float32, device=engine.device)}
     for number, batch in enumerate(micro_batches):
-        seed_micro_batch(settings.seed, step, number)
-        loss_sum += add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
-    return loss_sum
+        draw(engine, settings, step, number)
+        found = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
+        for name, value in found.items():
+            sums[name] = sums[name] + value if name in sums else value
+    return sums
+
+
+def draw(engine: Engine, settings: StepSettings, step: int, number: int) -> None:
+    """Seed micro-batch `number` of this rank. Micro-batches are dealt in turn, so one has the same draws whichever rank
+    it falls to."""
+    seed_micro_batch(settings.seed, step, number * engine.world + engine.rank)
 
 
 def add_gradient(
     engine: Engine,
     objective: Objective,
-    batch: Batch,
+    batch: Weighted,
     *,
     weight: int,
     scale: LossScale | None,
     settings: StepSettings,
     watch: Watch = unwatched,
-) -> torch.Tensor:
-    """Forward and backward of one micro-batch, whose loss sum is divided by the weight of the whole step; returns the
-    sum, detached."""
+) -> dict[str, torch.Tensor]:
+    """Forward and backward of one micro-batch, whose loss sum is divided by the weight of the whole step; returns its
+    sums, loss first, detached. A batch without weight counts nothing."""
+    share = 1.0 if batch.weight else 0.0
     with settings.kernels():
         with watch("forward"), settings.forward():
-            loss = objective(engine.model, batch.to(engine.device)).loss
+            out = objective(engine.model, batch.to(engine.device))
         with watch("backward"):
-            engine.backward(loss / weight, scale)
-    return loss.detach()
+            engine.backward(out.loss / weight if share else out.loss * 0.0, scale)
+    found = {LOSS: out.loss, **out.sums}
+    return {name: value.detach().float() * share for name, value in found.items()}
 
 
-def _report(
-    step: int,
-    loss: float,
-    grad_norm: float,
-    lr: float,
-    micro_batches: Sequence[Batch],
-    verdict: Verdict,
-    scale: LossScale | None,
-    seconds: float,
-) -> StepReport:
-    return StepReport(
-        step=step,
-        loss=None if verdict.non_finite == "loss" else loss,
-        grad_norm=None if verdict.non_finite else grad_norm,
-        lr=lr,
-        weight=sum(batch.weight for batch in micro_batches),
-        tokens=sum(batch.tokens for batch in micro_batches),
-        examples=tuple(number for batch in micro_batches for number in batch.examples),
-        decision=verdict.decision,
-        non_finite=verdict.non_finite,
-        seconds=seconds,
-        scale=None if scale is None else scale.scale,
-    )
+def _over_ranks(engine: Engine, numbers: Sequence[float]) -> list[float]:
+    """Of sums that every rank has a part of. Metrics are finite where the loss is, or not shown."""
+    return engine.totals(numbers)
+
+
+def _by_group(lr: PerGroup[float], norms: Mapping[str, torch.Tensor], values: Sequence[float]) -> dict[str, float]:
+    """Norms and rates of the groups, where there are several."""
+    if len(norms) == 1:
+        return {}
+    rates = {f"lr_{name}": rate for name, rate in lr.items()} if isinstance(lr, Mapping) else {}
+    return {**{f"grad_norm_{name}": value for name, value in zip(norms, values, strict=True)}, **rates}

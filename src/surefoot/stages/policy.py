@@ -1,0 +1,68 @@
+"""The language model of a run, as the plan has it: loaded, adapted, and written for others to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from surefoot.config.schema import RunConfig
+from surefoot.models.adapters import add_adapter
+from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.forward import causal_model
+from surefoot.models.load import load_model
+from surefoot.models.peft import PeftModel
+from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.quantised import quantise
+from surefoot.models.save import load_adapter_weights, save_adapter, save_full
+from surefoot.planning.plan import RunPlan
+from surefoot.training.checkpoint import Checkpoint
+
+
+def load_policy(
+    config: RunConfig, plan: RunPlan, base: Path, checkpoint: Checkpoint | None, device: torch.device
+) -> nn.Module:
+    """In training mode, with the planned adapter, on the device. base: folder of the base model. checkpoint: whose
+    weights it takes, None for those of the base."""
+    full = plan.adapter is None
+    packed = plan.precision.base.value == "nf4"
+    tokens = plan.tokenizer
+    model: PreTrainedModel = load_model(
+        checkpoint.folder if full and checkpoint else base,
+        dtype=TORCH_DTYPE[plan.precision.unpacked],
+        attention_implementation=plan.attention.implementation.value,
+        device=torch.device("cpu") if packed else device,
+        vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
+    )
+    if packed:
+        quantise(model, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
+    model.generation_config.eos_token_id = list(tokens.stop.value)
+    model.generation_config.pad_token_id = tokens.pad_id
+    if plan.memory.gradient_checkpointing.value:
+        enable_gradient_checkpointing(model)
+    if plan.compile.value != "off":
+        model.get_decoder().compile(mode=plan.compile.value, dynamic=True)
+    if plan.adapter is None:
+        return model.train()
+    adapted = add_adapter(
+        model,
+        plan.adapter,
+        seed=config.seed,
+        base=config.model.path,
+        revision=config.model.revision,
+        autocast=plan.precision.compute.value != "fp32",
+    )
+    if checkpoint is not None:
+        load_adapter_weights(adapted, checkpoint.folder, save_embedding=tokens.added_rows > 0)
+    return adapted.train()
+
+
+def write_policy(policy: nn.Module, plan: RunPlan, folder: Path) -> None:
+    """The adapter, or all weights where there is none."""
+    if isinstance(policy, PeftModel):
+        save_adapter(policy, folder, save_embedding=plan.tokenizer.added_rows > 0)
+        causal_model(policy).generation_config.save_pretrained(folder)
+    else:
+        save_full(policy, folder)

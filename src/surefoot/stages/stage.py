@@ -1,0 +1,93 @@
+"""A training method as a value: which data, which loss, which batches, which models.
+
+A `StageKind` is a row of functions, one row for each word that the config's `stage` may be (`surefoot.stages.kinds`).
+Everything else that a run does is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Weighted
+from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenise import ReadRecord
+from surefoot.objectives.base import Objective
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.training.engine import ALL
+from surefoot.training.loop import Memory
+
+if TYPE_CHECKING:
+    from surefoot.stages.setup import Setup
+
+
+@dataclass(frozen=True)
+class Stage:
+    """step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
+    call ahead. ready: what has to be done with them once the model is at hand (rollouts, reference log-probabilities),
+    on the main thread; None: nothing. eval_batches: all of the evaluation set, None where there is none. step_tokens:
+    step -> real input tokens, as far as they are known before. memory: what is carried from step to step."""
+
+    objective: Objective
+    data: PreparedData
+    steps_per_epoch: int
+    step_batches: Callable[[int], Sequence[Weighted]]
+    step_tokens: Callable[[int], int]
+    eval_batches: Callable[[], Iterator[Weighted]] | None
+    ready: Callable[[int, Sequence[Weighted]], Sequence[Weighted]] | None = None
+    memory: Memory | None = None
+
+    def batches(self, step: int) -> Sequence[Weighted]:
+        """What step `step` learns from; runs the model where the stage does."""
+        found = self.step_batches(step)
+        return found if self.ready is None else self.ready(step, found)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The models of a run. model: what the engine holds and the objective is given. policy: the language model in it,
+    which answers prompts; of a reward model its backbone. groups: name -> beginning of the names of its parameters;
+    the first group's rate is optim.lr. write: weights and config into a folder; the tokenizer is written beside them.
+    load: what a checkpoint holds beside the policy's own weights. verified: what was found in building it."""
+
+    model: nn.Module
+    policy: nn.Module
+    groups: Mapping[str, str]
+    write: Callable[[Path], None]
+    load: Callable[[Path], None]
+    verified: Mapping[str, Any]
+
+
+ONE_GROUP: Mapping[str, str] = {ALL: ""}
+ACTOR, CRITIC = "actor", "critic"  # the groups of stage ppo
+
+
+class Prepare(Protocol):
+    """Read, render, tokenise and audit the data. Raises InputError for bad data."""
+
+    def __call__(
+        self,
+        config: RunConfig,
+        tokens: TokenizerPlan,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        read_record: ReadRecord | None = None,
+    ) -> PreparedData: ...
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """prepare: the data. stage: the data under a plan. build: from the policy, with its adapter, and the folder
+    of its base to all models; None: the policy is all. start: the stage with its models, before step 1; it may run
+    them."""
+
+    prepare: Prepare
+    stage: Callable[[RunConfig, RunPlan, PreparedData], Stage]
+    build: Callable[[RunConfig, RunPlan, nn.Module, Path], Built] | None = None
+    start: Callable[[RunConfig, RunPlan, Stage, Setup, PreTrainedTokenizerBase], Stage] | None = None
