@@ -17,7 +17,7 @@ from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.tree import facts_of
 from surefoot.planning.plan import RunPlan, TokenizerPlan
-from surefoot.stages.open_model import find_parts, plan_tokens, saved_bos_scale, saved_plan, template_name
+from surefoot.stages.open_model import find_parts, find_tokens, saved_bos_scale, saved_plan, template_name
 from surefoot.stages.provenance import cautions_about
 
 
@@ -79,8 +79,7 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
     plan = saved_plan(trained)
     scale = _one_scale(chain, base)
     facts = replace(facts_of(base), bos_scale=scale)
-    with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
-    tokens = plan.tokenizer if plan else plan_tokens(path, facts, with_tokenizer)
+    with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
     encoder = TextEncoder(load_tokenizer(with_tokenizer))
     own_base = bool(first) and not adapters
     return ExportParts(

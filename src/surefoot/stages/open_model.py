@@ -85,8 +85,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
     plan = saved_plan(trained)
     scale = saved_bos_scale(trained, base, plan)
     facts = replace(facts_of(base), bos_scale=scale)
-    with_tokenizer = trained if (trained / "tokenizer.json").is_file() else base
-    tokens = plan.tokenizer if plan else plan_tokens(path, facts, with_tokenizer)
+    with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
     machine = hardware.detect()
     dtype = _dtype(plan.precision.unpacked if plan else facts.stored, machine)
     trained_packed = plan is not None and plan.precision.base.value == "nf4"
@@ -238,6 +237,15 @@ def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
     if notes.faults:
         raise InputError(notes.faults)
     return tokens
+
+
+def find_tokens(
+    path: str, trained: Path, base: Path, facts: ModelFacts, plan: RunPlan | None
+) -> tuple[Path, TokenizerPlan]:
+    """Whose tokenizer goes with a model, and how text is laid out with it: as the run planned that wrote `trained`, or
+    as the planner decides for a model that no run of surefoot made. path: as the user called it."""
+    folder = trained if (trained / "tokenizer.json").is_file() else base
+    return folder, plan.tokenizer if plan else plan_tokens(path, facts, folder)
 
 
 def _held(dtype: DType, packed: bool, obstacle: str) -> str:
