@@ -81,6 +81,19 @@ def _pretrain(config: RunConfig) -> Iterator[Problem]:
             yield _problem(key, what, "use text, or stage: sft", "stage")
 
 
+def _publishing(config: RunConfig) -> Iterator[Problem]:
+    if config.adapter is None or config.adapter.publish == "adapter":
+        return
+    if config.bos.scale != 1:
+        what = f"bos.scale {config.bos.scale:g} stands in a file beside the weights, and a merged model would lose it"
+        fix = "leave adapter.publish out; `surefoot export --merge` can write the factor into the weights"
+        yield _problem("adapter.publish", what, fix, "bos.scale")
+    if config.precision.base == "nf4":
+        what = "the adapter was trained over 4-bit weights, and merged into the whole ones it answers otherwise"
+        fix = "leave adapter.publish out; `surefoot export --merge` shows the difference"
+        yield _problem("adapter.publish", what, fix, "precision.base")
+
+
 def _mixture(config: RunConfig) -> Iterator[Problem]:
     train = [(key, source) for key, source in _sources(config) if key.startswith("data.train.")]
     weighted = [key for key, source in train if source.weight is not None]
@@ -225,6 +238,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _prompts,
     _best,
     _pretrain,
+    _publishing,
     _mixture,
     _optimizer,
     _trackers,

@@ -30,6 +30,15 @@ _METRICS = {
 }
 _SHARES = frozenset({"eval_accuracy", "chance", "accuracy_before", "accuracy_after"})
 
+_METHODS = {
+    "sft": "supervised fine-tuning",
+    "pretrain": "continued pretraining",
+    "reward": "reward modelling on pairs of answers",
+    "dpo": "direct preference optimisation",
+    "kto": "Kahneman-Tversky optimisation",
+    "ppo": "proximal policy optimisation",
+}
+
 
 @dataclass(frozen=True)
 class DataFile:
@@ -51,7 +60,7 @@ class CardFacts:
     name: of the run. base: hub id or folder as the user gave it. settings: what -> value, from the config
     ("learning rate" -> "0.0002"). results: all_results.json. versions: library -> version. prompt: a complete example
     prompt, BOS included, where the saved chat template does not make the prompts of this run, else None. question: one
-    for the chat template. plots: file names in the run folder.
+    for the chat template. plots: file names in the run folder. merged: the adapter is part of the published weights.
     """
 
     name: str
@@ -68,6 +77,12 @@ class CardFacts:
     prompt: str | None = None
     plots: tuple[str, ...] = ()
     question: str = EXAMPLE_PROMPT
+    merged: bool = False
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the folder holds an adapter, to be loaded over its base."""
+        return self.plan.adapter is not None and not self.merged
 
 
 def model_card(facts: CardFacts) -> str:
@@ -106,10 +121,10 @@ def base_name(facts: CardFacts) -> str:
 
 def _header(facts: CardFacts) -> dict[str, object]:
     adapter = facts.plan.adapter
-    header: dict[str, object] = {"library_name": "peft" if adapter else "transformers"}
+    header: dict[str, object] = {"library_name": "peft" if facts.needs_base else "transformers"}
     if facts.base_is_hub_id:
         header["base_model"] = facts.base
-        header["base_model_relation"] = "adapter" if adapter else "finetune"
+        header["base_model_relation"] = "adapter" if facts.needs_base else "finetune"
     header["pipeline_tag"] = "text-generation"
     header["tags"] = ["surefoot", facts.stage, adapter.kind.value if adapter else "full-fine-tuning"]
     return header
@@ -119,18 +134,21 @@ def _summary(facts: CardFacts) -> str:
     name = base_name(facts)
     base = f"[{name}](https://huggingface.co/{name})" if facts.base_is_hub_id else f"`{name}`"
     revision = f" (revision `{facts.base_revision}`)" if facts.base_revision else ""
-    method = {"sft": "supervised fine-tuning", "pretrain": "continued pretraining"}[facts.stage]
+    method = _METHODS[facts.stage]
     plan = facts.plan
     share = f"{plan.trainable:,} of {plan.parameters:,} parameters trained"
     if plan.adapter is None:
         return f"{base}{revision} after {method} of all weights ({share})."
     kind = {"lora": "LoRA", "dora": "DoRA"}[plan.adapter.kind.value]
-    return f"{kind} adapter of rank {plan.adapter.rank} for {base}{revision}, made by {method} ({share})."
+    adapter = f"{kind} adapter of rank {plan.adapter.rank}"
+    if facts.merged:
+        return f"{base}{revision} with a {adapter} merged into it, made by {method} ({share})."
+    return f"{adapter} for {base}{revision}, made by {method} ({share})."
 
 
 def _usage_notes(facts: CardFacts) -> str:
     notes = ""
-    if facts.plan.adapter and not facts.base_is_hub_id:
+    if facts.needs_base and not facts.base_is_hub_id:
         notes += "The base model is not on a hub: put its folder in place of the name below.\n\n"
     if isinstance(find_row(facts.plan.tokenizer.template.value), Prompt) and facts.prompt is None:
         notes += "A prompt's input (context) goes into the field `input` of its message, beside `content`.\n\n"
@@ -142,7 +160,7 @@ def _usage_notes(facts: CardFacts) -> str:
             "load it: what then answers is not what was trained, and nothing says so. `surefoot generate` and "
             "`surefoot chat` apply it, and so does the line below that begins with `surefoot`.\n\n"
         )
-    if facts.plan.tokenizer.added_rows and facts.plan.adapter:
+    if facts.plan.tokenizer.added_rows and facts.needs_base:
         count = facts.plan.tokenizer.added_rows
         rows = "1 row was" if count == 1 else f"{count} rows were"
         notes += f"{rows} added to the embeddings, so the base **must be resized** before the adapter is loaded.\n\n"
@@ -155,7 +173,7 @@ def _loading_lines(facts: CardFacts) -> list[str]:
     scale = facts.plan.tokenizer.bos_scale.value
     scaling = [] if scale == 1 else [f"surefoot.install_bos_scaling(model, {scale!r})"]
     own = [] if scale == 1 else ["import surefoot"]
-    if facts.plan.adapter is None:
+    if not facts.needs_base:
         return [
             *own,
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n",

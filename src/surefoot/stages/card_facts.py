@@ -57,6 +57,7 @@ def card_facts(
         prompt=_example_prompt(plan, data, tokenizer),
         plots=tuple(plots),
         question=_public_question(data),
+        merged=config.adapter is not None and config.adapter.publish == "merged",
     )
 
 

@@ -27,6 +27,7 @@ from surefoot.report.plots import draw_curves
 from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.stages.card_facts import card_facts
+from surefoot.stages.publish_merged import publish_merged, without_adapter
 from surefoot.stages.records import ORIGIN
 from surefoot.stages.timetable import Timetable
 from surefoot.training.checkpoint import (
@@ -82,7 +83,8 @@ def publish(
     step, lost = chosen_step(run, state, keep_best=config.checkpoint.best != "none")
     if step == 0 and state.step > 0:
         lost.append(_untrained(config))
-    names = _take_model(run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
+    names, of_merge = _take_model(config, run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
+    lost += of_merge
     if BOS_FILE in names:
         durable.write_json(run / BOS_FILE, bos_file(plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
     evaluation = _evaluation_at(rows, step)
@@ -146,13 +148,19 @@ def _examples_seen(steps: int, size: int, count: int) -> int:
     return epochs * count + min(rest * size, count)
 
 
-def _take_model(run: Path, chosen: Path, last: Path) -> list[str]:
-    """Copy the model's files of the chosen checkpoint, and the last one's trainer state; returns the names."""
+def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Copy the model's files of the chosen checkpoint, its adapter merged where that is asked for, and the last one's
+    trainer state; returns the names, and what is to be said of the merge."""
     names = [name for name in read_manifest(chosen)["files"] if name not in _STATE_FILES]
+    of_merge: list[str] = []
+    cautions: tuple[str, ...] = ()
+    if config.adapter is not None and config.adapter.publish == "merged":
+        of_merge, cautions = publish_merged(run, chosen)
+        names = [name for name in without_adapter(run, names) if name not in of_merge]
     for name in names:
         durable.copy_file(chosen / name, run / name)
     durable.copy_file(last / TRAINER_STATE, run / TRAINER_STATE)
-    return names
+    return [*names, *of_merge], cautions
 
 
 def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
