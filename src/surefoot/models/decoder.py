@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from surefoot.models.forward import causal_model
+from surefoot.models.forward import causal_model, language_models
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -14,7 +14,9 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def decoder_matrices(model: nn.Module) -> frozenset[str]:
-    """Names, as in `model.named_parameters()`, of the two-dimensional parameters inside the decoder layers, those of
-    adapters included. Not among them: embeddings, output head, norms, biases."""
-    inside = {id(parameter) for parameter in decoder_layers(model).parameters() if parameter.ndim == 2}
+    """Names, as in `model.named_parameters()`, of the two-dimensional parameters inside the decoder layers of all
+    language models in `model`, those of adapters included. Not among them: embeddings, output and value heads, norms,
+    biases."""
+    layers = [decoder_layers(inner) for inner in language_models(model)]
+    inside = {id(parameter) for one in layers for parameter in one.parameters() if parameter.ndim == 2}
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)

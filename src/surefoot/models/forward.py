@@ -19,15 +19,21 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.data.batch import Batch
-from surefoot.models.peft import PeftModel
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model itself; modules that PEFT injected stay in place."""
-    if isinstance(model, PeftModel):
-        model = model.get_base_model()
-    assert isinstance(model, PreTrainedModel)
-    return model
+    """The one transformers model in `model`, whatever is around it (PEFT, a value head, an engine's wrapper); modules
+    that PEFT injected stay in place."""
+    (found,) = language_models(model)
+    return found
+
+
+def language_models(model: nn.Module) -> list[PreTrainedModel]:
+    """The transformers models in `model`, outermost ones only, each once, in the order of its children."""
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    found = [inner for child in model.children() for inner in language_models(child)]
+    return list({id(inner): inner for inner in found}.values())
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
