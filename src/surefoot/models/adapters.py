@@ -8,8 +8,10 @@ would change before its first step).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import Fault, InputError
-from surefoot.models.peft import LoraConfig, LoraLayer, PeftModel, TaskType, get_peft_model
+from surefoot.models.peft import LoraConfig, LoraLayer, ModulesToSaveWrapper, PeftModel, TaskType, get_peft_model
 from surefoot.models.quantised import plain_weight
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.vocabulary import is_tied
@@ -25,6 +27,7 @@ from surefoot.nearest import nearest_word
 from surefoot.planning.plan import AdapterPlan
 
 ADAPTER = "default"  # PEFT's name for the only adapter
+AdaptedLayer = LoraLayer | ModulesToSaveWrapper  # where adapters act
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,25 @@ def add_adapter(
     if plan.kind.value == "dora":
         _start_at_exact_norms(adapted)
     elif autocast:
-        _leave_casts_to_autocast(adapted)
+        leave_casts_to_autocast(adapted)
     return adapted
+
+
+def add_copy(model: PeftModel, name: str, like: str) -> None:
+    """Another adapter on the same modules, bit for bit as `like` is. Tied copies stay tied. PEFT sets requires_grad of
+    the other adapters on the way."""
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):
+        model.add_adapter(name, copy.deepcopy(model.peft_config[like]))
+    memo: dict[int, Any] = {}
+    for layer in adapted_layers(model):
+        for group in (getattr(layer, part) for part in layer.adapter_layer_names):
+            if like in group:
+                group[name] = copy.deepcopy(group[like], memo)
+
+
+def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
+    """Those that carry an adapter, or a module that trains in full beside one."""
+    return [module for module in model.modules() if isinstance(module, AdaptedLayer)]
 
 
 def adapted_modules(model: PeftModel) -> list[str]:
@@ -148,14 +168,14 @@ def _start_at_exact_norms(model: PeftModel) -> None:
             magnitude.copy_(_row_norms(module.get_base_layer()))
 
 
-def _leave_casts_to_autocast(model: PeftModel) -> None:
+def leave_casts_to_autocast(model: PeftModel) -> None:
     """PEFT casts the input of every adapter to fp32, and autocast casts it straight back: a fifth of a LoRA step here.
 
-    Not for DoRA: it takes the dtype of its row norms from that input.
+    Not where a DoRA adapter is: it takes the dtype of its row norms from that input.
     """
     for module in model.modules():
         if isinstance(module, LoraLayer):
-            module.cast_input_dtype_enabled = False
+            module.cast_input_dtype_enabled = bool(module.lora_variant)
 
 
 @torch.no_grad()

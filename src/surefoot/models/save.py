@@ -30,17 +30,18 @@ _WRAPPED = re.compile(r"(.+)\.(?:modules_to_save|original_module)\.(weight|bias)
 _T = TypeVar("_T")
 
 
-def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool) -> None:
+def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool, name: str = ADAPTER) -> None:
     """adapter_model.safetensors and adapter_config.json, as `PeftModel.from_pretrained(base, folder)` reads them.
 
     save_embedding: also the embedding and head, where rows were added to them (the base must then be resized first).
+    name: of the model's adapters; it is not in the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model, save_embedding).items()}
+    tensors = {key: tensor.cpu().contiguous() for key, tensor in adapter_tensors(model, save_embedding, name).items()}
     save_file(_without_sharing(tensors), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     fields = {
         key: sorted(value) if isinstance(value, set) else value
-        for key, value in model.peft_config[ADAPTER].to_dict().items()
+        for key, value in model.peft_config[name].to_dict().items()
     }
     fields["inference_mode"] = True  # what PEFT writes: others load it frozen
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
@@ -48,33 +49,33 @@ def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool) -> Non
 
 
 def load_adapter_weights(
-    model: PeftModel, folder: Path, *, save_embedding: bool, tensors: Tensors | None = None
+    model: PeftModel, folder: Path, *, save_embedding: bool, tensors: Tensors | None = None, name: str = ADAPTER
 ) -> None:
     """Put saved weights into a model with the same adapter, bit for bit. Raises InputError where it is another one.
 
-    tensors: in place of the file's, where that is in another layout than PEFT's.
+    tensors: in place of the file's, where that is in another layout than PEFT's. name: of the model's adapters.
     """
     path = folder / ADAPTER_WEIGHTS
     if tensors is None:
         saved = without_doubles(load_file(path))
     else:
-        saved = {name: tensor.read() for name, tensor in without_doubles(tensors).items()}
-    expected = adapter_tensors(model, save_embedding)
+        saved = {key: tensor.read() for key, tensor in without_doubles(tensors).items()}
+    expected = adapter_tensors(model, save_embedding, name)
     if different := sorted(saved.keys() ^ expected.keys()):
         what = f"{len(different)} weights are in only one of file and model, first {different[0]}"
         raise InputError(Fault(str(path), what, "it belongs to another model or adapter"))
-    for name, tensor in saved.items():
-        if tensor.shape != expected[name].shape:
-            what = f"{name} is {list(tensor.shape)}, the model's is {list(expected[name].shape)}"
+    for key, tensor in saved.items():
+        if tensor.shape != expected[key].shape:
+            what = f"{key} is {list(tensor.shape)}, the model's is {list(expected[key].shape)}"
             raise InputError(Fault(str(path), what, "it belongs to another model or adapter"))
     with quiet_libraries():
-        set_peft_model_state_dict(model, saved, ADAPTER)
+        set_peft_model_state_dict(model, saved, name)
 
 
-def adapter_tensors(model: PeftModel, save_embedding: bool) -> dict[str, torch.Tensor]:
+def adapter_tensors(model: PeftModel, save_embedding: bool, name: str = ADAPTER) -> dict[str, torch.Tensor]:
     """Name in the file -> tensor, sorted. The flag is never left to PEFT, which would ask the hub about the base."""
     with quiet_libraries():
-        tensors = get_peft_model_state_dict(model, save_embedding_layers=save_embedding)
+        tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=save_embedding)
     return dict(sorted(without_doubles(tensors).items()))
 
 

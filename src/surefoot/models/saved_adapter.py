@@ -7,7 +7,8 @@ result and is not known here is refused instead of ignored, and so are pickled w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from surefoot.convert.tensors import Tensors
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
+from surefoot.models.adapters import ADAPTER
 from surefoot.models.folder import ADAPTER_CONFIG, convert_command
 from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
@@ -127,19 +129,40 @@ def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
 
 def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
     """Put the adapter over its base, which already has `saved.rows` rows. Raises InputError where it does not fit."""
-    path = saved.folder / ADAPTER_WEIGHTS
+    with _faults_of(saved), quiet_libraries(), torch.random.fork_rng(devices=[]):
+        adapted = get_peft_model(model, _config(saved))
+    _load(adapted, saved, ADAPTER)
+    return adapted.eval()
+
+
+def add_saved(model: PeftModel, saved: SavedAdapter, name: str) -> None:
+    """Put it beside the adapters that the model has, over modules of its own choice. Raises InputError where it does
+    not fit. PEFT sets requires_grad of the other adapters on the way."""
+    with _faults_of(saved), quiet_libraries(), torch.random.fork_rng(devices=[]):
+        model.add_adapter(name, _config(saved))
+    _load(model, saved, name)
+
+
+def _config(saved: SavedAdapter) -> LoraConfig:
+    return LoraConfig(task_type=TaskType.CAUSAL_LM, **saved.settings)
+
+
+@contextmanager
+def _faults_of(saved: SavedAdapter) -> Iterator[None]:
     try:
-        config = LoraConfig(task_type=TaskType.CAUSAL_LM, **saved.settings)
-        with quiet_libraries(), torch.random.fork_rng(devices=[]):
-            adapted = get_peft_model(model, config)
+        yield
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(Fault(str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}")) from error
-    brings = without_doubles(saved.tensors).keys() - adapter_tensors(adapted, save_embedding=False).keys()
-    load_adapter_weights(adapted, saved.folder, save_embedding=bool(brings), tensors=saved.tensors)
-    for name, parameter in adapted.named_parameters():
-        if parameter.requires_grad and not is_finite(parameter):
-            raise InputError(Fault(str(path), f"{name} has values that are NaN or infinite", "use another checkpoint"))
-    return adapted.eval()
+
+
+def _load(model: PeftModel, saved: SavedAdapter, name: str) -> None:
+    own = adapter_tensors(model, save_embedding=False, name=name)
+    brings = without_doubles(saved.tensors).keys() - own.keys()
+    load_adapter_weights(model, saved.folder, save_embedding=bool(brings), tensors=saved.tensors, name=name)
+    for key, tensor in adapter_tensors(model, bool(brings), name).items():
+        if not is_finite(tensor):
+            where = str(saved.folder / ADAPTER_WEIGHTS)
+            raise InputError(Fault(where, f"{key} has values that are NaN or infinite", "use another checkpoint"))
 
 
 def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:

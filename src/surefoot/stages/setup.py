@@ -93,9 +93,9 @@ def set_up(
         built.load(checkpoint.folder)
     parameters = trainable_parameters(built.model)
     groups = {
-        name: {key: one for key, one in parameters.items() if key.startswith(beginning)}
-        for name, beginning in built.groups.items()
+        name: {key: one for key, one in parameters.items() if belongs(key)} for name, belongs in built.groups.items()
     }
+    assert sum(map(len, groups.values())) == len(parameters), "every parameter that trains is in exactly one group"
     optimizer = make_optimizers(groups, optimizer_settings(config), decoder=decoder_matrices(built.model))
     state = RunState(scale=LossScale() if plan.precision.scaler.value else None)
     if checkpoint is not None:

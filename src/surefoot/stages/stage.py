@@ -52,19 +52,20 @@ class Stage:
 @dataclass(frozen=True)
 class Built:
     """The models of a run. model: what the engine holds and the objective is given. policy: the language model in it,
-    which answers prompts; of a reward model its backbone. groups: name -> beginning of the names of its parameters;
-    the first group's rate is optim.lr. write: weights and config into a folder; the tokenizer is written beside them.
-    load: what a checkpoint holds beside the policy's own weights. verified: what was found in building it."""
+    which answers prompts; of a reward model its backbone. groups: name -> whether a parameter, by its name in `model`,
+    belongs to it; each that trains to exactly one; the first group's rate is optim.lr. write: weights and config into a
+    folder; the tokenizer is written beside them. load: what a checkpoint holds beside the policy's own weights.
+    verified: what was found in building it."""
 
     model: nn.Module
     policy: nn.Module
-    groups: Mapping[str, str]
+    groups: Mapping[str, Callable[[str], bool]]
     write: Callable[[Path], None]
     load: Callable[[Path], None]
     verified: Mapping[str, Any]
 
 
-ONE_GROUP: Mapping[str, str] = {ALL: ""}
+ONE_GROUP: Mapping[str, Callable[[str], bool]] = {ALL: lambda name: True}
 ACTOR, CRITIC = "actor", "critic"  # the groups of stage ppo
 
 
