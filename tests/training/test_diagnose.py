@@ -63,7 +63,7 @@ def test_replays_the_draws_of_the_step(monkeypatch):
     engine.model.dropout.register_forward_hook(poison)
     origin = origin_of(engine, batches)
     assert (origin.module, origin.examples) == ("dropout", batches[1].examples)
-    monkeypatch.setattr("surefoot.training.diagnose.seed_micro_batch", lambda *draws: torch.manual_seed(0))
+    monkeypatch.setattr("surefoot.training.step.seed_micro_batch", lambda *draws: torch.manual_seed(0))
     assert origin_of(engine, batches) is None  # twin: with other draws it is missed
 
 

@@ -1,0 +1,17 @@
+"""Who holds the parameters and moves them: one process or many, behind one seam."""
+
+from surefoot.training.engine.base import ALL, Elements, Engine, Groups, PerGroup, of_group
+from surefoot.training.engine.make import EngineChoice, make_engine
+from surefoot.training.engine.single import SingleEngine
+
+__all__ = [
+    "ALL",
+    "Elements",
+    "Engine",
+    "EngineChoice",
+    "Groups",
+    "PerGroup",
+    "SingleEngine",
+    "make_engine",
+    "of_group",
+]

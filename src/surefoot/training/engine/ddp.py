@@ -1,0 +1,68 @@
+"""Every rank holds the whole plain model; gradients are added up once per step, in one message.
+
+Losses are divided by the weight of all ranks before `backward`, so gradients are added and not averaged. The order in
+which they stand in the message is that of the model's parameters, on every rank and in every step.
+
+What it rests on is that all ranks hold the same weights. That is looked at before the first step, and by
+`check_replicas` as often as somebody asks: a rank whose memory or interconnect is faulty would otherwise train a model
+of its own, unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.training.engine.base import Elements, Groups
+from surefoot.training.engine.single import plain_elements, plain_norms
+from surefoot.training.engine.stepping import Stepping
+from surefoot.training.optimizer import Optimizer, trainable_parameters
+from surefoot.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
+from surefoot.training.ranks import Ranks, add_over_ranks, first_difference
+
+
+class DdpEngine(Stepping):
+    """Raises EnvironmentFault where the ranks do not hold the same weights to begin with."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, groups: Groups, ranks: Ranks, device: torch.device):
+        super().__init__(model, trainable_parameters(model), optimizer, groups, ranks, device)
+        _require_same({**dict(model.named_parameters()), **dict(model.named_buffers())}, ranks, "the first step")
+
+    def reduce(self) -> None:
+        for parameter in self.parameters.values():
+            if parameter.grad is None:  # what no example of this rank used may have been used elsewhere
+                parameter.grad = torch.zeros_like(parameter)
+        add_over_ranks(
+            [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None], self.ranks
+        )
+
+    def grad_norms(self) -> dict[str, torch.Tensor]:
+        return plain_norms(self.groups)
+
+    def gather_state(self) -> dict[str, torch.Tensor]:
+        return optimizer_tensors(self.optimizer, self.parameters) if self.ranks.is_first else {}
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
+
+    def gathered(self, frozen: bool = True) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def check_replicas(self) -> None:
+        moments = optimizer_tensors(self.optimizer, self.parameters)
+        _require_same({**self.parameters, **moments}, self.ranks, "this step")
+
+    def elements(self) -> Elements:
+        return plain_elements(self.model, self.parameters)
+
+
+def _require_same(tensors: Mapping[str, torch.Tensor], ranks: Ranks, when: str) -> None:
+    name = first_difference(tensors, ranks)
+    if name is not None:
+        what = f"is not the same on all {ranks.world} ranks before {when}"
+        fix = "give every rank the same files, libraries and kind of device; if they have them, test the hardware"
+        raise EnvironmentFault(Fault(name, what, fix))

@@ -1,0 +1,89 @@
+"""What all engines have in common that leave gradients on the parameters and step torch's own optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from surefoot.training.engine.base import ALL, Elements, Groups, PerGroup, of_group
+from surefoot.training.optimizer import Optimizer
+from surefoot.training.ranks import Ranks, totals
+from surefoot.training.scaling import LossScale
+
+
+class Stepping(ABC):
+    """See `Engine` for what each call does."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        groups: Groups,
+        ranks: Ranks,
+        device: torch.device,
+    ):
+        self.model = model
+        self.parameters = parameters
+        self.groups = groups
+        self.optimizer = optimizer
+        self.device = device
+        self.ranks = ranks
+        self.rank, self.world = ranks.rank, ranks.world
+
+    def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
+        (loss if scale is None else loss * scale.scale).backward()
+
+    @abstractmethod
+    def reduce(self) -> None: ...
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        return totals(values, self.ranks)
+
+    def unscale(self, scale: LossScale | None) -> None:
+        if scale is not None:
+            torch._foreach_mul_(gradients(self.parameters), 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
+
+    @abstractmethod
+    def grad_norms(self) -> dict[str, torch.Tensor]: ...
+
+    def apply(
+        self, lr: PerGroup[float], norms: Mapping[str, torch.Tensor], max_grad_norm: PerGroup[float | None]
+    ) -> None:
+        for name, group in self.groups.items():
+            if (limit := of_group(max_grad_norm, name)) is not None:
+                nn.utils.clip_grads_with_norm_(list(group.values()), limit, norms[name])
+        for group in self.optimizer.param_groups:
+            group["lr"] = of_group(lr, group.get("name", ALL))
+        self.optimizer.step()
+        self.discard()
+
+    def discard(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        return {name: one.grad for name, one in self.parameters.items() if one.grad is not None}
+
+    @abstractmethod
+    def gather_state(self) -> dict[str, torch.Tensor]: ...
+
+    @abstractmethod
+    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
+
+    @abstractmethod
+    def gathered(self, frozen: bool = True) -> AbstractContextManager[None]: ...
+
+    @abstractmethod
+    def check_replicas(self) -> None: ...
+
+    @abstractmethod
+    def elements(self) -> Elements: ...
+
+
+def gradients(parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:
+    """Of those that have one."""
+    return [parameter.grad for parameter in parameters.values() if parameter.grad is not None]

@@ -1,0 +1,91 @@
+"""Which process of how many, and what processes tell each other on the host.
+
+    totals     numbers added up in float64, over gloo: the same sums, bit for bit, on every rank
+    same       whether all ranks hold the same bytes, told by hash
+
+A process group for "cpu:gloo" or "cpu:gloo,cuda:nccl" exists wherever `world` is more than 1: tensors on the host go
+over gloo, those on a GPU over NCCL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """rank: this process, from 0. world: how many there are. local_rank: of this one on its machine."""
+
+    rank: int
+    world: int
+    local_rank: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what only one may write."""
+        return self.rank == 0
+
+
+ALONE = Ranks(0, 1, 0)
+
+
+def totals(values: Sequence[float], ranks: Ranks) -> list[float]:
+    """Each of these numbers, added up over the ranks in float64. Every rank must ask, with as many."""
+    if ranks.world == 1 or not values:
+        return list(values)
+    numbers = torch.tensor(list(values), dtype=torch.float64)
+    dist.all_reduce(numbers)
+    return numbers.tolist()
+
+
+def add_over_ranks(tensors: Sequence[torch.Tensor], ranks: Ranks) -> None:
+    """Replace each tensor by its sum over the ranks, in one message. All of one dtype and device; every rank must ask,
+    with the same shapes in the same order."""
+    if ranks.world == 1 or not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+        list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    )
+
+
+def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> str | None:
+    """The name of the first tensor whose bytes are not the same on all ranks; None where all are. The names must be the
+    same everywhere, which is looked at first. Every rank must ask; 32 bytes of each tensor travel."""
+    if ranks.world == 1:
+        return None
+    names = list(tensors)
+    listed = _gathered(_digest("\n".join(names).encode()).unsqueeze(0), ranks)
+    if not _equal(listed)[0]:
+        return "the list of names"
+    if not names:
+        return None
+    same = _equal(_gathered(torch.stack([_digest(_bytes(tensors[name])) for name in names]), ranks))
+    return next((name for name, alike in zip(names, same, strict=True) if not alike), None)
+
+
+def _gathered(digests: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """[N, 32] of each rank -> [world, N, 32]."""
+    everybody = [torch.empty_like(digests) for _ in range(ranks.world)]
+    dist.all_gather(everybody, digests)
+    return torch.stack(everybody)
+
+
+def _equal(digests: torch.Tensor) -> list[bool]:
+    """[world, N, 32] -> of each of the N, whether all ranks have the same."""
+    return (digests == digests[0]).all(dim=(0, 2)).tolist()
+
+
+def _digest(content: bytes | memoryview) -> torch.Tensor:
+    return torch.frombuffer(bytearray(hashlib.sha256(content).digest()), dtype=torch.uint8)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
