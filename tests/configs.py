@@ -81,7 +81,7 @@ def _value(fragment: dict[str, Any]) -> st.SearchStrategy[Any]:
         return st.sampled_from(fragment.get("enum") or [fragment["const"]])
     match fragment["type"]:
         case "integer":
-            most = fragment.get("exclusiveMaximum", 2**40) - 1
+            most = fragment.get("maximum", fragment.get("exclusiveMaximum", 2**40) - 1)
             return st.integers(fragment["minimum"], most)
         case "number":
             return _number(fragment)

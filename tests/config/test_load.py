@@ -213,6 +213,40 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
     (("optim", "{name: adafactor, eps: 1e-6}"),): ("optim.eps", "optim.name"),
     (("report_to", "[wandb, wandb]"),): ("report_to", "2 times"),
     (("tracking", "{offline: true}"),): ("tracking.offline", "report_to"),
+    (("reward", "{center: 0.01, loss: divergence}"),): ("reward.loss", "reward.center"),
+    (("alignment", "{beta: 0.2}"),): ("alignment.beta", "stage"),
+    (("ppo", "{kl: 0.2}"),): ("ppo.kl", "stage"),
+    (("stage", "dpo"), ("alignment", "{good: 2}")): ("alignment.good", "stage"),
+    (("stage", "kto"), ("alignment", "{loss: ipo}")): ("alignment.loss", "stage"),
+    (("stage", "dpo"), ("alignment", "{loss: ipo, label_smoothing: 0.1}")): (
+        "alignment.label_smoothing",
+        "alignment.loss",
+    ),
+    (("stage", "dpo"), ("alignment", "{margin: 1}")): ("alignment.margin", "alignment.loss"),
+    (("stage", "dpo"), ("alignment", "{loss: orpo, reference: model}")): ("alignment.reference", "alignment.loss"),
+    (("stage", "dpo"), ("alignment", "{loss: simpo, reference: cached}")): ("alignment.reference", "alignment.loss"),
+    (("stage", "dpo"), ("adapter", ""), ("alignment", "{reference: adapter-off}")): ("alignment.reference", "adapter"),
+    (("stage", "dpo"), ("data", "{train: a/b, format: alpaca}")): ("data.format", "stage"),
+    (("stage", "kto"), ("data", "{train: {path: a/b, format: preference}}")): ("data.train.format", "stage"),
+    (("data", "{train: a/b, format: preference}"),): ("data.format", "stage"),
+    (("stage", "reward"), ("data", "{train: a/b, train_on: everything}")): ("data.train_on", "stage"),
+    (("stage", "kto"), ("data", "{train: a/b, encoding: whole}")): ("data.encoding", "stage"),
+    (("stage", "dpo"), ("optim", "{neftune_alpha: 5}")): ("optim.neftune_alpha", "stage"),
+    (("stage", "reward"), ("data", "{train: a/b, eval: 2}"), ("samples", "{count: 2}")): ("samples.count", "stage"),
+    (("stage", "reward"), ("reward", "{num_padding_at_beginning: 1}")): (
+        "reward.num_padding_at_beginning",
+        "reward.loss",
+    ),
+    (("stage", "ppo"), ("ppo", "{unsup_coef: 1}")): ("ppo.unsup_coef", "ppo.unsup_data"),
+    (("stage", "ppo"), ("ppo", "{unsup_data: a/b}")): ("ppo.unsup_data", "ppo.unsup_coef"),
+    (("stage", "ppo"), ("ppo", "{engine: vllm}")): ("ppo.engine", "ppo.vllm_url"),
+    (("stage", "ppo"), ("ppo", "{vllm_url: 'http://a'}")): ("ppo.vllm_url", "ppo.engine"),
+    (("stage", "ppo"), ("ppo", "{kl_horizon: 5}")): ("ppo.kl_horizon", "ppo.kl_target"),
+    (("stage", "ppo"), ("data", "{train: a/b, max_length: 256}")): ("data.max_length", "ppo.max_new_tokens"),
+    (("parallel", "{engine: single, nproc: 2}"),): ("parallel.nproc", "parallel.engine"),
+    (("parallel", "{engine: ddp, zero_stage: 3}"),): ("parallel.zero_stage", "parallel.engine"),
+    (("parallel", "{engine: ddp, offload: all}"),): ("parallel.offload", "parallel.engine"),
+    (("adapter", "{kind: lora, publish: merged}"), ("precision", "{base: nf4}")): ("adapter.publish", "4-bit"),
 }
 CONSISTENT: list[dict[str, str]] = [
     {"eval_every": "200 steps"},
@@ -238,6 +272,17 @@ CONSISTENT: list[dict[str, str]] = [
     {"precision": "fp16", "adapter": ""},
     {"model": "meta-llama/Llama-3.1-8B"},
     {"model": "{path: meta-llama/Llama-3.1-8B, revision: main}"},
+    {"stage": "reward", "reward": "{loss: divergence, num_padding_at_beginning: 1}"},
+    {"stage": "dpo", "alignment": "{label_smoothing: 0.1, reference: adapter-off, sft: 0.1}"},
+    {"stage": "dpo", "alignment": "{loss: simpo, margin: 1, reference: auto}"},
+    {"stage": "kto", "alignment": "{good: 2, beta: 0.2, reference: cached}"},
+    {"stage": "dpo", "data": "{train: {path: a/b, format: preference}}"},
+    {"stage": "ppo", "ppo": "{unsup_coef: 27.8, unsup_data: a/b, kl_target: 6, kl_horizon: 5}"},
+    {"stage": "ppo", "ppo": "{engine: vllm, vllm_url: 'http://a'}"},
+    {"stage": "ppo", "data": "{train: a/b, max_length: 257, format: alpaca}"},
+    {"parallel": "{engine: deepspeed, zero_stage: 3, offload: all, nproc: 2}"},
+    {"parallel": "{engine: single, nproc: 1}"},
+    {"ppo": "{kl: 0.1}", "alignment": "{}", "reward": "{loss: last}"},
 ]
 
 
@@ -439,6 +484,19 @@ def test_twin_pydantic_vocabulary_would_be_noticed(monkeypatch: pytest.MonkeyPat
 def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
     train = tmp_path / "train.jsonl"
     path = write_config(tmp_path, data=f"{{train: {train}, eval: {train}}}")
+    sections = {
+        "reward": ["stage=reward", "reward.loss=divergence"],
+        "alignment": ["stage=dpo"],
+        "alignment.good": ["stage=kto"],
+        "alignment.bad": ["stage=kto"],
+        "alignment.margin": ["stage=dpo", "alignment.loss=simpo"],
+        "ppo": ["stage=ppo"],
+        "ppo.kl_horizon": ["stage=ppo", "ppo.kl_target=6"],
+        "ppo.vllm_url": ["stage=ppo", "ppo.engine=vllm"],
+        "ppo.unsup_coef": ["stage=ppo"],
+        "ppo.unsup_data": ["stage=ppo", "ppo.unsup_coef=1", f"ppo.unsup_data={train}"],
+        "parallel.zero_stage": ["parallel.engine=deepspeed"],
+    }
     own_files = ("model", "model.path", "model.revision", "data", "data.train", "data.train.path", "output")
     refused = ("data.eval.path", "data.eval.weight", "data.eval.epochs")  # a file of its own; what a mixture has
     companions = {
@@ -452,5 +510,13 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
     }
     for key in itertools.filterfalse(lambda key: key.path in (*own_files, *refused), all_keys().values()):
         companion = companions.get(key.path, companions.get(key.name) if key.group.startswith("data.") else None)
-        first = [companion.format(group=key.group)] if companion else []
+        first = next(
+            (
+                needed
+                for name, needed in sorted(sections.items(), reverse=True)
+                if f"{key.path}.".startswith(f"{name}.")
+            ),
+            [],
+        )
+        first = [*first, *([companion.format(group=key.group)] if companion else [])]
         assert faults(path, *first, f"{key.path}={as_yaml(key.example)}") == [], key.path

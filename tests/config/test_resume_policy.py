@@ -31,6 +31,12 @@ FREE = {
     "checkpoint.keep",
     "samples.count",
     "samples.max_new_tokens",
+    "adapter.publish",
+    "ppo.reward",
+    "ppo.critic",
+    "ppo.vllm_url",
+    "parallel.check_every",
+    "parallel.timeout",
 }
 WARNED = {
     "batch.micro",
@@ -42,6 +48,11 @@ WARNED = {
     "metrics.names",
     "metrics.examples",
     "metrics.max_new_tokens",
+    "ppo.patience",
+    "parallel.engine",
+    "parallel.nproc",
+    "parallel.zero_stage",
+    "parallel.offload",
 } | {key for key in all_keys() if key.startswith("data.eval.")}
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from surefoot.config import method_contradictions
 from surefoot.config.keys import shown_key
+from surefoot.config.method_contradictions import problem as _problem
 from surefoot.config.mixture import SourceConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingConfig
@@ -18,10 +20,6 @@ from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingC
 def contradictions(config: RunConfig) -> list[Problem]:
     """Every pair of keys that excludes each other, named both."""
     return [problem for rule in _RULES for problem in rule(config)]
-
-
-def _problem(key: str, what: str, fix: str, *others: str) -> Problem:
-    return Problem(key, what, fix, "value", (key, *others))
 
 
 def _evaluation(config: RunConfig) -> Iterator[Problem]:
@@ -74,11 +72,6 @@ def _pretrain(config: RunConfig) -> Iterator[Problem]:
         if getattr(config.data, key) != DataConfig.model_fields[key].default:
             what = "is about turns, and stage: pretrain learns every token of plain texts"
             yield _problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")
-    formats = {"data.format": config.data.format} | {f"{key}.format": one.format for key, one in _sources(config)}
-    for key, layout in formats.items():
-        if layout in ("alpaca", "sharegpt", "messages", "commonsense"):
-            what = f"{layout} holds conversations, and stage: pretrain learns plain texts"
-            yield _problem(key, what, "use text, or stage: sft", "stage")
 
 
 def _publishing(config: RunConfig) -> Iterator[Problem]:
@@ -248,4 +241,5 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _batch,
     _attention,
     _precision,
+    *method_contradictions.RULES,
 )
