@@ -40,6 +40,7 @@ def evaluate_loss(
     model.eval()
     loss_sum, weight = 0.0, 0
     sums: dict[str, float] = {}
+    tables: dict[str, torch.Tensor] = {}
     try:
         with torch.no_grad():
             for batch in batches:
@@ -50,13 +51,17 @@ def evaluate_loss(
                 loss_sum += float(out.loss)
                 for name, value in out.sums.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
+                for name, table in out.tables.items():
+                    tables[name] = tables.get(name, 0.0) + table.double().cpu()
                 weight += batch.weight
     finally:
         model.train(was_training)
     loss = loss_sum / weight
     means = {name: value / weight for name, value in sums.items()}
     accuracy = means.pop("correct", None)
-    return EvalReport(step, loss, perplexity(loss), accuracy, weight, time.perf_counter() - started, means)
+    seconds = time.perf_counter() - started
+    kept = {name: table.tolist() for name, table in tables.items()}
+    return EvalReport(step, loss, perplexity(loss), accuracy, weight, seconds, means, kept)
 
 
 def perplexity(loss: float) -> float:

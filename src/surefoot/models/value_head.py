@@ -47,9 +47,13 @@ class ScoredModel(nn.Module):
         self.backbone = backbone
         self.v_head = head
 
-    def values(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         """One value for every position, [B, T] fp32; those of padding mean nothing."""
         return self.v_head(hidden_states(self.backbone, batch))
+
+    def values(self, batch: Batch) -> torch.Tensor:
+        """By way of `forward`, whose hooks an engine may need."""
+        return self(batch)
 
 
 def value_width(model: nn.Module) -> int:

@@ -17,10 +17,12 @@ from torch import nn
 @dataclass(frozen=True)
 class LossSum:
     """loss: scalar, summed over the batch's weight, differentiable. sums: detached scalars to be divided by weight; in
-    training they are logged with the step, in evaluation with its result."""
+    training they are logged with the step, in evaluation with its result. tables: in evaluation only, detached sums of
+    more than one number, such as the pairs of every bin, [rows, columns]; they add up over batches."""
 
     loss: torch.Tensor
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 Objective = Callable[[nn.Module, Any], LossSum]  # the batch: a `Weighted` of the stage's own kind

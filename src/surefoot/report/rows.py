@@ -73,6 +73,7 @@ def eval_row(report: EvalReport, position: Position, timing: Timing) -> Row:
     numbers = {"loss": report.loss, **report.metrics}
     if (unfit := next((name for name, value in numbers.items() if not math.isfinite(value)), None)) is not None:
         row["non_finite"] = f"eval_{unfit}"
+    row |= {name: [list(line) for line in table] for name, table in report.tables.items()}
     return {**row, "eval_runtime": round(report.seconds, 3), **_times(timing)}
 
 

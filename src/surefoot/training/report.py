@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -49,7 +49,8 @@ class StepReport:
 class EvalReport:
     """Token-weighted, after `step` optimizer steps. perplexity: exp(loss). accuracy: share of supervised tokens, None
     where the objective does not count them. metrics: by name, of generated answers (there higher is better) and
-    whatever else the objective sums up. seconds: all of it."""
+    whatever else the objective sums up. seconds: all of it. tables: sums of more than one number, as the objective
+    made them."""
 
     step: int
     loss: float
@@ -58,3 +59,4 @@ class EvalReport:
     weight: int
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
