@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.errors import Fault, InputError
+from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.nearest import nearest_words
 
 GIB = 2**30
@@ -211,6 +211,68 @@ def read_environment() -> dict[str, str]:
 def launch_environment() -> dict[str, str]:
     """What this process was started with that the tool of a translated command would read, by name."""
     return {name: os.environ[name] for name in LAUNCH_NAMES if name in os.environ}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says to one of the processes that it started. rank: of world, from 0. local_rank: of local_world
+    on this machine. parent: process id of surefoot's own launcher, None under another one."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    parent: int | None
+
+
+LAUNCHER = "SUREFOOT_LAUNCHER"  # set by surefoot's own launcher, to its process id
+
+
+def find_launch() -> Launch | None:
+    """None where no launcher started this process. Raises EnvironmentFault where what one said does not fit together.
+
+    torchrun, accelerate and deepspeed all say it by the names that torch.distributed reads.
+    """
+    told = {name: os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    if told["WORLD_SIZE"] in ("", "0", "1"):
+        return None
+    told["LOCAL_RANK"] = told["LOCAL_RANK"] or "0"
+    told["LOCAL_WORLD_SIZE"] = told["LOCAL_WORLD_SIZE"] or "1"
+    fix = "start it with `parallel.nproc`, torchrun, accelerate launch or deepspeed, or unset WORLD_SIZE"
+    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if not os.environ.get(name, "").strip()]:
+        what = f"is {told['WORLD_SIZE']}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+        raise EnvironmentFault(Fault("WORLD_SIZE", what, fix))
+    parent = os.environ.get(LAUNCHER, "")
+    for name, text in {**told, "MASTER_PORT": os.environ["MASTER_PORT"], LAUNCHER: parent or "0"}.items():
+        if not text.isdecimal():
+            raise EnvironmentFault(Fault(name, f"is {text!r}, not a number", fix))
+    numbers = {name: int(text) for name, text in told.items()}
+    if not numbers["RANK"] < numbers["WORLD_SIZE"]:
+        raise EnvironmentFault(Fault("RANK", f"is {told['RANK']}, and WORLD_SIZE is {told['WORLD_SIZE']}", fix))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return Launch(*(numbers[name] for name in names), parent=int(parent) if parent else None)
+
+
+def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str, str]:
+    """This process's environment for a child that is one of `world` on this machine. threads: for each of them, where
+    nobody said otherwise."""
+    told = {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        LAUNCHER: os.getpid(),
+    }
+    usual = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**usual, **os.environ, **{name: str(value) for name, value in told.items()}}
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def refuse_telemetry() -> None:

@@ -1,0 +1,188 @@
+"""Processes that make one run: how they meet, what rank 0 hands the others, and how the fault of one ends all.
+
+    with open_session(ranks, timeout) as session:
+        if ranks.is_first:
+            session.hand_over({"plan": ...})     # after it has planned and prepared the data, at its own pace
+        else:
+            given = session.await_lead()
+        session.start_group("cpu")               # from here on there are collectives
+        ...
+
+They meet in a store of torch.distributed that rank 0 (or torchrun) holds; no process group exists until `start_group`,
+so whoever tokenises may fork. A `Watchdog` runs from the beginning to the end. An error that leaves the block is told
+to all: it is raised by the rank that told it, and the others raise `EndedElsewhere`, which prints nothing.
+
+A run in one process has the same session without a store: every call is there and does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store, rendezvous  # pyright: ignore[reportPrivateImportUsage]
+
+from surefoot.errors import EnvironmentFault, Fault, SurefootError
+from surefoot.training.beat import Activity
+from surefoot.training.ranks import Ranks
+from surefoot.training.watchdog import LINGER, SILENT, Told, Watchdog, say_over, tell, told_fault
+
+_LEAD = "lead"
+_POLL = 0.1  # seconds
+_MEET = 600.0  # seconds that ranks may start apart
+_GOODBYE = 60.0  # seconds that the rank with the store waits for the others' last words
+_MARGIN = 5.0  # seconds in which a watchdog says what it knows
+_BACKEND = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset)|Broken pipe")
+
+
+class EndedElsewhere(SurefootError):
+    """Another rank told why the run ends; this one says nothing and leaves with the same code."""
+
+    def __init__(self, told: Told):
+        super().__init__(())
+        self.args = ("\n".join(told.lines),)  # for the run's own log
+        self.exit_code = told.code
+
+
+class Session:
+    """Of this rank. store: None where it is alone."""
+
+    def __init__(
+        self, ranks: Ranks, store: Store | None, activity: Activity, watchdog: Watchdog | None, timeout: float
+    ):
+        self.ranks, self.activity = ranks, activity
+        self._store, self._watchdog, self._timeout = store, watchdog, timeout
+
+    def hand_over(self, given: Mapping[str, Any]) -> None:
+        """Rank 0: what the others wait for. JSON-able."""
+        if self._store is not None:
+            self._store.set(_LEAD, json.dumps(given))
+
+    def await_lead(self) -> dict[str, Any]:
+        """Other ranks: what rank 0 handed over. It may take its time; raises EndedElsewhere where it failed."""
+        assert self._store is not None
+        with self.activity.during("waiting for rank 0"):
+            while not self._store.check([_LEAD]):
+                self._leave_if_told()
+                time.sleep(_POLL)
+            return json.loads(self._store.get(_LEAD))
+
+    def start_group(self, device: str) -> None:
+        """The process group: gloo on the host, NCCL between GPUs."""
+        if self._store is None:
+            return
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", self._store),
+            rank=self.ranks.rank,
+            world_size=self.ranks.world,
+            timeout=timedelta(seconds=self._timeout),
+        )
+
+    def note_with(self, note: Callable[[str], None]) -> None:
+        """Where the end of the run is noted when the watchdog ends it."""
+        if self._watchdog is not None:
+            self._watchdog.note = note
+
+    def _leave_if_told(self) -> None:
+        assert self._store is not None
+        if (told := told_fault(self._store)) is not None:
+            raise EndedElsewhere(told)
+
+    @contextmanager
+    def shared_faults(self) -> Iterator[None]:
+        """What is raised in the block is told to all ranks; one of them raises it."""
+        try:
+            yield
+        except EndedElsewhere:
+            raise
+        except SurefootError as error:
+            if self._store is not None:
+                self._tell(error.exit_code, tuple(map(str, error.faults)), error)
+                if not self.ranks.is_first:  # whose word is the run's
+                    error.faults = tuple(map(self._from_here, error.faults))
+            raise
+        except Exception as error:
+            if self._store is not None:
+                if is_broken_connection(error):
+                    self._await_the_cause()
+                self._tell(SurefootError.exit_code, (f"{type(error).__name__}: {error}",), error)
+            raise
+
+    def _from_here(self, fault: Fault) -> Fault:
+        return Fault(f"rank {self.ranks.rank}" + (f": {fault.where}" if fault.where else ""), fault.what, fault.fix)
+
+    def _tell(self, code: int, lines: tuple[str, ...], error: Exception) -> None:
+        """Raises EndedElsewhere where another rank was first."""
+        assert self._store is not None
+        try:
+            told = tell(self._store, Told(self.ranks.rank, code, lines))
+        except RuntimeError:  # the store went with its rank, and the watchdog is about to say so
+            time.sleep(SILENT)
+            return
+        if told.rank != self.ranks.rank:
+            raise EndedElsewhere(told) from error
+
+    def _await_the_cause(self) -> None:
+        """A collective breaks because a rank failed or is gone; which, the store or the watchdog knows soon."""
+        assert self._store is not None
+        until = time.monotonic() + SILENT + _MARGIN
+        while time.monotonic() < until:
+            with suppress(RuntimeError):
+                self._leave_if_told()
+            time.sleep(_POLL)
+
+    def close(self, failed: bool) -> None:
+        """This rank's part is done."""
+        if self._store is None or self._watchdog is None:
+            return
+        self.activity.over = True
+        self._watchdog.stop()
+        with suppress(RuntimeError):
+            say_over(self._store, self.ranks.rank, self.ranks.world, LINGER if failed else _GOODBYE)
+        if dist.is_initialized() and not failed:  # with a rank gone it could wait for ever
+            dist.destroy_process_group()
+
+
+def is_broken_connection(error: Exception) -> bool:
+    """Whether a collective failed. gloo and NCCL raise plain RuntimeErrors, too."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_BACKEND.search(str(error))))
+
+
+@contextmanager
+def open_session(ranks: Ranks, timeout: float, launcher: int | None = None) -> Iterator[Session]:
+    """timeout: seconds that one rank may wait for another. launcher: process id of surefoot's own. Raises
+    EnvironmentFault where the ranks do not find each other."""
+    activity = Activity()
+    if ranks.world == 1:
+        yield Session(ranks, None, activity, None, timeout)
+        return
+    store = _meet(ranks, timeout)
+    watchdog = Watchdog(store, ranks.rank, ranks.world, activity, launcher=launcher)
+    session = Session(ranks, store, activity, watchdog, timeout)
+    watchdog.start()
+    failed = True
+    try:
+        with session.shared_faults():
+            yield session
+        failed = False
+    finally:
+        session.close(failed)
+
+
+def _meet(ranks: Ranks, timeout: float) -> Store:
+    """The store that MASTER_ADDR and MASTER_PORT name; torchrun holds it itself, else rank 0 does."""
+    limit = timedelta(seconds=min(timeout, _MEET))
+    try:
+        found, _, _ = next(rendezvous("env://", ranks.rank, ranks.world, timeout=limit))
+    except (RuntimeError, ValueError) as error:
+        what = f"rank {ranks.rank} of {ranks.world} does not reach the others: {' '.join(str(error).split())[:200]}"
+        raise EnvironmentFault(Fault("MASTER_ADDR", what, "check the address, the port and the network")) from None
+    return PrefixStore("surefoot", found)

@@ -1,0 +1,210 @@
+"""A thread in every rank that sees to it that no rank waits for ever.
+
+It writes this rank's beat into the store once a second, over a connection of its own, and reads those of the next rank
+and of rank 0, which holds the store. Three things end the run, on every rank within seconds of each other:
+
+    gone      the process of a rank on this machine has ended without a word
+    silent    no beat for SILENT seconds: stopped, swapped out, or its machine is off
+    stalled   steps are being taken, and the main thread of a rank has got nothing done for too long while the others
+              wait for it (`Activity.limit`)
+
+and a fault that another rank has told. Which rank tells is decided in the store: one line is printed, not one by each.
+The end is `os._exit`: a main thread inside a collective hears nothing. Whatever matters is on the disk already.
+
+The trade-off: a beat needs the interpreter's lock, so a library that holds it for SILENT seconds looks stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from surefoot.errors import EnvironmentFault
+from surefoot.training.beat import Activity, Beat, is_gone
+
+PERIOD = 1.0  # seconds from beat to beat
+SILENT = 30.0
+_PATIENCE = timedelta(seconds=25)  # for the store's answer
+_FAULT = "fault"
+LINGER = 5.0  # seconds that the rank with the store stays, so that the others can read why it ends
+
+
+@dataclass(frozen=True)
+class Told:
+    """A fault that ends the run: by which rank it was told, with which exit code, in which lines."""
+
+    rank: int
+    code: int
+    lines: tuple[str, ...]
+
+    def to_text(self) -> str:
+        return json.dumps([self.rank, self.code, self.lines])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Told:
+        rank, code, lines = json.loads(data)
+        return cls(rank, code, tuple(lines))
+
+
+def tell(store: Store, told: Told) -> Told:
+    """Say a fault to all ranks; returns the one that was told first."""
+    return Told.from_bytes(store.compare_set(_FAULT, "", told.to_text()))
+
+
+def told_fault(store: Store) -> Told | None:
+    """What some rank has told, if any."""
+    return Told.from_bytes(store.get(_FAULT)) if store.check([_FAULT]) else None
+
+
+class Watchdog:
+    """launcher: process id of surefoot's own launcher, without which this process ends. note: is told of the end, for
+    run.log. end: leaves the process; given by tests."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        activity: Activity,
+        *,
+        launcher: int | None = None,
+        note: Callable[[str], None] = lambda line: None,
+        end: Callable[[int], None] = os._exit,
+        silent: float | None = None,
+    ):
+        self._store, self._rank, self._world, self._activity = store, rank, world, activity
+        self._launcher, self.note, self._end = launcher, note, end
+        self._silent = SILENT if silent is None else silent
+        self._host = socket.gethostname()
+        self._watched = sorted({0, (rank + 1) % world} - {rank})
+        self._seen: dict[int, tuple[Beat, float]] = {}
+        self._halt = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The last beat says that this rank's part is done."""
+        self._halt.set()
+        self._thread.join(timeout=_PATIENCE.total_seconds())
+
+    def _work(self) -> None:
+        store = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue]
+        store.set_timeout(_PATIENCE)
+        looked = time.monotonic()
+        while True:
+            halt = self._halt.wait(PERIOD)
+            if self._launcher is not None and os.getppid() != self._launcher:
+                self._end(EnvironmentFault.exit_code)
+            if time.monotonic() - looked > self._silent / 2:  # this process was stopped: what it saw before is old
+                self._seen.clear()
+            looked = time.monotonic()
+            try:
+                store.set(_key(self._rank), self._activity.beat().to_bytes().decode())
+                if halt:
+                    return
+                line = self._fault_of_others(store) or self._stall(store)
+                if line is not None:
+                    self._finish(tell(store, Told(self._rank, EnvironmentFault.exit_code, (line,))), store)
+                elif (told := told_fault(store)) is not None and told.rank != self._rank:  # its own, it raises
+                    self._finish(told, store)
+            except RuntimeError:  # every failure of a store is one
+                if halt:
+                    return
+                self._without_store()
+
+    def _fault_of_others(self, store: Store) -> str | None:
+        for rank in self._watched:
+            if not store.check([_key(rank)]):
+                continue  # it has not come yet; whoever starts ranks waits for all
+            beat, now = Beat.from_bytes(store.get(_key(rank))), time.monotonic()
+            before = self._seen.get(rank)
+            if before is None or beat.number != before[0].number:
+                self._seen[rank] = (beat, now)
+            if beat.over:
+                continue
+            if is_gone(beat, self._host):
+                latest = Beat.from_bytes(store.get(_key(rank)))
+                if not latest.over:
+                    return _line(rank, latest, "has ended without a word", self._host)
+            elif now - self._seen[rank][1] > self._silent:
+                what = f"has not answered for {self._silent:.0f} s: stopped, or cut off"
+                return _line(rank, beat, what, self._host)
+        return None
+
+    def _stall(self, store: Store) -> str | None:
+        seconds = self._activity.stalled
+        if seconds is None:
+            return None
+        beats = [Beat.from_bytes(one) for one in store.multi_get([_key(rank) for rank in range(self._world)])]
+        behind = slowest(beats)
+        if not behind:
+            return f"no rank gets on, each waits for the others for {seconds:.0f} s, after step {beats[0].step}"
+        what = f"has made no progress for {seconds:.0f} s while others wait"
+        return _line(behind[0], beats[behind[0]], f"{what}, {beats[behind[0]].place}", self._host)
+
+    def _without_store(self) -> None:
+        """The store is gone, and with it the word on who tells: the rank that watches rank 0 does."""
+        if self._halt.is_set():
+            return
+        time.sleep(PERIOD)
+        first = self._seen.get(0)
+        if self._rank == self._world - 1:
+            what = "is gone or does not answer"
+            line = f"rank 0 {what}" if first is None else _line(0, first[0], what, self._host)
+            self.note(line)
+            _print(line)
+        self._end(EnvironmentFault.exit_code)
+
+    def _finish(self, told: Told, store: Store) -> None:
+        for line in told.lines:
+            self.note(line)
+            if told.rank == self._rank:
+                _print(line)
+        with suppress(RuntimeError):
+            say_over(store, self._rank, self._world, LINGER)
+        self._end(told.code)
+
+
+def say_over(store: Store, rank: int, world: int, seconds: float) -> None:
+    """This rank needs the store no longer. Rank 0, with which the store may go, waits for the others to say so."""
+    store.set(f"over/{rank}", "")
+    if rank == 0:
+        store.wait([f"over/{other}" for other in range(world)], timedelta(seconds=seconds))
+
+
+def slowest(beats: Sequence[Beat]) -> list[int]:
+    """The ranks that are behind others or, where all have come equally far, those that do not wait in a collective
+    while others do. None where nothing tells them apart."""
+    least = min(beat.progress for beat in beats)
+    for behind in (
+        [rank for rank, beat in enumerate(beats) if beat.progress == least],
+        [rank for rank, beat in enumerate(beats) if not beat.waiting],
+    ):
+        if 0 < len(behind) < len(beats):
+            return behind
+    return []
+
+
+def _key(rank: int) -> str:
+    return f"beat/{rank}"
+
+
+def _line(rank: int, beat: Beat, what: str, host: str) -> str:
+    where = "" if beat.host == host else f" on {beat.host}"
+    return f"rank {rank} (pid {beat.pid}{where}) {what}; it was {beat.doing}, after step {beat.step}"
+
+
+def _print(line: str) -> None:
+    """By os.write, because the main thread may hold the lock of a buffered stream."""
+    os.write(2, f"error: {line}; go on with --resume\n".encode())
