@@ -494,7 +494,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "ppo.kl_horizon": ["stage=ppo", "ppo.kl_target=6"],
         "ppo.vllm_url": ["stage=ppo", "ppo.engine=vllm"],
         "ppo.unsup_coef": ["stage=ppo"],
-        "ppo.unsup_data": ["stage=ppo", "ppo.unsup_coef=1", f"ppo.unsup_data={train}"],
+        "ppo.unsup_data": ["stage=ppo", "ppo.unsup_coef=1", f"ppo.unsup_data.path={train}"],
         "parallel.zero_stage": ["parallel.engine=deepspeed"],
     }
     own_files = ("model", "model.path", "model.revision", "data", "data.train", "data.train.path", "output")
