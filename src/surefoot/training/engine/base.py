@@ -12,7 +12,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -26,6 +26,7 @@ from surefoot.training.scaling import LossScale
 T = TypeVar("T")
 PerGroup = T | Mapping[str, T]  # one value for all groups, or each group's own
 Groups = Mapping[str, Mapping[str, nn.Parameter]]
+Members = Mapping[str, Callable[[str], bool]]  # group -> whether a parameter of that name belongs to it
 ALL = "all"  # the group of a run that has but one
 
 
@@ -33,13 +34,14 @@ def of_group(value: PerGroup[T], group: str) -> T:
     return value[group] if isinstance(value, Mapping) else value  # pyright: ignore[reportReturnType]
 
 
-def groups_of(model: nn.Module, beginnings: Mapping[str, str]) -> Groups:
-    """The trainable parameters by group. beginnings: group -> what the names of its parameters begin with."""
+def groups_of(model: nn.Module, members: Members) -> Groups:
+    """The trainable parameters by group, each in exactly one."""
     parameters = trainable_parameters(model)
-    return {
-        group: {name: one for name, one in parameters.items() if name.startswith(beginning)}
-        for group, beginning in beginnings.items()
+    groups = {
+        group: {name: one for name, one in parameters.items() if belongs(name)} for group, belongs in members.items()
     }
+    assert sum(map(len, groups.values())) == len(parameters), "every parameter that trains is in exactly one group"
+    return groups
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
-from surefoot.training.engine.base import Engine, Groups, groups_of
+from surefoot.training.engine.base import Engine, Groups, Members, groups_of
 from surefoot.training.engine.ddp import DdpEngine
 from surefoot.training.engine.single import SingleEngine
 from surefoot.training.optimizer import Optimizer, trainable_parameters
@@ -28,7 +28,7 @@ class EngineChoice:
 def make_engine(
     choice: EngineChoice,
     model: nn.Module,
-    beginnings: Mapping[str, str],
+    members: Members,
     make_optimizer: Callable[[Groups], Optimizer],
     ranks: Ranks,
     device: torch.device,
@@ -36,14 +36,14 @@ def make_engine(
     """The engine over a model that has its weights already, from the base or from a checkpoint; the same on all ranks.
 
     model: for ddp and single on `device`; for the others it may lie on the host, from where each rank takes its share.
-    beginnings: group -> what the names of its parameters begin with. make_optimizer: of the parameters as this rank
+    members: group -> which of the parameters belong to it. make_optimizer: of the parameters as this rank
     holds them, which are others than the model had before; called once. Of a checkpoint the moments are loaded
     afterwards with `Engine.load_state`.
 
     Raises InputError where the engine cannot hold this model or optimizer, EnvironmentFault where ranks differ.
     """
     if choice.name in ("single", "ddp"):
-        groups = groups_of(model, beginnings)
+        groups = groups_of(model, members)
         if choice.name == "ddp":
             return DdpEngine(model, make_optimizer(groups), groups, ranks, device)
         return SingleEngine(model, trainable_parameters(model), make_optimizer(groups), groups)
