@@ -3,10 +3,14 @@
     from surefoot import load_config, plan, train
 
 Names are imported on first use, so `import surefoot` costs nothing.
+
+accelerate imports DeepSpeed wherever that is installed, and DeepSpeed writes warnings to stdout as it is imported, in
+the middle of what a command prints as JSON. Its logger is held to errors here, before anybody can import it.
 """
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from surefoot.stages.api import train as train
 
     __version__: str
+
+logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 _PUBLIC = {  # public name -> the module that defines it
     "load_config": "surefoot.config.load",
