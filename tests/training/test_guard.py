@@ -26,3 +26,7 @@ def test_counts():
         counts = counts.after(decision)
     assert counts == GuardCounts(consecutive=2, skipped=2, scaler=1)
     assert counts.after("stepped") == GuardCounts(consecutive=0, skipped=2, scaler=1)
+
+
+def test_a_step_that_was_held_back_counts_nothing():
+    assert GuardCounts(2, 3, 4).after("held") == GuardCounts(2, 3, 4)

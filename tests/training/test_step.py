@@ -148,3 +148,38 @@ def test_report_counts_what_was_seen():
     assert report.weight == sum(int(e.supervised[1:].sum()) for e in examples)
     assert report.examples == (0, 1, 2, 3, 4)
     assert dataclasses.is_dataclass(report)
+
+
+def with_ratio(model, batch):
+    found = toy_loss(model, batch)
+    return LossSum(found.loss, {"ratio": torch.tensor(2.0 * batch.weight)})
+
+
+@pytest.mark.parametrize(("bound", "decision"), [(1.9, "held"), (2.1, "stepped")])
+def test_a_step_beyond_a_bound_changes_neither_weights_nor_moments(bound, decision):
+    engine = toy_engine()
+    before = bits(engine)
+    bounded = dataclasses.replace(settings(), bounds={"ratio": bound})
+    report = train_step(
+        engine, with_ratio, toy_batches(toy_examples(8), 3), step=1, lr=0.1, scale=None, settings=bounded
+    )
+    assert report.decision == decision
+    assert report.metrics["ratio"] == pytest.approx(2.0)
+    assert same_bits(before, bits(engine)) == (decision == "held")  # the other case is the twin
+
+
+def test_a_step_without_weight_computes_and_moves_nothing():
+    engine = toy_engine()
+    run = [
+        train_step(engine, toy_loss, toy_batches(toy_examples(8), 4), step=1, lr=0.1, scale=None, settings=settings())
+    ]
+    before = bits(engine)  # with moments, which an optimizer step without gradients would decay
+
+    def never(model, batch):
+        raise AssertionError("a step without weight was computed")
+
+    blank = [batch.blank() for batch in toy_batches(toy_examples(8), 4)]
+    run.append(train_step(engine, never, blank, step=2, lr=0.1, scale=None, settings=settings()))
+    assert [one.decision for one in run] == ["stepped", "held"]
+    assert (run[1].loss, run[1].grad_norm, run[1].weight) == (None, None, 0)
+    assert same_bits(before, bits(engine))

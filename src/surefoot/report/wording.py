@@ -40,6 +40,8 @@ def guard_state(report: StepReport, consecutive: int, skipped: int) -> str:
         return f"skipped {consecutive}"
     if report.decision == "scaler":
         return "skipped: scaler"
+    if report.decision == "held":
+        return "skipped: held back"
     return f"ok ({skipped} skipped)" if skipped else "ok"
 
 

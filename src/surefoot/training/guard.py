@@ -30,7 +30,8 @@ def judge(loss: float, grad_norm: float, scale_can_fall: bool) -> Verdict:
 
 @dataclass(frozen=True)
 class GuardCounts:
-    """consecutive: non-finite steps in a row now. skipped, scaler: totals of the run."""
+    """consecutive: non-finite steps in a row now. skipped, scaler: totals of the run. Steps that a stage held back were
+    never looked at, and count nothing."""
 
     consecutive: int = 0
     skipped: int = 0
@@ -39,6 +40,8 @@ class GuardCounts:
     def after(self, decision: Decision) -> GuardCounts:
         if decision == "stepped":
             return GuardCounts(0, self.skipped, self.scaler)
+        if decision == "held":
+            return self
         if decision == "scaler":
             return GuardCounts(self.consecutive, self.skipped, self.scaler + 1)
         return GuardCounts(self.consecutive + 1, self.skipped + 1, self.scaler)

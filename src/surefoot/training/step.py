@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -20,7 +20,7 @@ from surefoot.training.engine import Engine, PerGroup
 from surefoot.training.guard import judge
 from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.randomness import seed_micro_batch
-from surefoot.training.report import StepReport
+from surefoot.training.report import Decision, StepReport
 from surefoot.training.scaling import LossScale
 
 LOSS = "loss"
@@ -30,12 +30,14 @@ Context = Callable[[], AbstractContextManager[object]]
 @dataclass(frozen=True)
 class StepSettings:
     """What stays the same from step to step. max_grad_norm: of every group of parameters, or of each its own. forward:
-    autocast as planned. kernels: the attention kernels allowed, around forward and backward."""
+    autocast as planned. kernels: the attention kernels allowed, around forward and backward. bounds: by the name of a
+    sum of the objective, its largest mean with which a step may move the weights."""
 
     seed: int
     max_grad_norm: PerGroup[float | None]
     forward: Context
     kernels: Context
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
 
 def train_step(
@@ -52,11 +54,13 @@ def train_step(
     """Run optimizer step number `step` (from 1) and report it. micro_batches: this rank's; every rank has as many.
     scale: fp16 loss scale, None otherwise. watch: times forward and backward, and changes no number.
 
-    The optimizer moves only when the loss and all gradient norms are finite, on all ranks or on none. One host sync:
-    where the guard looks.
+    The optimizer moves only when the loss and all gradient norms are finite and no bound is passed, on all ranks or on
+    none; a step without weight moves nothing and computes nothing. One host sync: where the guard looks.
     """
     started = time.perf_counter()
     size = step_size(engine, micro_batches)
+    if size.weight == 0:
+        return _without_weight(step, lr, size, micro_batches, scale, started)
     sums = accumulate_gradients(
         engine,
         objective,
@@ -75,7 +79,10 @@ def train_step(
     loss, *others = _over_ranks(engine, numbers[: len(means)])
     grad_norm = math.hypot(*numbers[len(means) :])
     verdict = judge(loss, grad_norm, scale_can_fall=scale is not None and scale.can_fall)
-    if verdict.decision == "stepped":
+    metrics = dict(zip(list(means)[1:], others, strict=True))
+    held = any(metrics.get(name, 0.0) > bound for name, bound in settings.bounds.items())
+    decision: Decision = "held" if held else verdict.decision
+    if decision == "stepped":
         engine.apply(lr, norms, settings.max_grad_norm)
     else:
         engine.discard()
@@ -83,20 +90,44 @@ def train_step(
         step=step,
         loss=None if verdict.non_finite == "loss" else loss,
         grad_norm=None if verdict.non_finite else grad_norm,
-        lr=next(iter(lr.values())) if isinstance(lr, Mapping) else lr,
+        lr=_first(lr),
         weight=size.weight,
         tokens=size.tokens,
         examples=tuple(number for batch in micro_batches for number in batch.examples),
-        decision=verdict.decision,
+        decision=decision,
         non_finite=verdict.non_finite,
         seconds=time.perf_counter() - started,
         scale=None if scale is None else scale.scale,
-        metrics={
-            **dict(zip(list(means)[1:], others, strict=True)),
-            **_by_group(lr, norms, numbers[len(means) :]),
-        },
+        metrics={**metrics, **_by_group(lr, norms, numbers[len(means) :])},
     )
     return report if watch is None else replace(report, profile=watch.profile(report.tokens))
+
+
+def _without_weight(
+    step: int,
+    lr: PerGroup[float],
+    size: StepSize,
+    micro_batches: Sequence[Weighted],
+    scale: LossScale | None,
+    started: float,
+) -> StepReport:
+    return StepReport(
+        step=step,
+        loss=None,
+        grad_norm=None,
+        lr=_first(lr),
+        weight=0,
+        tokens=size.tokens,
+        examples=tuple(number for batch in micro_batches for number in batch.examples),
+        decision="held",
+        non_finite=None,
+        seconds=time.perf_counter() - started,
+        scale=None if scale is None else scale.scale,
+    )
+
+
+def _first(lr: PerGroup[float]) -> float:
+    return next(iter(lr.values())) if isinstance(lr, Mapping) else lr
 
 
 @dataclass(frozen=True)
