@@ -129,7 +129,8 @@ class JudgedBatch:
     rows: B rows padded on the right; targets are the answers' tokens. good: [B] bool. others: the same prompts, each
     with the answer of another example of the step, from which the KL term is estimated; None where the loss needs none.
     kl: that estimate for the whole step, at least 0; None until it was made.
-    reference: as in PairBatch, [B]. weight: answers.
+    reference: as in PairBatch, [B]. weight: answers. good_share, bad_share: answers of the whole step / the good, the
+    bad ones of it, by which a sum over those becomes a mean over them; 0 where the step has none.
     """
 
     rows: Batch
@@ -138,6 +139,8 @@ class JudgedBatch:
     weight: int
     kl: float | None = None
     reference: torch.Tensor | None = None
+    good_share: float = 0.0
+    bad_share: float = 0.0
 
     @property
     def tokens(self) -> int:
