@@ -16,7 +16,8 @@ import numpy as np
 
 from surefoot.data.mixture import Mixture
 
-EPOCHS, HELD_OUT, SOURCES, TURNS = range(4)  # first words of a stream: each use of the seed draws from its own
+# First words of a stream: each use of the seed draws from its own.
+EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS = range(7)
 
 
 @functools.lru_cache(maxsize=4)  # the epoch at hand and the next, at its border

@@ -27,8 +27,8 @@ class StepProfile:
 class StepReport:
     """step counts from 1. loss: mean over the step's weight, None when non-finite. grad_norm: before clipping, over all
     parameters. lr: of the first group of parameters. weight, tokens: of all ranks; examples: of this one.
-    decision: "stepped", or why the optimizer did not move; "held": a brake of the stage held it back, and a step without
-    weight then has neither loss nor norm. seconds: the step alone, without evaluation or saving.
+    decision: "stepped", or why the optimizer did not move; "held": a brake of the stage held it back; without weight it
+    has neither loss nor norm. seconds: the step alone, without evaluation or saving.
     profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name."""
 
     step: int
