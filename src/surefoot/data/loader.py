@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from surefoot.data.batch import Batch, collate
+from surefoot.data.batch import Batch, Weighted, collate
 from surefoot.data.dataset import TokenisedDataset
+
+AnyBatch = TypeVar("AnyBatch", bound=Weighted)
 
 
 def micro_batches(
@@ -28,6 +30,18 @@ def micro_batches(
         collate([dataset[index] for index in by_length[start : start + micro]], pad_id, side)
         for start in range(0, len(by_length), micro)
     ]
+
+
+def dealt(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:
+    """Of the micro-batches of all ranks those of one, dealt in turn; with a blank one at the end where they do not come
+    out even, because the others would wait for it."""
+    last, number = None, -1
+    for number, batch in enumerate(batches):
+        if number % world == rank:
+            yield batch
+        last = batch
+    if last is not None and rank > number % world:
+        yield last.blank()
 
 
 class Prefetcher:
