@@ -54,6 +54,7 @@ COMMANDS = {
     "push": Entry("surefoot.cli.push", "Upload the model of a finished run to the hub, privately."),
     "translate": Entry("surefoot.cli.translate", "Show another tool's config or command as a surefoot config."),
     "run": Entry("surefoot.cli.run", "Run another tool's command with surefoot."),
+    "migrate": Entry("surefoot.cli.migrate", "Rewrite a config for a model of another family."),
     "compat": Entry("surefoot.cli.compat", "Write scripts under the names that other tools' users call."),
     "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
     "schema": Entry("surefoot.cli.schema", "Print the JSON Schema of the config, for editors."),

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from surefoot.cli.options import config_arguments, load_or_exit
+
+if TYPE_CHECKING:
+    from surefoot.config.schema import RunConfig
 
 
 @click.command()
 @config_arguments
 @click.option("--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, h200, a100, rtx4090, cpu.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json: bool) -> None:
+@click.option("--scale", is_flag=True, help="Forecast 1, 8, 64 and 512 GPUs of --hardware instead: h100, h200, a100.")
+def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json: bool, scale: bool) -> None:
     """Show how CONFIG.yaml would run: precision, attention, tokens, adapter, memory, batch, each with its reason.
 
     Needs the model's config.json and tokenizer files, no weights. Without --hardware it measures this machine for a
     second or two.
     """
     loaded = load_or_exit(config, overrides)
+    if scale:
+        if as_json or machine is None:
+            raise click.UsageError("--scale prints a table for the machine that --hardware names")
+        _show_scale(loaded.config, machine)
+        return
 
     from surefoot import hardware
     from surefoot.stages.planned import make_plan
@@ -38,3 +48,16 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     from surefoot.report.plan_table import plan_table
 
     open_console(sys.stdout, hardware.terminal_wishes()).show(plan_table(made))
+
+
+def _show_scale(config: RunConfig, machine: str) -> None:
+    from surefoot import hardware
+    from surefoot.report.console import open_console
+    from surefoot.report.scale_table import scale_table
+    from surefoot.stages.scale import forecast_scale
+
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console.show(scale_table(forecast_scale(config, machine)))
+    console.say(
+        "on paper: one example of data.max_length at once and four in a row on each GPU; docs/scale.md says how"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -35,8 +36,13 @@ def plain_config(config: RunConfig) -> dict[str, Any]:
 
 def dump_config(config: RunConfig) -> str:
     """YAML of the whole config, defaults included, in the order of the schema."""
+    return dump_plain(plain_config(config))
+
+
+def dump_plain(data: Mapping[str, Any]) -> str:
+    """YAML of plain values, in their order."""
     return yaml.dump(
-        plain_config(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=_WIDTH
+        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=_WIDTH
     )
 
 

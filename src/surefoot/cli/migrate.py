@@ -1,0 +1,77 @@
+"""`surefoot migrate`: a config for another model family."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from surefoot.cli.options import load_or_exit
+from surefoot.cli.translated import recognised
+
+
+@click.command()
+@click.argument("config", metavar="CONFIG.yaml", type=click.Path(path_type=Path))
+@click.option("--to", "model", required=True, metavar="MODEL", help="The new model: a folder or hub id.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write it; else beside CONFIG.")
+@click.option("--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, h200, a100, rtx4090, cpu.")
+@click.option("--try", "try_out", is_flag=True, help="Take two steps on eight records with the new config.")
+@click.option("--json", "as_json", is_flag=True, help="Print changes and checklist as JSON.")
+def migrate(config: Path, model: str, out: Path | None, machine: str | None, try_out: bool, as_json: bool) -> int:
+    """Rewrite CONFIG.yaml for MODEL: module names, padding, template, learning rate, batch; then a checklist of what
+    could be verified here and what is left to do.
+
+    CONFIG.yaml stays as it is; comments are not carried over.
+    """
+    given = _given(config)
+    out = out or config.with_name(f"{config.stem}-{_name(model)}.yaml")
+
+    from surefoot import durable, hardware
+    from surefoot.errors import Fault, InputError
+    from surefoot.report.console import open_console
+    from surefoot.report.migration_table import migration_report
+    from surefoot.stages.migrate import migrate_config
+
+    if out.exists():
+        raise InputError(Fault(str(out), "already exists", "name another file with --out"))
+    described = hardware.preset(machine) if machine else None
+    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    with open(os.devnull, "w", encoding="utf-8") as nothing:  # the steps of a trial are not worth reading
+        quiet = open_console(nothing, hardware.terminal_wishes())
+        found = migrate_config(given, model, described, try_out=quiet if try_out else None)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    durable.write_text(out, found.text)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        shown = {
+            "config": str(out),
+            "moves": [asdict(one) for one in found.migration.moves],
+            "checks": [asdict(one) for one in found.checks],
+        }
+        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    else:
+        console.show(migration_report(found.migration.moves, [(one.what, one.state, one.said) for one in found.checks]))
+        console.say(f"wrote {out}")
+        console.say(f"next: surefoot plan {out}")
+    return 3 if any(one.state == "failed" for one in found.checks) else 0
+
+
+def _given(config: Path) -> dict[str, Any]:
+    """The keys that the file sets, short forms written out; of another tool's file what it means."""
+    from surefoot.config.overrides import expand_short_forms
+    from surefoot.config.yaml_reader import read_yaml
+
+    translation = recognised(config, ())
+    if translation is not None:
+        return expand_short_forms(dict(translation.config))
+    load_or_exit(config)
+    return expand_short_forms(read_yaml(config).data)
+
+
+def _name(model: str) -> str:
+    return model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]

@@ -1,0 +1,201 @@
+"""A config moved to another model family: which keys change, to what, and why. Pure; the config stays a plain mapping.
+
+Only what belongs to the old model is touched: names of its modules and tokens, its padding, its templates, rates and
+sizes that suit its size. What cannot be carried over by rule (a reward model of the old family) is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.families import FAMILIES, counterpart
+from surefoot.families.family import Family
+from surefoot.families.model_facts import ModelFacts
+
+# Rates at which all weights of an 8 B Llama are trained, after the guide from OPT to Llama 3.1 that this command
+# answers: SFT 2e-5, reward model 5e-6, actor 5e-7, critic 5e-6. Adapters keep theirs: it hangs on rank and alpha.
+_FULL_RATES = {"sft": 2e-5, "reward": 5e-6, "ppo": 5e-7}
+_CRITIC_RATE = 5e-6
+_LARGE = 10**9  # parameters from which they are meant
+
+
+@dataclass(frozen=True)
+class Move:
+    """key: dotted. old, new: plain values; None for a key that was not there, or goes."""
+
+    key: str
+    old: Any
+    new: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Migration:
+    """config: for the new model. notes: what the user has to see to, as sentences."""
+
+    config: dict[str, Any]
+    moves: tuple[Move, ...]
+    notes: tuple[str, ...]
+
+
+def migrate(given: Mapping[str, Any], path: str, model: ModelFacts) -> Migration:
+    """given: the config's keys as the user set them, short forms written out. path: of the new model, as the user calls
+    it. model: its facts."""
+    moves, notes = [], []
+    for rule in _RULES:
+        for found in rule(given, path, model):
+            (notes if isinstance(found, str) else moves).append(found)
+    config = deepcopy(dict(given))
+    for move in moves:
+        _put(config, move.key, move.new)
+    return Migration(config, tuple(moves), tuple(notes))
+
+
+_Found = Iterator[Move | str]
+
+
+def _model(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    yield Move("model.path", value(given, "model.path"), path, "the new model")
+    if (revision := value(given, "model.revision")) is not None:
+        yield Move("model.revision", revision, None, "it names a state of the old model")
+
+
+def _targets(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    """Modules by what they do: the new family's layer of the same role."""
+    for key in ("adapter.targets", "adapter.modules_to_save"):
+        names = value(given, key)
+        if not isinstance(names, list):
+            continue
+        if model.family is None:
+            yield f"{key}: no row describes {model.model_type}: check {', '.join(names)} with `surefoot plan`"
+            continue
+        new, unknown = _renamed(names, model.family)
+        for name in unknown:
+            yield f"{key}: {name} has no counterpart that is known in {model.family.name}; see `surefoot plan`"
+        if new != names:
+            yield Move(key, names, new, f"the names of {model.family.name}'s modules")
+
+
+def _renamed(names: list[str], family: Family) -> tuple[list[str], list[str]]:
+    own = {linear.path.rpartition(".")[2] for linear in family.linears}
+    ends = {path.rpartition(".")[2] for path in (family.embedding, family.head)}
+    new: list[str] = []
+    unknown: list[str] = []
+    for name in names:
+        last = name.rpartition(".")[2]
+        found = last if last in own else _end_of(last, family) if last not in ends else last
+        found = found or counterpart(last, family)
+        if found is None:
+            unknown.append(name)
+        new += [found] if found and found not in new else []
+    gate = next((linear.path.rpartition(".")[2] for linear in family.linears if linear.role == "gate"), None)
+    up = next((linear.path.rpartition(".")[2] for linear in family.linears if linear.role == "up"), None)
+    if gate and up in new and gate not in new and not any(name.rpartition(".")[2] == gate for name in names):
+        new.insert(new.index(up), gate)  # an MLP without a gate has one matrix where this one has two
+    return new, unknown
+
+
+def _end_of(name: str, family: Family) -> str | None:
+    """The embedding or the head under the new family's name."""
+    for other in FAMILIES:
+        for end in ("embedding", "head"):
+            if getattr(other, end).rpartition(".")[2] == name:
+                return str(getattr(family, end)).rpartition(".")[2]
+    return None
+
+
+def _padding(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    pad = value(given, "tokenizer.pad")
+    if pad not in (None, "auto", "add"):
+        yield Move("tokenizer.pad", pad, "auto", "a token of the old tokenizer; the plan says which one it takes")
+    count = value(given, "reward.num_padding_at_beginning")
+    if isinstance(count, int):
+        yield Move(
+            "reward.num_padding_at_beginning", count, "auto", "1 is right for OPT alone; the tokenizer at hand decides"
+        )
+
+
+def _template(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    name = value(given, "data.template")
+    of_families = {template for family in FAMILIES for template in family.templates}
+    own = model.family.templates if model.family else ()
+    if name in of_families and name not in own:
+        yield Move("data.template", name, "auto", "the old model's; the plan says which one it takes")
+
+
+def _length(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    length = value(given, "data.max_length")
+    if isinstance(length, int) and length > model.max_positions:
+        yield Move("data.max_length", length, model.max_positions, "all positions of the new model")
+
+
+def _rates(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    stage = value(given, "stage")
+    if value(given, "adapter") is not None:
+        if value(given, "optim.lr") is not None:
+            yield "optim.lr stays: an adapter's rate depends on its rank and alpha more than on the model"
+    elif stage in _FULL_RATES and model.parameters >= _LARGE:
+        rate = value(given, "optim.lr")
+        if rate != _FULL_RATES[stage]:
+            yield Move("optim.lr", rate, _FULL_RATES[stage], f"usual for stage {stage} on all weights of some 8 B")
+    critic = value(given, "ppo.critic_lr")
+    if stage == "ppo" and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
+        yield Move("ppo.critic_lr", critic, _CRITIC_RATE, "usual for a critic of some 8 B")
+
+
+def _batch(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    micro = value(given, "batch.micro")
+    if isinstance(micro, int):
+        why = "an example needs another share of the memory now; the plan takes as many as fit, at the same batch.size"
+        yield Move("batch.micro", micro, "auto", why)
+
+
+def _output(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    old = value(given, "output")
+    name = path.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    yield Move("output", old, f"{old}-{name}", "the old run keeps its folder")
+
+
+def _others(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
+    for key in ("reward.init", "ppo.reward", "ppo.critic"):
+        name = value(given, key)
+        if name is not None and not str(name).startswith("http") and ".py:" not in str(name):
+            yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it anew"
+    reference = value(given, "alignment.reference")
+    if reference not in (None, "auto", "adapter-off", "model", "cached"):
+        yield f"alignment.reference: {reference} must have the new model's tokenizer"
+
+
+_RULES: tuple[Callable[[Mapping[str, Any], str, ModelFacts], _Found], ...] = (
+    _model,
+    _targets,
+    _padding,
+    _template,
+    _length,
+    _rates,
+    _batch,
+    _output,
+    _others,
+)
+
+
+def value(config: Mapping[str, Any], key: str) -> Any:
+    """Of a dotted key; None where it is not set."""
+    for part in key.split("."):
+        if not isinstance(config, Mapping) or part not in config:
+            return None
+        config = config[part]
+    return config
+
+
+def _put(config: dict[str, Any], key: str, new: Any) -> None:
+    *groups, name = key.split(".")
+    for group in groups:
+        config = config.setdefault(group, {})
+    if new is None:
+        config.pop(name, None)
+    else:
+        config[name] = new

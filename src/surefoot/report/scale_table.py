@@ -1,0 +1,44 @@
+"""A forecast for many GPUs as people read it, on a screen and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from surefoot.planning.memory import readable
+from surefoot.planning.scale import ScaleRow
+
+_COLUMNS = ("GPUs", "engine", "memory each", "fits", "tokens/step", "compute", "traffic", "tokens/s")
+
+
+def scale_cells(row: ScaleRow) -> tuple[str, ...]:
+    """One text for each column."""
+    fits = "no" if not row.fits else "checkpointed" if row.checkpointing else "yes"
+    rates = [f"{rate:,.0f}" for rate in (row.slowest, row.fastest)] if row.fits else ["", ""]
+    return (
+        str(row.gpus),
+        row.engine,
+        readable(row.memory),
+        fits,
+        f"{row.tokens:,}",
+        f"{row.compute:.2f} s",
+        f"{row.traffic:.2f} s",
+        rates[0] if rates[0] == rates[1] else " to ".join(rates),
+    )
+
+
+def scale_table(rows: Sequence[ScaleRow]) -> Table:
+    """For `Console.show`. tokens/s: if no traffic hides behind compute, and if all of it does."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, no_wrap=True, justify="left" if name in ("engine", "fits") else "right")
+    for row in rows:
+        table.add_row(*scale_cells(row), style="" if row.fits else "dim")
+    return table
+
+
+def scale_markdown(rows: Sequence[ScaleRow]) -> str:
+    """The same for a document."""
+    lines = [_COLUMNS, tuple("---" for _ in _COLUMNS), *(scale_cells(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

@@ -1,0 +1,100 @@
+"""The forecast for many GPUs, against numbers worked out by hand, and against the tables of the document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from surefoot.errors import InputError
+from surefoot.planning import scale as module
+from surefoot.report.scale_table import scale_markdown
+from surefoot.stages.scale import forecast_scale
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "scale.md"
+LLAMA31_70B = LLAMA31_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+PARAMETERS_8B = 8_030_261_248  # as the model card of Llama 3.1 8B has it
+FULL = None
+LORA = {"kind": "lora", "rank": 16}
+
+
+@pytest.fixture(scope="module")
+def forecast(tmp_path_factory):
+    """(size, adapter) -> rows for H100s."""
+    made = {}
+    for name, config in (("8B", LLAMA31_8B), ("70B", LLAMA31_70B)):
+        folder = tmp_path_factory.mktemp(name)
+        llama3_tokenizer(folder, chat=True, pad=True)
+        model_facts(folder, config)
+        made[name] = folder
+
+    def run(name, adapter, machine="h100"):
+        data = {"train": "t.jsonl", "max_length": 4096}
+        return forecast_scale(run_config(model=str(made[name]), data=data, adapter=adapter), machine)
+
+    return run
+
+
+def row(rows, gpus, engine):
+    return next(one for one in rows if (one.gpus, one.engine) == (gpus, engine))
+
+
+def test_traffic_is_what_the_formulas_say(forecast):
+    rows = forecast("8B", FULL)
+    gradients = 4 * PARAMETERS_8B
+    assert row(rows, 8, "ddp").traffic == pytest.approx(2 * 7 / 8 * gradients / 450e9)
+    assert row(rows, 64, "zero 2").traffic == pytest.approx(2 * 63 / 64 * gradients / 50e9)
+    assert row(rows, 512, "fsdp2").traffic == pytest.approx(4 * 511 / 512 * 3 * gradients / 50e9)
+    assert row(rows, 1, "ddp").traffic == 0
+
+
+def test_states_are_shared_out(forecast):
+    """AdamW over fp32 weights: 4 bytes of weight, 4 of gradient, 8 of moments; the rest of each row is the same."""
+    rows = forecast("8B", FULL)
+    few, many = row(rows, 8, "zero 2"), row(rows, 64, "zero 2")
+    assert few.checkpointing
+    assert many.checkpointing
+    assert few.memory - many.memory == pytest.approx(12 * PARAMETERS_8B * (1 / 8 - 1 / 64), abs=2)
+
+
+def test_compute_is_six_operations_for_a_parameter_and_token(forecast):
+    """Full training without checkpointing: 6 N per token with N without the embedding, and attention."""
+    found = row(forecast("8B", FULL), 8, "fsdp2")
+    assert not found.checkpointing
+    dense = 6 * (PARAMETERS_8B - 128_256 * 4096 - 65 * 4096)
+    attention = 3 * 2 * 32 * 4096 * 4097
+    assert found.compute * 989e12 * 0.4 / (4 * 4096) == pytest.approx(dense + attention)
+
+
+def test_only_what_fits_is_promised(forecast):
+    rows = forecast("70B", FULL)
+    assert not any(one.fits for one in rows if one.gpus <= 8 or one.engine == "ddp")
+    assert row(rows, 64, "fsdp2").fits
+
+
+def test_a_machine_without_known_links_is_refused(forecast):
+    with pytest.raises(InputError, match="links of rtx4090 are not known"):
+        forecast("8B", FULL, "rtx4090")
+
+
+def check_document(forecast):
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for size in ("8B", "70B"):
+        for adapter in (FULL, LORA):
+            assert scale_markdown(forecast(size, adapter)) in text, (size, adapter)
+
+
+def test_the_document_has_these_tables(forecast):
+    check_document(forecast)
+
+
+def test_twin_with_another_efficiency_it_would_not(forecast, monkeypatch):
+    monkeypatch.setattr(module, "_EFFICIENCY", 0.5)
+    with pytest.raises(AssertionError):
+        check_document(forecast)
