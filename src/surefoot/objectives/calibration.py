@@ -35,7 +35,7 @@ class Bin:
 
 
 def calibration_sums(margin: torch.Tensor) -> torch.Tensor:
-    """margin: [P], score of the better answer less that of the worse -> [BINS, 3] float64. An equal score is not right."""
+    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. An equal score is not right."""
     import torch
 
     confidence = torch.sigmoid(margin.abs().double())

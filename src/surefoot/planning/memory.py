@@ -46,6 +46,8 @@ class Workload:
     trainable: int
     parameters: int  # with added rows
     optimizer: int  # bytes of its state
+    rows: int = 1  # that an example goes through the model as: a pair of answers is two
+    logits: bool = True  # whether any are computed
 
     @property
     def width(self) -> int:
@@ -60,8 +62,8 @@ class Workload:
 def forecast(
     work: Workload, *, examples: int, length: int, supervised: float, checkpointing: Choice[bool], available: int
 ) -> MemoryPlan:
-    """The peak for micro-batches of `examples` rows, all padded to `length` tokens, of which a share carries loss."""
-    tokens = examples * length
+    """The peak for micro-batches of so many examples, all padded to `length` tokens, of which a share carries loss."""
+    tokens = examples * work.rows * length
     layers = work.model.layers
     per_layer = _layer_bytes(work, tokens, length)
     if checkpointing.value:
@@ -74,7 +76,7 @@ def forecast(
         gradients=4 * work.trainable,
         optimizer=work.optimizer,
         activations=activations,
-        logits=int(tokens * supervised) * work.model.vocab * _logit_bytes(work),
+        logits=int(tokens * supervised) * work.model.vocab * _logit_bytes(work) if work.logits else 0,
         available=available,
         gradient_checkpointing=checkpointing,
     )
@@ -103,7 +105,7 @@ def _weight_bytes(work: Workload) -> int:
 
 def _frozen_bytes(work: Workload) -> int:
     if work.adapter is None:
-        return 0
+        return 4 * (work.parameters - work.trainable)
     if work.precision.base.value != "nf4":
         return work.parameters * BYTES[work.precision.unpacked]
     linears = [module.linear for module in work.model.modules if module.in_layer and module.linear]

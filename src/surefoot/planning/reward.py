@@ -1,0 +1,98 @@
+"""What a reward model adds to a plan: which scores are compared, where a pair ends, and the value head.
+
+DeepSpeed-Chat finds the end of an answer by counting PAD tokens, and has to be told how many stand in front of every
+text (`--num_padding_at_beginning`): one for OPT, whose BOS `</s>` is the EOS that it pads with, else none. Its default
+of 1 is wrong for every other family and counts positions behind the end. Here ends are known; the number is inferred,
+shown, and one that is asked for does what it does there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from surefoot.config.schema import RunConfig
+from surefoot.families.model_facts import ModelFacts
+from surefoot.families.tokenizer_facts import TokenizerFacts
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice, RewardPlan, Source, TokenizerPlan
+
+ROWS = 2  # of an example: a pair goes through the model as two rows
+
+_COMPARED = {
+    "last": "the scores at the last tokens of both answers are compared",
+    "divergence": "the values from the first difference to the end of the longer answer are compared",
+}
+
+
+def plan_reward(
+    config: RunConfig, model: ModelFacts, tokenizer: TokenizerFacts, tokens: TokenizerPlan, notes: Notes
+) -> RewardPlan:
+    """Pure. The output head is never applied: it is frozen where all else trains, and refused where it is named."""
+    request = config.reward
+    _refuse_head(config, model, notes)
+    source: Source = "user" if "loss" in request.model_fields_set else "default"
+    front, reason = padding_in_front(tokenizer, tokens)
+    chosen = _chosen(request.num_padding_at_beginning, front, reason, request.loss, notes)
+    return RewardPlan(
+        loss=Choice(request.loss, _COMPARED[request.loss], source),
+        num_padding_at_beginning=chosen,
+        surplus=max(0, chosen.value - front) if request.loss == "divergence" else 0,
+        center=request.center,
+        head=Choice("zeros", "every answer has the same score at first", "default")
+        if request.init is None
+        else Choice(request.init, "asked for: the value head of this reward model", "user"),
+        head_parameters=model.embedding_width + 1,
+        frozen=idle_parameters(config, model, tokens),
+    )
+
+
+def padding_in_front(tokenizer: TokenizerFacts, tokens: TokenizerPlan) -> tuple[int, str]:
+    """How many tokens that DeepSpeed-Chat takes for PAD begin every text, and why. It pads with EOS, or with PAD."""
+    if not tokens.bos.value or tokens.bos_id is None:
+        return 0, "no BOS begins a text"
+    first = tokenizer.special.get(tokens.bos_id, str(tokens.bos_id))
+    if tokenizer.eos is not None and tokens.bos_id == tokenizer.eos.id:
+        return 1, f"every text begins with {first}, which is EOS and PAD as well for DeepSpeed-Chat"
+    if tokens.bos_id == tokens.pad_id:
+        return 1, f"every text begins with {first}, which is PAD"
+    return 0, f"every text begins with {first}, which is no PAD"
+
+
+def without_idle(config: RunConfig, model: ModelFacts) -> ModelFacts:
+    """The model as far as it may train: without the output head, where that is a matrix of its own."""
+    if config.stage != "reward" or model.tied:
+        return model
+    return replace(model, modules=tuple(module for module in model.modules if module.name != model.head))
+
+
+def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan) -> int:
+    """Of full training, what stays frozen because nothing is computed with it."""
+    if config.stage != "reward" or config.adapter is not None or model.tied:
+        return 0
+    head = sum(module.parameters for module in model.modules if module.name == model.head)
+    return head + tokens.added_rows * model.embedding_width
+
+
+def _chosen(asked: int | Literal["auto"], front: int, reason: str, loss: str, notes: Notes) -> Choice[int]:
+    if asked == "auto":
+        return Choice(front, reason, "default")
+    key = "reward.num_padding_at_beginning"
+    if asked < front and loss == "divergence":
+        what = f"is {asked}, but {reason}: the end of every pair would be found at its first token"
+        notes.refuse(key, what, f"use auto, or {front}")
+    elif asked != front:
+        behind = f"{asked - front} position{'s' if asked - front > 1 else ''} behind the end of every pair"
+        effect = f"the loss counts {behind}" if loss == "divergence" else "it changes nothing with reward.loss: last"
+        notes.caution(f"{key} is {asked}, but {reason}: {effect}; auto takes {front}")
+    return Choice(asked, f"asked for; {reason}", "user")
+
+
+def _refuse_head(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
+    if config.adapter is None or model.tied:
+        return
+    named = {"modules_to_save": config.adapter.modules_to_save, "targets": config.adapter.targets}
+    for key, names in named.items():
+        if names != "all-linear" and any(model.head == name or model.head.endswith(f".{name}") for name in names):
+            what = f"names {model.head}, with which stage reward computes nothing"
+            notes.refuse(f"adapter.{key}", what, "leave it out: the value head trains in any case")
