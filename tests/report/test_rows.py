@@ -12,7 +12,7 @@ from surefoot.report.pace import Timing
 from surefoot.report.rows import Position, eval_row, train_row, trainer_state, without_timing
 from surefoot.training.report import EvalReport, StepReport
 
-POSITION = Position(total_steps=1000, epoch=0.36, total_tokens=421_440, total_supervised_tokens=49_320)
+POSITION = Position(total_steps=1000, epoch=0.36, total_tokens=421_440, total_weight=49_320)
 TIMING = Timing(
     elapsed=41.2, remaining=300.0, throughput=3512.3, supervised_throughput=411.0, peak_memory=1_234_567_890
 )

@@ -1,4 +1,5 @@
-"""Loss, perplexity and token accuracy of a model on tokenised data, weighted by supervised tokens.
+"""Loss, perplexity and token accuracy of a model on tokenised data, weighted by supervised tokens; of a stage that
+learns from pairs or judged answers its loss, weighted by these.
 
 What else an objective sums up is divided by the same weight and reported under its name.
 """
@@ -7,14 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 
 from surefoot.data.batch import Weighted
 from surefoot.objectives.base import Objective
-from surefoot.training.report import EvalReport
+from surefoot.training.report import EvalReport, Unit
 from surefoot.training.step import StepSettings
 
 
@@ -26,11 +27,15 @@ def evaluate_loss(
     step: int,
     settings: StepSettings,
     device: torch.device,
+    unit: Unit = "tokens",
     give_up: Callable[[], bool] = lambda: False,
+    totals: Callable[[Sequence[float]], list[float]] = list,
 ) -> EvalReport | None:
     """Run `objective` without gradients and with dropout off over all batches; the model's mode is restored.
 
-    give_up: asked before each batch; None is returned once it says so.
+    unit: what the batches weigh; of tokens the loss is a cross entropy, and has a perplexity.
+    give_up: asked before each batch; None is returned once it says so. totals: adds numbers up over the ranks, of which
+    each has its own batches, and as many.
 
     Sums are added in float64, so the result depends on the batch split only through the forward pass itself.
     A non-finite loss is reported as it is.
@@ -48,20 +53,26 @@ def evaluate_loss(
                     return None
                 with settings.kernels(), settings.forward():
                     out = objective(model, batch.to(device))
-                loss_sum += float(out.loss)
+                counts = batch.weight > 0  # a blank one is there so that ranks keep step
+                loss_sum += float(out.loss) if counts else 0.0
                 for name, value in out.sums.items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
+                    sums[name] = sums.get(name, 0.0) + (float(value) if counts else 0.0)
                 for name, table in out.tables.items():
-                    tables[name] = tables.get(name, 0.0) + table.double().cpu()
+                    found = table.double().cpu()
+                    tables[name] = tables.get(name, 0.0) + (found if counts else torch.zeros_like(found))
                 weight += batch.weight
     finally:
         model.train(was_training)
-    loss = loss_sum / weight
+    loss_sum, total, *added = totals([loss_sum, weight, *sums.values()])
+    sums = dict(zip(sums, added, strict=True))
+    tables = {name: torch.tensor(totals(one.flatten().tolist())).view_as(one) for name, one in tables.items()}
+    weight, loss = int(total), loss_sum / total
     means = {name: value / weight for name, value in sums.items()}
     accuracy = means.pop("correct", None)
     seconds = time.perf_counter() - started
     kept = {name: table.tolist() for name, table in tables.items()}
-    return EvalReport(step, loss, perplexity(loss), accuracy, weight, seconds, means, kept)
+    found = perplexity(loss) if unit == "tokens" else None
+    return EvalReport(step, loss, found, accuracy, weight, seconds, means, kept, unit)
 
 
 def perplexity(loss: float) -> float:

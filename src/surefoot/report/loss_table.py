@@ -18,7 +18,8 @@ def loss_table(results: Mapping[str, EvalReport]) -> Table:
         table.add_column(heading, justify="right")
     for name, report in results.items():
         accuracy = "" if report.accuracy is None else f"{report.accuracy:.2%}"
-        numbers = (f"{report.loss:.5f}", f"{report.perplexity:.4g}", accuracy, f"{report.seconds:.1f}")
+        perplexity = "" if report.perplexity is None else f"{report.perplexity:.4g}"
+        numbers = (f"{report.loss:.5f}", perplexity, accuracy, f"{report.seconds:.1f}")
         table.add_row(name, *numbers)
     return table
 

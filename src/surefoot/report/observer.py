@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot import durable
@@ -15,11 +16,11 @@ from surefoot.errors import Diverged, EnvironmentFault
 from surefoot.report import wording
 from surefoot.report.console import Console
 from surefoot.report.events import Kind, append_event, append_profile, append_samples, cut_events
-from surefoot.report.pace import Pace, clock_seconds
+from surefoot.report.pace import Pace, Timing, clock_seconds
 from surefoot.report.progress import Progress, is_logged
 from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
 from surefoot.report.trainer_log import NAME, append_row
-from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.report import EvalReport, StepReport, Unit
 from surefoot.training.state import RunState
 
 
@@ -27,7 +28,8 @@ class RunObserver:
     """The observer of `training.loop.train`.
 
     epoch: step -> passes over the data after it. rows: what `cut_to_step` kept; empty at a fresh start. peak_memory:
-    bytes so far, None where nothing measures it. on_row: gets every row once it is written.
+    bytes so far, None where nothing measures it. on_row: gets every row once it is written. unit: what a loss is the
+    mean over.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class RunObserver:
         start_step: int = 0,
         pace: Pace | None = None,
         on_row: Callable[[Row], None] | None = None,
+        unit: Unit = "tokens",
     ):
         elapsed_before = clock_seconds(rows[-1]["elapsed_time"]) if rows else 0.0
         self.rows: list[Row] = list(rows)
@@ -50,6 +53,7 @@ class RunObserver:
         self._epoch, self._peak_memory = epoch, peak_memory
         self._pace = pace or Pace(elapsed_before=elapsed_before)
         self._run, self._log, self._on_row = run, run / NAME, on_row
+        self._unit: Unit = unit
         self._started, self._step = start_step, start_step
         self.progress = Progress(console, total_steps, log_every=log_every, start_step=start_step)
 
@@ -69,7 +73,7 @@ class RunObserver:
 
     def step(self, report: StepReport, state: RunState) -> None:
         self._pace.step(report.tokens, report.weight)
-        timing = self._pace.timing(self._total - report.step, self._peak_memory())
+        timing = self._timing(report.step)
         if is_logged(report, self._total, self._log_every):
             self._keep(train_row(report, self._position(report.step, state), timing))
             self._pace.mark()
@@ -85,7 +89,7 @@ class RunObserver:
             self.progress.event(wording.profile_line(report.step, report.profile))
 
     def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None:
-        timing = self._pace.timing(self._total - report.step, self._peak_memory())
+        timing = self._timing(report.step)
         self._keep(eval_row(report, self._position(report.step, state), timing))
         if improved:
             self._note("best", wording.eval_sentence(report, improved))
@@ -137,4 +141,8 @@ class RunObserver:
             self._on_row(row)
 
     def _position(self, step: int, state: RunState) -> Position:
-        return Position(self._total, self._epoch(step), state.tokens, state.supervised)
+        return Position(self._total, self._epoch(step), state.tokens, state.supervised, self._unit)
+
+    def _timing(self, step: int) -> Timing:
+        timing = self._pace.timing(self._total - step, self._peak_memory())
+        return timing if self._unit == "tokens" else replace(timing, supervised_throughput=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import durable
-from surefoot.report.rows import finite
-from surefoot.training.report import EvalReport
+from surefoot.report.rows import finite, weight_field
+from surefoot.training.report import EvalReport, Unit
 
 TRAIN, EVAL, ALL = "train_results.json", "eval_results.json", "all_results.json"
 
@@ -24,16 +24,17 @@ def train_results(
     skipped: int,
     scaler_skips: int,
     seconds: float,
+    unit: Unit = "tokens",
 ) -> dict[str, Any]:
-    """loss: mean over the supervised tokens of all steps. Counts and seconds are of all sessions. seconds: spent in
-    steps, without evaluation and saving."""
+    """loss: mean over all that was learned from. supervised: how much that is, in `unit`. Counts and seconds are of all
+    sessions. seconds: spent in steps, without evaluation and saving."""
     return {
         "epoch": round(epoch, 6),
         "train_loss": loss,
         "train_steps": steps,
         "train_examples": examples,
         "train_tokens": tokens,
-        "train_supervised_tokens": supervised,
+        f"train_{weight_field(unit)}": supervised,
         "skipped_steps": skipped,
         "scaler_skipped_steps": scaler_skips,
         "train_runtime": round(seconds, 3),
@@ -44,16 +45,16 @@ def train_results(
 
 
 def eval_results(report: EvalReport, epoch: float) -> dict[str, Any]:
-    """One evaluation; loss and accuracy are means over supervised tokens, accuracy between 0 and 1. Metrics stand under
+    """One evaluation; loss and accuracy are means over its unit, accuracy between 0 and 1. Metrics stand under
     their names."""
     return {
         "epoch": round(epoch, 6),
         "eval_step": report.step,
         "eval_loss": finite(report.loss),
         **({} if report.accuracy is None else {"eval_accuracy": report.accuracy}),
-        "perplexity": finite(report.perplexity),
+        **({} if report.perplexity is None else {"perplexity": finite(report.perplexity)}),
         **{f"eval_{name}": finite(value) for name, value in report.metrics.items()},
-        "eval_tokens": report.weight,
+        f"eval_{report.unit}": report.weight,
         "eval_runtime": round(report.seconds, 3),
     }
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from surefoot.report.pace import Timing, clock_text
-from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.report import EvalReport, StepReport, Unit
 
 Row = dict[str, Any]
 
@@ -24,19 +24,27 @@ TIMING_FIELDS = frozenset(
 """What depends on the clock and the machine. Every other field of two equal runs is equal, also across a resume."""
 
 
-EVAL_FIELDS = ("eval_loss", "eval_perplexity", "eval_accuracy", "eval_tokens", "eval_runtime")
-"""What every evaluation row has of its own; the other eval_ fields are metrics."""
+UNITS: tuple[Unit, ...] = get_args(Unit)
+EVAL_FIELDS = (
+    "eval_loss",
+    "eval_perplexity",
+    "eval_accuracy",
+    *(f"eval_{unit}" for unit in UNITS),
+    "eval_runtime",
+)
+"""What an evaluation row has of its own; the other eval_ fields are metrics."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the run a row stands. epoch: passes over the data so far. total_tokens, total_supervised_tokens: real
-    input tokens and loss tokens since step 1."""
+    """Where in the run a row stands. epoch: passes over the data so far. total_tokens: real input tokens since step 1.
+    total_weight: what was learned from since then, counted in `unit`."""
 
     total_steps: int
     epoch: float
     total_tokens: int
-    total_supervised_tokens: int
+    total_weight: int
+    unit: Unit = "tokens"
 
 
 def train_row(report: StepReport, position: Position, timing: Timing) -> Row:
@@ -48,7 +56,7 @@ def train_row(report: StepReport, position: Position, timing: Timing) -> Row:
         "lr": report.lr,
         "grad_norm": finite(report.grad_norm),
         "step_tokens": report.tokens,
-        "supervised_tokens": report.weight,
+        weight_field(position.unit): report.weight,
     }
     if report.non_finite:
         row["non_finite"] = report.non_finite
@@ -65,9 +73,9 @@ def eval_row(report: EvalReport, position: Position, timing: Timing) -> Row:
     row: Row = {
         **_place(report.step, position),
         "eval_loss": finite(report.loss),
-        "eval_perplexity": finite(report.perplexity),
+        **({} if report.perplexity is None else {"eval_perplexity": finite(report.perplexity)}),
         **({} if report.accuracy is None else {"eval_accuracy": report.accuracy}),
-        "eval_tokens": report.weight,
+        f"eval_{report.unit}": report.weight,
         **{f"eval_{name}": finite(value) for name, value in report.metrics.items()},
     }
     numbers = {"loss": report.loss, **report.metrics}
@@ -83,15 +91,31 @@ def eval_report(row: Row) -> EvalReport:
     def value(key: str) -> float:
         return math.nan if row[key] is None else row[key]
 
+    unit = unit_of([row])
     return EvalReport(
         row["current_steps"],
         value("eval_loss"),
-        value("eval_perplexity"),
+        value("eval_perplexity") if "eval_perplexity" in row else None,
         row.get("eval_accuracy"),
-        row["eval_tokens"],
+        row[f"eval_{unit}"],
         row["eval_runtime"],
         {key.removeprefix("eval_"): value(key) for key in metric_fields(row)},
+        unit=unit,
     )
+
+
+def weight_field(unit: Unit) -> str:
+    """The field of a train row that says how much the step learned from."""
+    return "supervised_tokens" if unit == "tokens" else unit
+
+
+def unit_of(rows: Sequence[Row]) -> Unit:
+    """What the losses of these rows are means over."""
+    for row in rows:
+        for unit in UNITS:
+            if f"eval_{unit}" in row or weight_field(unit) in row:
+                return unit
+    return "tokens"
 
 
 def metric_fields(row: Row) -> list[str]:
@@ -155,7 +179,7 @@ def _place(step: int, position: Position) -> Row:
         "epoch": round(position.epoch, 6),
         "percentage": round(100 * step / position.total_steps, 2),
         "total_tokens": position.total_tokens,
-        "total_supervised_tokens": position.total_supervised_tokens,
+        f"total_{weight_field(position.unit)}": position.total_weight,
     }
 
 
@@ -174,7 +198,7 @@ def _times(timing: Timing) -> Row:
 
 # Ours -> theirs. No times: equal runs write equal files.
 _TRAIN_NAMES = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate", "skipped": "skipped"}
-_NOT_IN_HISTORY = frozenset({"eval_tokens", "eval_runtime"})
+_NOT_IN_HISTORY = frozenset({*(f"eval_{unit}" for unit in UNITS), "eval_runtime"})
 
 
 def _history_entry(row: Row) -> Row:

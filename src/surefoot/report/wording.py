@@ -27,8 +27,10 @@ def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | Non
         f"lr {report.lr:.3g}",
         f"grad {number(report.grad_norm, 3)}",
     ]
-    if timing.throughput is not None and timing.supervised_throughput is not None:
-        fields.append(f"{timing.throughput:,.0f} tok/s ({timing.supervised_throughput:,.0f} supervised)")
+    if timing.throughput is not None:
+        supervised = timing.supervised_throughput
+        part = "" if supervised is None else f" ({supervised:,.0f} supervised)"
+        fields.append(f"{timing.throughput:,.0f} tok/s{part}")
     if timing.peak_memory is not None:
         fields.append(f"mem {size_text(timing.peak_memory)}")
     return fields
@@ -64,11 +66,11 @@ def profile_line(step: int, profile: StepProfile) -> str:
 
 
 def eval_sentence(report: EvalReport, improved: bool) -> str:
-    tokens = f"{report.weight:,} tokens"
+    counted = f"{report.weight:,} {report.unit.replace('_', ' ')}"
     parts = [
         f"loss {report.loss:.4g}",
-        f"perplexity {report.perplexity:.4g}",
-        tokens if report.accuracy is None else f"accuracy {report.accuracy:.1%} of {tokens}",
+        *([] if report.perplexity is None else [f"perplexity {report.perplexity:.4g}"]),
+        counted if report.accuracy is None else f"accuracy {report.accuracy:.1%} of {counted}",
         *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items()),
         f"{report.seconds:.1f} s",
         *(["best so far"] if improved else []),

@@ -18,6 +18,7 @@ from surefoot.evaluate.loss import evaluate_loss
 from surefoot.models.forward import causal_model
 from surefoot.planning.plan import RunPlan
 from surefoot.report.observer import RunObserver
+from surefoot.stages.kinds import KINDS
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
 from surefoot.training.interrupt import StopRequest
@@ -67,6 +68,16 @@ def make_evaluate(
                 give_up=give_up,
             )
 
+    def by_the_stage(step: int) -> EvalReport | None:
+        assert stage.evaluate is not None
+        with observer.during("evaluating"):
+            measured = stage.evaluate(step, give_up)
+            if measured is None:
+                return None
+            if config.samples.count:
+                observer.samples(step, measured.samples[: config.samples.count])
+        return measured.report
+
     def evaluate(step: int) -> EvalReport | None:
         assert stage.eval_batches is not None
         started = time.perf_counter()
@@ -78,6 +89,7 @@ def make_evaluate(
                 step=step,
                 settings=setup.settings,
                 device=setup.engine.device,
+                unit=KINDS[config.stage].unit,
                 give_up=give_up,
             )
             if report is not None and chosen:
@@ -88,7 +100,7 @@ def make_evaluate(
                 observer.samples(step, [(one.prompt, one.answer) for one in samples])
         return report
 
-    return evaluate
+    return evaluate if stage.evaluate is None else by_the_stage
 
 
 def _with_metrics(

@@ -18,6 +18,7 @@ from surefoot.report.observer import RunObserver
 from surefoot.report.rows import Row, trainer_state
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step
+from surefoot.stages.kinds import KINDS
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import CRITIC, Stage
 from surefoot.stages.timetable import Timetable, length_in_steps
@@ -50,6 +51,7 @@ def open_observer(
         rows=rows,
         start_step=state.step,
         on_row=on_row,
+        unit=KINDS[config.stage].unit,
     )
 
 
@@ -72,6 +74,8 @@ def make_job(
     def save(state: RunState) -> Path:
         def write_model(folder: Path) -> None:
             setup.write_model(folder)
+            if stage.write is not None:
+                stage.write(folder)
             if scale != 1:
                 durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
 
@@ -95,7 +99,7 @@ def make_job(
         objective=stage.objective,
         batches=stage.batches,
         schedules=make_schedules(config, stage, timetable, setup.engine.groups),
-        settings=setup.settings,
+        settings=replace(setup.settings, bounds=stage.bounds),
         total_steps=timetable.total_steps,
         evaluate=evaluate,
         eval_steps=timetable.eval_steps,

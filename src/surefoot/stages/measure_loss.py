@@ -161,5 +161,5 @@ def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and abs(value) < float("inf") else None

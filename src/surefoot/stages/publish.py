@@ -27,6 +27,7 @@ from surefoot.report.plots import draw_curves
 from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.stages.card_facts import card_facts
+from surefoot.stages.kinds import KINDS
 from surefoot.stages.publish_merged import publish_merged, without_adapter
 from surefoot.stages.records import ORIGIN
 from surefoot.stages.timetable import Timetable
@@ -100,6 +101,7 @@ def publish(
             skipped=state.guard.skipped,
             scaler_skips=state.guard.scaler,
             seconds=state.seconds,
+            unit=KINDS[config.stage].unit,
         ),
         eval_results(evaluation, timetable.epoch(step)) if evaluation else None,
         more,

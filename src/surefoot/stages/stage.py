@@ -7,7 +7,7 @@ Everything else that a run does is the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,9 +22,21 @@ from surefoot.objectives.base import Objective
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.training.engine import ALL
 from surefoot.training.loop import Memory
+from surefoot.training.report import EvalReport, Unit
 
 if TYPE_CHECKING:
     from surefoot.stages.setup import Setup
+
+
+RewardFunction = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # prompts, responses -> scores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation by the stage itself. samples: (prompt, answer) pairs to read."""
+
+    report: EvalReport
+    samples: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,10 @@ class Stage:
     """step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
     call ahead. ready: what has to be done with them once the model is at hand (rollouts, reference log-probabilities),
     on the main thread; None: nothing. eval_batches: all of the evaluation set, None where there is none. step_tokens:
-    step -> real input tokens, as far as they are known before. memory: what is carried from step to step."""
+    step -> real input tokens, as far as they are known before. memory: what is carried from step to step.
+    bounds: see `StepSettings`. evaluate: what evaluates in place of the objective over eval_batches; step, and whether
+    to give up -> its result, None when it gave up. write: what goes into every checkpoint beside the models. reward:
+    the function with which a Python caller scores answers."""
 
     objective: Objective
     data: PreparedData
@@ -42,6 +57,10 @@ class Stage:
     eval_batches: Callable[[], Iterator[Weighted]] | None
     ready: Callable[[int, Sequence[Weighted]], Sequence[Weighted]] | None = None
     memory: Memory | None = None
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    evaluate: Callable[[int, Callable[[], bool]], Measured | None] | None = None
+    write: Callable[[Path], None] | None = None
+    reward: RewardFunction | None = None
 
     def batches(self, step: int) -> Sequence[Weighted]:
         """What step `step` learns from; runs the model where the stage does."""
@@ -82,13 +101,29 @@ class Prepare(Protocol):
     ) -> PreparedData: ...
 
 
+class Start(Protocol):
+    """The stage with its models, which it may run. say: tells the user, and is kept with the run's events; also during
+    the steps."""
+
+    def __call__(
+        self,
+        config: RunConfig,
+        plan: RunPlan,
+        stage: Stage,
+        setup: Setup,
+        tokenizer: PreTrainedTokenizerBase,
+        say: Callable[[str], None],
+    ) -> Stage: ...
+
+
 @dataclass(frozen=True)
 class StageKind:
     """prepare: the data. stage: the data under a plan. build: from the policy, with its adapter, and the folder
-    of its base to all models; None: the policy is all. start: the stage with its models, before step 1; it may run
-    them."""
+    of its base to all models; None: the policy is all. start: the stage with its models, before step 1. unit: what its
+    batches weigh, and its loss is a mean over."""
 
     prepare: Prepare
     stage: Callable[[RunConfig, RunPlan, PreparedData], Stage]
     build: Callable[[RunConfig, RunPlan, nn.Module, Path], Built] | None = None
-    start: Callable[[RunConfig, RunPlan, Stage, Setup, PreTrainedTokenizerBase], Stage] | None = None
+    start: Start | None = None
+    unit: Unit = "tokens"

@@ -12,6 +12,11 @@ if TYPE_CHECKING:  # torch is not needed to read a log
 Decision = Literal["stepped", "non_finite", "scaler", "held"]
 
 
+Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
+"""What a batch's weight counts, and a loss is the mean over: tokens that are learned, pairs of answers, answers, or
+tokens of the policy's own responses."""
+
+
 @dataclass(frozen=True)
 class StepProfile:
     """forward_ms, backward_ms: milliseconds per micro-batch, mean over the step's. tokens_per_second: real input
@@ -48,16 +53,17 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Token-weighted, after `step` optimizer steps. perplexity: exp(loss). accuracy: share of supervised tokens, None
-    where the objective does not count them. metrics: by name, of generated answers (there higher is better) and
-    whatever else the objective sums up. seconds: all of it. tables: sums of more than one number, as the objective
-    made them."""
+    """Means over the evaluation set, after `step` optimizer steps. perplexity: exp(loss), None where the loss is no
+    cross entropy of tokens. accuracy: share of supervised tokens, None where the objective does not count them.
+    metrics: by name, of generated answers (there higher is better) and whatever else the objective sums up. seconds:
+    all of it. tables: sums of more than one number, as the objective made them. unit: of weight."""
 
     step: int
     loss: float
-    perplexity: float
+    perplexity: float | None
     accuracy: float | None
     weight: int
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    unit: Unit = "tokens"
