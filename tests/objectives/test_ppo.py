@@ -143,6 +143,7 @@ def episodes() -> list[Episode]:
 
         found.append(
             Episode(
+                number,
                 tuple(ids[:prompt]),
                 tuple(ids[prompt:]),
                 number,

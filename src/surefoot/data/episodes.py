@@ -19,10 +19,11 @@ from surefoot.data.batch import Batch, Example, RecordName, collate
 
 @dataclass(frozen=True)
 class Episode:
-    """prompt, response: token ids; the response ends with its stop token, where it has one. logprobs: of the response's
-    tokens under the policy that is about to learn; values: of the state before each; advantages, returns: of each. All
-    [n] fp32 on the CPU. number: the prompt's record."""
+    """place: in its rollout. prompt, response: token ids; the response ends with its stop token, where it has one.
+    logprobs: of the response's tokens under the policy that is about to learn; values: of the state before each;
+    advantages, returns: of each. All [n] fp32 on the CPU. number: the prompt's record."""
 
+    place: int
     prompt: tuple[int, ...]
     response: tuple[int, ...]
     number: RecordName
