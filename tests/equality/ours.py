@@ -1,9 +1,14 @@
-"""What surefoot makes of a config, in the terms in which the other tools' references are written."""
+"""What surefoot makes of a config, in the terms in which the other tools' references are written, and how near it must
+come to them."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 from surefoot.config.load import check_config
 from surefoot.hardware import TerminalWishes
@@ -13,7 +18,11 @@ from surefoot.stages.job import make_schedule
 from surefoot.stages.prepare import prepare
 from surefoot.stages.run_folder import claim
 from surefoot.stages.setup import set_up
-from surefoot.training.step import LOSS, accumulate_gradients
+from surefoot.training import step as training_step
+
+RATE = 1e-12  # float64 arithmetic of a handful of operations, on rates around 1e-3
+LOSS = 5e-6  # of losses around 7: fp32 sums over a few hundred tokens, in another order
+NORM = 1e-5  # of norms around 3; the tools log them in fp32
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,20 @@ def run_until_step_1(config: dict, *, step: bool) -> Ours:
     setup = set_up(checked, prepared.plan, prepared.base, prepared.tokenizer, None)
     batches = prepared.stage.step_batches(1)
     weight = sum(batch.weight for batch in batches)
-    sums = accumulate_gradients(
+    sums = training_step.accumulate_gradients(
         setup.engine, prepared.stage.objective, batches, weight=weight, step=1, scale=None, settings=setup.settings
     )
-    return Ours(examples, rates, float(sums[LOSS]) / weight, float(setup.engine.grad_norms()["all"]))
+    return Ours(examples, rates, float(sums[training_step.LOSS]) / weight, float(setup.engine.grad_norms()["all"]))
+
+
+def same_examples(ours: Ours, theirs: Mapping[str, Any]) -> bool:
+    return learnt(ours.examples) == learnt(theirs["examples"])
+
+
+def learnt(examples: Sequence[Mapping[str, list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """Ids and labels; a label on the first token, which nothing predicts, does not count."""
+    return [(row["ids"], row["labels"][1:]) for row in examples]
+
+
+def same_rates(ours: Ours, theirs: Mapping[str, Any]) -> bool:
+    return ours.learning_rates == pytest.approx(theirs["learning_rates"], abs=RATE)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from equality import models
-from equality.ours import run_until_step_1
+from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_file
 from surefoot.errors import InputError
@@ -20,14 +20,6 @@ from surefoot.errors import InputError
 HERE = Path(__file__).parent
 REFERENCES = json.loads((HERE / "llamafactory.json").read_text())
 CONFIGS = sorted(path.stem for path in (HERE / "llamafactory").glob("*.yaml"))
-RATE = 1e-12  # float64 arithmetic of a handful of operations, on rates around 1e-3
-LOSS = 5e-6  # of losses around 7: fp32 sums over a few hundred tokens, in another order
-NORM = 1e-5  # of norms around 3; the tool logs them in fp32
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
 
 
 def translated(name, folder):
@@ -38,16 +30,6 @@ def translated(name, folder):
     paths = [f"model_name_or_path={base}", f"dataset_dir={HERE}", f"output_dir={folder / 'runs' / name}"]
     found = translate_file(str(path), path.read_text(), paths, Options(read=lambda path: Path(path).read_text()))
     return json.loads(json.dumps(found.config))
-
-
-def same_examples(ours, theirs):
-    """Ids and labels; a label on the first token, which nothing predicts, does not count."""
-    first, second = ([(row["ids"], row["labels"][1:]) for row in rows] for rows in (ours.examples, theirs["examples"]))
-    return first == second
-
-
-def same_rates(ours, theirs):
-    return ours.learning_rates == pytest.approx(theirs["learning_rates"], abs=RATE)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -15,21 +15,13 @@ import pytest
 import yaml
 
 from equality import models
-from equality.ours import run_until_step_1
+from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_file
 
 HERE = Path(__file__).parent
 REFERENCES = json.loads((HERE / "trl.json").read_text())
 CONFIGS = sorted(path.stem for path in (HERE / "trl").glob("*.yaml"))
-RATE = 1e-12  # float64 arithmetic of a handful of operations, on rates around 1e-3
-LOSS = 5e-6  # of losses around 7: fp32 sums over a few hundred tokens, in another order
-NORM = 1e-5  # of norms around 3; the tool logs them in fp32
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
 
 
 def translated(name, folder):
@@ -47,16 +39,6 @@ def translated(name, folder):
         str(path), yaml.safe_dump(words), [], Options(read=lambda path: Path(path).read_text(encoding="utf-8"))
     )
     return found, json.loads(json.dumps(found.config))
-
-
-def same_examples(ours, theirs):
-    """Ids and labels; a label on the first token, which nothing predicts, does not count."""
-    first, second = ([(row["ids"], row["labels"][1:]) for row in rows] for rows in (ours.examples, theirs["examples"]))
-    return first == second
-
-
-def same_rates(ours, theirs):
-    return ours.learning_rates == pytest.approx(theirs["learning_rates"], abs=RATE)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
