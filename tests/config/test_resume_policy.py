@@ -40,6 +40,7 @@ FREE = {
 }
 WARNED = {
     "batch.micro",
+    "model.dropout",
     "duration",
     "gradient_checkpointing",
     "early_stopping.patience",

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from surefoot.dialects.launch import Options, no_files, read_command
+from surefoot.dialects.launch import Options, check_one_process, no_files, read_command
 from surefoot.dialects.tools import translate_command
 from surefoot.errors import InputError
 
@@ -47,7 +47,7 @@ def test_the_program_and_its_words(text, program, arguments):
 @pytest.mark.parametrize(
     ("text", "devices", "named"),
     [
-        ("torchrun --nproc_per_node 4 finetune.py", 1, "--nproc_per_node 4"),
+        ("torchrun --nproc_per_node 4 finetune.py", 1, "4 processes"),
         ("torchrun --nnodes 2 --nproc_per_node 1 finetune.py", 1, "2 machines"),
         ("torchrun --nproc_per_node gpu finetune.py", 8, "8 processes"),
         ("accelerate launch --config_file four.yaml finetune.py", 1, "4 processes"),
@@ -60,7 +60,7 @@ def test_the_program_and_its_words(text, program, arguments):
 )
 def test_several_processes_are_refused(text, devices, named):
     with pytest.raises(InputError, match=named) as caught:
-        read(text, devices)
+        check_one_process(read(text, devices))
     assert "later version" in str(caught.value)
 
 

@@ -151,3 +151,29 @@ def test_published_count_of_llama_31_8b(decide):
 def _no_gradients_needed():
     with torch.no_grad():
         yield
+
+
+OPT = {
+    "model_type": "opt", "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 70, "word_embed_proj_dim": 16, "do_layer_norm_before": False, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "place"), [(SMALL, "layers."), (SMALL, "model.layers."), (OPT, "decoder.layers.")])
+def test_a_place_takes_every_linear_layer_that_lies_there(decide, config, place):
+    plan, notes = decide(config, targets=[place])
+    assert not notes.faults
+    names = plan.targets.value
+    assert len(names) == 2 * (7 if config is SMALL else 6)
+    assert all(".layers." in name for name in names)  # neither the head nor OPT's project_in and project_out
+
+
+@pytest.mark.parametrize(
+    ("config", "place", "right"),
+    [(SMALL, "decoder.layers.", "'model.layers.'"), (OPT, "model.layers.", "'decoder.layers.'"),
+     (SMALL, "decoder.layers", "'model.layers.'")],
+)  # fmt: skip
+def test_a_place_of_another_family_is_refused_with_the_right_one(decide, config, place, right):
+    _, notes = decide(config, targets=[place])
+    (refusal,) = notes.faults
+    assert right in str(refusal)

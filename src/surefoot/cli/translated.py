@@ -50,7 +50,8 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
         checkpoint, _ = newest_verified(Path(run))
         return checkpoint.folder.name if checkpoint else None
 
-    return Options(allow_unknown, hardware.accelerators(), read, hardware.launch_environment(), newest)
+    folder = Path.cwd().as_posix()
+    return Options(allow_unknown, hardware.accelerators(), read, hardware.launch_environment(), newest, folder)
 
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:

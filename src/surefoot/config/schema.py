@@ -34,6 +34,9 @@ class ModelConfig(Section):
     """Folder with config.json, weights (safetensors) and tokenizer, or a hub id such as meta-llama/Llama-3.1-8B."""
     revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of a hub model; leave out for a local folder."""
+    dropout: Annotated[Share | None, Field(examples=[0.0])] = None
+    """Dropout of the model's own layers while it trains; null: as its config.json says. The published config.json keeps
+    what it had."""
 
 
 class TokenizerConfig(Section):
@@ -52,7 +55,8 @@ class AdapterConfig(Section):
     dropout: Share = 0.0
     """Dropout on the adapter's input."""
     targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
-    """all-linear (every linear layer but the output head), or module names such as [q_proj, v_proj]."""
+    """all-linear (every linear layer but the output head), or module names such as [q_proj, v_proj]; with a dot at its
+    end, as [decoder.layers.], a name takes every linear layer that lies there."""
     rslora: Flag = False
     """Rank-stabilised scale: alpha / sqrt(rank)."""
     modules_to_save: list[Text] = Field(default=[], examples=[["lm_head"]])

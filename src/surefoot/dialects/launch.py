@@ -43,6 +43,7 @@ class Options:
     launcher which names no number would use. read: the text of a file that a config or command names; InputError
     where it cannot be had. environment: what of this process's own a tool would read; a NAME=value in the command goes
     before it. newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be seen.
+    folder: the working folder, by which tools are known whose programs have the same name.
     """
 
     allow_unknown: bool = False
@@ -50,12 +51,14 @@ class Options:
     read: Callable[[str], str] = no_files
     environment: Mapping[str, str] = field(default_factory=dict)
     newest: Callable[[str], str | None] | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True)
 class Command:
     """program: as written, a file or the name of a command; the dotted name where `module`. launcher: "" for none.
-    facts: what the launcher settles for the program, such as mixed_precision. notes: on the words of the launch."""
+    facts: what the launcher settles for the program, such as mixed_precision. notes: on the words of the launch.
+    folder: where it is started. processes: how many the launcher starts; a tool that cannot give them refuses."""
 
     program: str
     arguments: tuple[str, ...] = ()
@@ -64,6 +67,8 @@ class Command:
     launcher: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
+    folder: str = ""
+    processes: int = 1
 
     @property
     def name(self) -> str:
@@ -92,7 +97,8 @@ def read_command(words: Sequence[str], options: Options) -> Command:
     command = _program(left, told, options)
     notes = (*(_environment_note(name, value) for name, value in told.items()), *command.notes)
     facts, devices = _settled(command, told)
-    return replace(command, environment={**told, **devices, **command.environment}, facts=facts, notes=notes)
+    environment = {**told, **devices, **command.environment}
+    return replace(command, environment=environment, facts=facts, notes=notes, folder=options.folder)
 
 
 def inherited(options: Options) -> dict[str, str]:
@@ -194,16 +200,26 @@ def _launched(
         settled, of_the_file = launchers.read_file(path, options.read(path))
         notes += of_the_file
     settled |= {name: plain_scalar(value) for name, value in words.items()}
-    _check_one_process(launcher, settled, environment, options)
+    processes = _processes(launcher, settled, environment, options)
     facts = {"mixed_precision": settled["mixed_precision"]} if "mixed_precision" in settled else {}
     devices = launchers.devices(settled)
     shown_devices = {} if devices is None else {_DEVICES: devices}
-    return Command(left[at], tuple(left[at + 1 :]), module, shown_devices, launcher.name, facts, tuple(notes))
+    return Command(
+        left[at], tuple(left[at + 1 :]), module, shown_devices, launcher.name, facts, tuple(notes), processes=processes
+    )
 
 
-def _check_one_process(
+def check_one_process(command: Command) -> None:
+    """Raises InputError for a tool whose batch would not be the one asked for, where a launcher starts several."""
+    if command.processes > 1:
+        what = f"asks for {command.processes} processes, and surefoot starts one"
+        raise InputError(Fault(command.launcher, what, MORE))
+
+
+def _processes(
     launcher: launchers.Launcher, settled: Mapping[str, Any], environment: Mapping[str, str], options: Options
-) -> None:
+) -> int:
+    """How many the launcher starts on this machine. Raises InputError where it is told of other machines."""
     machines = next((settled[name] for name in launcher.machines if name in settled), 1)
     if str(machines).rpartition(":")[2] != "1":
         raise InputError(Fault(launcher.name, f"asks for {machines} machines, and surefoot starts one process", MORE))
@@ -214,9 +230,10 @@ def _check_one_process(
         count = 1 if untold or on_cpu else visible_devices(environment, settled, options)
     elif count == "cpu":
         count = 1
-    if str(count) != "1":
-        where = next((f"--{name} {count}" for name in launcher.count if name in settled), launcher.name)
-        raise InputError(Fault(where, f"asks for {count} processes, and surefoot starts one", MORE))
+    if not str(count).isdigit() or int(count) < 1:
+        where = next((f"--{name}" for name in launcher.count if name in settled), launcher.name)
+        raise InputError(Fault(where, f"expected a number of processes from 1, got {count}"))
+    return int(count)
 
 
 def visible_devices(environment: Mapping[str, str], settled: Mapping[str, Any], options: Options) -> int:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.dialects import measuring
+from surefoot.dialects import deepspeed_chat, measuring
 from surefoot.dialects.axolotl import AXOLOTL
 from surefoot.dialects.finetune import FINETUNE
 from surefoot.dialects.flags import asks_for_help, described
-from surefoot.dialects.launch import Command, Options, is_read, read_command
+from surefoot.dialects.launch import Command, Options, check_one_process, is_read, read_command
 from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
 from surefoot.dialects.resuming import check_resumed
 from surefoot.dialects.script import SCRIPT
@@ -33,7 +33,7 @@ _SHARED_NAMES = ("train.py", "finetune.py")
 
 def tools() -> tuple[Tool, ...]:
     """Any other script comes last."""
-    return (LLAMAFACTORY, *measuring.TOOLS, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
+    return (LLAMAFACTORY, *measuring.TOOLS, *deepspeed_chat.TOOLS, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
 
 
 def translate_command(words: Sequence[str], options: Options) -> Translation:
@@ -42,6 +42,8 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
     of_its_file = _tool_of_its_file(command, options)
     for tool in tools() if of_its_file is None else (of_its_file,):
         if tool is of_its_file or tool.claims_command(command):
+            if not tool.several:
+                check_one_process(command)
             found = tool.from_command(command, options)
             check_resumed(found, options)
             told = [(note, tool.environment_note(note)) for note in command.notes]

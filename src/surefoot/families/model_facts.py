@@ -111,6 +111,14 @@ class ModelFacts:
         return tuple(module for module in self.modules if module.linear and module.name != self.head)
 
 
+def with_dropout(model: ModelFacts, share: float | None) -> ModelFacts:
+    """The facts of a model whose own dropout is set to `share`; None: as its config says."""
+    if share is None:
+        return model
+    kept = tuple((name, value) for name, value in model.dropouts if name == "layerdrop")
+    return replace(model, dropouts=(*((("dropout", share),) if share else ()), *kept), attention_dropout=share)
+
+
 def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts:
     """Facts from folder/config.json. tree: wanted for an unknown family alone.
 

@@ -58,9 +58,8 @@ def _targets(request: AdapterConfig, model: ModelFacts, notes: Notes) -> list[Mo
         return list(model.layer_linears)
     for name in request.targets:
         if not any(_named(module, name) and module.linear for module in model.modules):
-            notes.refuse(
-                "adapter.targets", f"no linear layer is called {name!r}", _suggestion(name, model, linear=True)
-            )
+            what = f"no linear layer lies in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
+            notes.refuse("adapter.targets", what, _suggestion(name, model, linear=True))
     chosen = [module for module in model.modules if module.linear and any(_named(module, n) for n in request.targets)]
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would part them"
@@ -69,7 +68,10 @@ def _targets(request: AdapterConfig, model: ModelFacts, notes: Notes) -> list[Mo
 
 
 def _named(module: ModuleFact, name: str) -> bool:
-    """PEFT's rule for targets: the full name, or its last components."""
+    """PEFT's rule for targets: the full name, or its last components. With a dot at its end it is a place: every module
+    on whose path it lies."""
+    if name.endswith("."):
+        return f".{name}" in f".{module.name}"
     return module.name == name or module.name.endswith(f".{name}")
 
 
@@ -103,12 +105,26 @@ def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
 
 
 def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
+    if linear and (place := _layers(model)) and "." in name:
+        whose = f"in {model.family.name} models" if model.family else "in this model"
+        return f"{whose} the layers lie in {place!r}"
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
     wanted = name.rpartition(".")[2]
     if linear and model.family and (other := counterpart(wanted, model.family)):
         return f"in {model.family.name} models that is {other}; there are {', '.join(existing)}"
     near = nearest_word(wanted, list(existing))
     return f"did you mean {near}?" if near else f"there are {', '.join(existing)}"
+
+
+def _layers(model: ModelFacts) -> str:
+    """The place of the numbered layers by its last two names, as DeepSpeed-Chat's scripts write it: "decoder.layers."
+    of OPT, "model.layers." of Llama. Empty where no layer has a number."""
+    for module in model.layer_linears:
+        components = module.name.split(".")
+        number = next((at for at, component in enumerate(components) if component.isdigit()), 0)
+        if number:
+            return ".".join(components[max(0, number - 2) : number]) + "."
+    return ""
 
 
 def _sizes(module: ModuleFact) -> tuple[int, int]:

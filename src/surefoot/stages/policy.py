@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from surefoot.config.schema import RunConfig
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.dropout import set_dropout
 from surefoot.models.forward import causal_model
 from surefoot.models.load import load_model
 from surefoot.models.peft import PeftModel
@@ -38,6 +39,8 @@ def load_policy(
     )
     if packed:
         quantise(model, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
+    if config.model.dropout is not None:
+        set_dropout(model, config.model.dropout)
     model.generation_config.eos_token_id = list(tokens.stop.value)
     model.generation_config.pad_token_id = tokens.pad_id
     if plan.memory.gradient_checkpointing.value:

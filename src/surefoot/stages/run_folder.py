@@ -31,6 +31,7 @@ from surefoot.training.checkpoint import (
 
 Mode = Literal["new", "resume", "overwrite"]
 CONFIG = "config.yaml"
+_OF_LAUNCHERS = ("training.log",)  # what launch scripts such as DeepSpeed-Chat's write into before anything has started
 PLAN = "plan.json"
 
 
@@ -91,7 +92,9 @@ def _steps(folder: Path) -> tuple[int, ...]:
 
 
 def _is_occupied(folder: Path) -> bool:
-    return folder.is_dir() and not all(durable.is_temporary(path) for path in folder.iterdir())
+    return folder.is_dir() and not all(
+        durable.is_temporary(path) or path.name in _OF_LAUNCHERS for path in folder.iterdir()
+    )
 
 
 def _refuse_occupied(folder: Path, mode: Mode) -> None:

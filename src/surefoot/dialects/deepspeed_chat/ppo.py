@@ -1,0 +1,131 @@
+"""Step 3: what its flags say together, and the constants that stand in its code."""
+
+from __future__ import annotations
+
+from surefoot.config.dump import shown
+from surefoot.dialects.arithmetic import counted, switch
+from surefoot.dialects.deepspeed_chat import rules
+from surefoot.dialects.draft import Draft
+
+EMA = 0.992
+_CONSTANTS = "kl_ctl 0.1, clip_reward 5, cliprange 0.2, cliprange_value 0.2, gamma 1, lam 0.95"
+_GREEDY = "drawn at temperature 1; the original answers greedily with Llama, which explores nothing"
+_LONG = "a longer prompt is cut; the original leaves it out"
+
+
+def set_rollouts(draft: Draft) -> None:
+    """Steps of training batch x accumulation answers, out of rollouts of generation batch x generation batches.
+
+    A step of several rollouts is one rollout: no weight moves between them.
+    """
+    names = (
+        "per_device_training_batch_size", "gradient_accumulation_steps", "per_device_generation_batch_size",
+        "generation_batches",
+    )  # fmt: skip
+    for name in names:
+        if draft[name] < 1:
+            draft.refuse(name, f"expected a number from 1, got {draft[name]}")
+            return
+    micro, passes, answered, batches = (draft[name] for name in names)
+    step, rollout = micro * passes, answered * batches
+    count = rules.processes(draft)
+    if rollout % step and (step % rollout or draft["ppo_epochs"] > 1):
+        what = f"{rollout} answers of a rollout make no whole number of steps of {step}"
+        draft.refuse("per_device_generation_batch_size", what, "give as many answers as steps take, or a multiple")
+        return
+    several = f"times {count} processes" if count > 1 else ""
+    draft.set("batch.size", step * count, *names[:2], why=several)
+    draft.set("batch.micro", micro, names[0])
+    draft.set("ppo.rollout_batches", max(1, rollout // step), *names[2:])
+
+
+def set_lengths(draft: Draft) -> None:
+    prompt, answer = draft["max_prompt_seq_len"], draft["max_answer_seq_len"]
+    for name in ("max_prompt_seq_len", "max_answer_seq_len"):
+        if draft[name] < 1:
+            draft.refuse(name, f"expected a number from 1, got {draft[name]}")
+            return
+    draft.set("data.max_length", prompt + answer, "max_prompt_seq_len", "max_answer_seq_len", why="")
+    draft.set("ppo.max_new_tokens", answer, "max_answer_seq_len")
+    draft.assume(f"prompts above {prompt} tokens", _LONG, "data.max_length")
+    draft.assume("do_sample", _GREEDY, "ppo.temperature")
+    draft.assume(_CONSTANTS, "fixed there, and surefoot's own defaults", "ppo.kl", "ppo.reward_clip", "ppo.ratio_clip",
+                 "ppo.value_clip", "ppo.gamma", "ppo.gae_lambda")  # fmt: skip
+
+
+def set_adapter(draft: Draft) -> None:
+    rules.set_lora(draft, "actor_")
+    own = ("critic_lora_dim", "critic_lora_module_name", "critic_lora_learning_rate")
+    actor, critic = draft["actor_lora_dim"] > 0, draft["critic_lora_dim"] > 0
+    if critic and not actor:
+        what = "surefoot trains the critic as the actor is trained: with adapters both, or neither"
+        draft.refuse("critic_lora_dim", what, "give --actor_lora_dim, too, or leave it out")
+        return
+    rate = "critic_learning_rate"
+    if critic:
+        alike = draft["critic_lora_dim"] == draft["actor_lora_dim"]
+        why = "" if alike else f"the critic's adapter has the actor's rank, {draft['actor_lora_dim']}"
+        draft.note("critic_lora_dim", "changed" if why else "carried", why, "adapter.rank")
+        draft.note("critic_lora_module_name", "carried", "", "adapter.targets")
+        rate = "critic_lora_learning_rate"
+        draft.drop("critic_lora_learning_rate is LoRA's", "critic_learning_rate")
+    else:
+        draft.drop("critic_lora_dim is 0", *own)
+        if actor:
+            word = "critic_lora_dim: 0"
+            draft.assume(word, "the critic has an adapter as the actor has; there all of it trains", "adapter.kind")
+    draft.set("ppo.critic_lr", draft[rate], rate)
+    name = "actor_lora_learning_rate" if actor else "actor_learning_rate"
+    draft.set("optim.lr", draft[name], name)
+    draft.drop("actor_lora_learning_rate is LoRA's", *(["actor_learning_rate"] if actor else []))
+
+
+def set_models(draft: Draft) -> None:
+    shares = ("actor_dropout", "critic_dropout")
+    rules.set_dropouts(draft, shares, tuple(f"disable_{name}" for name in shares))
+    asked = [name for name in ("actor_gradient_checkpointing", "critic_gradient_checkpointing") if draft.given(name)]
+    if asked:
+        on = any(draft[name] for name in asked)
+        both = "for both models" if len({draft[name] for name in asked}) > 1 or len(asked) == 1 else ""
+        draft.set("gradient_checkpointing", switch(on), *asked, why=both)
+    rules.set_zero(draft, "actor_zero_stage", "critic_zero_stage")
+    draft.set("ppo.ema", EMA if draft["enable_ema"] else None, "enable_ema")
+
+
+def set_unsupervised(draft: Draft) -> None:
+    name, subset = draft["unsupervised_dataset_name"], draft["unsupervised_dataset_config_name"]
+    words = ("unsupervised_dataset_name", "unsupervised_dataset_config_name")
+    if not name:
+        draft.drop("names no unsupervised data", *words, "unsup_coef")
+        return
+    more = {"subset": subset} if subset else {}
+    draft.set("ppo.unsup_data", {"path": name, "format": "text", **more}, *words)
+    draft.set("ppo.unsup_coef", draft["unsup_coef"], "unsup_coef")
+
+
+def set_stop(draft: Draft) -> None:
+    """enable_test_mode ends the run after so many steps."""
+    if not draft["enable_test_mode"]:
+        draft.drop("belongs to enable_test_mode", "test_stop_step")
+        draft.drop("asks for nothing", "enable_test_mode")
+        rules.set_length(draft)
+        return
+    if draft["test_stop_step"] < 1:
+        draft.refuse("test_stop_step", f"expected a number of steps from 1, got {shown(draft['test_stop_step'])}")
+        return
+    draft.set("duration", counted(draft["test_stop_step"], "step"), "enable_test_mode", "test_stop_step")
+    draft.drop("test_stop_step goes before it", "num_train_epochs")
+
+
+RULES = (
+    rules.set_required("actor_model_name_or_path", "critic_model_name_or_path"),
+    rules.set_stage("ppo"),
+    set_rollouts,
+    set_lengths,
+    set_adapter,
+    set_models,
+    set_unsupervised,
+    set_stop,
+    *rules.COMMON,
+    rules.set_output("actor"),
+)
