@@ -6,6 +6,7 @@ What transformers reads by itself (a backbone without its prefix, tables from ol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,7 +37,8 @@ def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, fold
     expected = expected_tensors(config)
     if all(expected.get(name) == tensor.shape for name, tensor in stored.items()):
         return None
-    found = recognise(unread(stored), Target(expected, facts_of(folder)), str(folder))
+    facts = replace(facts_of(folder), tied=bool(config.get_text_config().tie_word_embeddings))
+    found = recognise(unread(stored), Target(expected, facts), str(folder))
     if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
         if any(name.endswith("attn.bias") for name in found.tensors.keys() - expected.keys()):
             raise InputError(found.faults)  # transformers would drop it in silence, as if it were a mask

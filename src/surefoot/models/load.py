@@ -32,6 +32,8 @@ from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.models.folder import read_config, stored_tensors
 from surefoot.models.layout import other_layout, said
 from surefoot.models.quiet import quiet_libraries
+from surefoot.models.tree import facts_of
+from surefoot.models.value_head import is_of_value_head
 from surefoot.models.vocabulary import check_tied, resize_vocabulary
 
 _SHOWN = 3  # names per kind of fault: enough to see the pattern
@@ -55,18 +57,26 @@ def load_model(
     device: torch.device,
     vocab_rows: int | None = None,
     say: Callable[[str], object] | None = None,
+    scored: bool = False,
 ) -> PreTrainedModel:
     """The causal language model in `folder`, in eval mode, all floating-point parameters in `dtype`.
 
     attention_implementation: eager | sdpa | flash_attention_2. vocab_rows: embedding rows wanted, more than there are
     (see `resize_vocabulary`). say: is told where the files are in another layout than transformers' and rules apply.
+    scored: of a reward model, whose value head is left to `value_head_tensors`; where it has no output head, which it
+    has no use for, the embedding stands in.
     Raises InputError for anything that is not an intact model: each fault names file or tensor.
     """
     config = model_config(folder)
     stored = stored_tensors(folder)
+    if scored:
+        stored = {name: tensor for name, tensor in stored.items() if not is_of_value_head(name)}
+        if not any(name.endswith(f"{facts_of(folder).head}.weight") for name in stored):
+            config.tie_word_embeddings = True
     with _library_faults(folder):
         converted = other_layout(stored, config, folder)
-    model, info = _open(folder, config, dtype, attention_implementation, converted.tensors if converted else None)
+    given = converted.tensors if converted else unread(stored) if scored else None
+    model, info = _open(folder, config, dtype, attention_implementation, given)
     if converted and say:
         say(said(folder, converted.layouts, value_head=bool(converted.value_head)))
     tensors = converted.tensors if converted else unread(stored)

@@ -18,10 +18,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from surefoot.convert.recognise import VALUE_HEAD
+from surefoot.convert.safetensors_file import StoredTensor, unread
 from surefoot.convert.source import VALUE_HEAD_FILE
 from surefoot.data.batch import Batch
 from surefoot.errors import Fault, InputError
-from surefoot.models.forward import hidden_states, output_head
+from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
+from surefoot.models.forward import causal_model, hidden_states, output_head
+from surefoot.models.vocabulary import is_tied
+
+SCORE = "score."
+_PLAIN = {"score.weight": "v_head.summary.weight", "v_head.weight": "v_head.summary.weight"}
 
 
 class ValueHead(nn.Module):
@@ -71,21 +77,54 @@ def save_value_head(head: ValueHead, folder: Path) -> None:
 
 
 def load_value_head(head: ValueHead, folder: Path) -> None:
-    """Into a head of the same width, bit for bit. Raises InputError where the file is missing or of another model."""
-    path = folder / VALUE_HEAD_FILE
-    if not path.is_file():
-        raise InputError(Fault(str(folder), f"is no reward model: it has no {VALUE_HEAD_FILE}", "name a reward model"))
-    set_value_head(head, load_file(path), str(path))
-
-
-def set_value_head(head: ValueHead, tensors: dict[str, torch.Tensor], where: str) -> None:
-    """tensors: `v_head.summary.*`, of any floating dtype. Raises InputError, naming `where`, for others."""
-    own = {VALUE_HEAD + name: tensor for name, tensor in head.state_dict().items()}
-    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
-    wanted = {name: list(tensor.shape) for name, tensor in sorted(own.items())}
+    """Into a head of the same width, bit for bit. Raises InputError where there is none, or it is of another model."""
+    found = value_head_tensors(folder)
+    own = head.state_dict()
+    shapes = {name: list(tensor.shape) for name, tensor in found.items()}
+    wanted = {name: list(tensor.shape) for name, tensor in own.items()}
     if shapes != wanted:
-        raise InputError(Fault(where, f"holds {shapes}, the model's value head is {wanted}", "it is of another model"))
-    faulty = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if faulty:
-        raise InputError(Fault(where, f"{faulty[0]} is not finite", "the file is damaged or its training diverged"))
-    head.load_state_dict({name.removeprefix(VALUE_HEAD): tensor for name, tensor in tensors.items()})
+        what = f"its value head has {shapes}, and the model needs {wanted}"
+        raise InputError(Fault(str(folder), what, "it is of another model, or no reward model with one score"))
+    if faulty := [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]:
+        what = f"{faulty[0]} of its value head is not finite"
+        raise InputError(Fault(str(folder), what, "the file is damaged or its training diverged"))
+    head.load_state_dict(found)
+
+
+def is_of_value_head(name: str) -> bool:
+    """Whether a tensor of this name belongs to a value head, not to the model under it."""
+    return name.startswith((VALUE_HEAD, SCORE))
+
+
+def has_value_head(folder: Path) -> bool:
+    """Without reading a weight. Raises InputError for a folder without weights."""
+    return (folder / VALUE_HEAD_FILE).is_file() or any(map(is_of_value_head, _beside_the_model(folder)))
+
+
+def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The head as `ValueHead.load_state_dict` takes it, in the dtype of the file: from a file of its own, or from among
+    the model's weights, as transformers' sequence classifiers (score.weight) and DeepSpeed-Chat (v_head.weight) have
+    it, without a bias. Raises InputError where there is none."""
+    if (folder / VALUE_HEAD_FILE).is_file():
+        found = load_file(folder / VALUE_HEAD_FILE)
+    else:
+        stored = unread(_beside_the_model(folder))
+        found = {name: tensor.read() for name, tensor in stored.items() if is_of_value_head(name)}
+    if not found:
+        what = f"is no reward model: it has neither {VALUE_HEAD_FILE} nor score.weight"
+        raise InputError(Fault(str(folder), what, "train one with stage: reward, or name one"))
+    plain = {_PLAIN.get(name, name).removeprefix(VALUE_HEAD): tensor for name, tensor in found.items()}
+    if plain.keys() == {"summary.weight"}:
+        plain["summary.bias"] = torch.zeros(len(plain["summary.weight"]))
+    return plain
+
+
+def freeze_output_head(model: nn.Module) -> None:
+    """A model that scores never applies it, so it is not to decay either; one that is tied to the embedding stays."""
+    if not is_tied(causal_model(model)):
+        output_head(model).requires_grad_(False)
+
+
+def _beside_the_model(folder: Path) -> dict[str, StoredTensor]:
+    """What lies in a model's own files; nothing for an adapter, which has them beside another model."""
+    return {} if (folder / ADAPTER_CONFIG).is_file() else stored_tensors(folder)
