@@ -8,16 +8,18 @@ Each step's program is called `main.py`; the folder says which it is, else a fla
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from surefoot.dialects.deepspeed_chat import ppo, rules
 from surefoot.dialects.deepspeed_chat.data import reading
+from surefoot.dialects.deepspeed_chat.pipeline import PIPELINE
 from surefoot.dialects.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step, switches
 from surefoot.dialects.deepspeed_chat.voice import voice
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options
 from surefoot.dialects.tool import Tool
-from surefoot.dialects.translation import Translation
+from surefoot.dialects.translation import Note, Translation
 from surefoot.dialects.words import read_flags
 from surefoot.errors import Fault, InputError
 
@@ -94,6 +96,13 @@ def _from_command(step: Step, command: Command, options: Options) -> Translation
     return draft.finish("train", environment=draft.environment)
 
 
+def _note(note: Note) -> Note:
+    """The launcher's number of processes is that of the run."""
+    if note.why != "one process":
+        return note
+    return replace(note, fate="carried", keys=("parallel.nproc",), why="")
+
+
 def _claims_unknown(command: Command) -> bool:
     return command.name == "main.py" and bool(_flags(command) & set(_ANY))
 
@@ -110,10 +119,12 @@ TOOLS = (
             claims_command=partial(_claims, step),
             from_command=partial(_from_command, step),
             voice=partial(voice, step),
+            environment_note=_note,
             rows=STEPS[step],
             several=True,
         )
         for step in FOLDERS
     ),
+    PIPELINE,
     Tool(NAME, _claims_unknown, _from_unknown, several=True),
 )
