@@ -39,9 +39,22 @@ def language_models(model: nn.Module) -> list[PreTrainedModel]:
 def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
     """What the output head sees: [B, T, H], after the final norm.
 
-    Not what to compute logits from: a model may do more than apply its head to them.
+    Not what to compute logits from: a model may do more than apply its head to them. They are taken on their way into
+    the head, which then gets none of them, because an engine that shards a model gathers it when the model's own
+    forward is called, and not when its decoder is.
     """
-    return causal_model(model).get_decoder()(**_inputs(batch)).last_hidden_state
+    seen: list[torch.Tensor] = []
+
+    def take(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        seen.append(inputs[0])
+        return (inputs[0][:, :0],)
+
+    hook = output_head(model).register_forward_pre_hook(take)
+    try:
+        causal_model(model)(**_inputs(batch))
+    finally:
+        hook.remove()
+    return seen[0]
 
 
 def logits_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ int64 scalar, which no optimizer keeps as a tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -56,23 +56,52 @@ _SHAPES: dict[str, _Shape] = {
 }
 
 
-def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-    """State as {"<parameter>/<entry>": tensor}; empty for parameters that never moved. No two share memory."""
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
+def state_entries(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+    """State as ("<parameter>/<entry>", tensor); none for parameters that never moved."""
     for name, parameter in parameters.items():
         for entry, value in optimizer.state.get(parameter, {}).items():
-            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.int64)
-            # bitsandbytes' parameters share one table of codes, and safetensors refuses two names for one memory.
-            tensors[f"{name}/{entry}"] = tensor.clone() if tensor.data_ptr() in seen else tensor
-            seen.add(tensor.data_ptr())
+            yield (
+                f"{name}/{entry}",
+                value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.int64),
+            )
+
+
+def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """The same as a dict, of which no two share memory."""
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for key, tensor in state_entries(optimizer, parameters):
+        # bitsandbytes' parameters share one table of codes, and safetensors refuses two names for one memory.
+        tensors[key] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
     return tensors
 
 
+def _beside(entry: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    return entry.to(parameter.device)
+
+
 def load_optimizer_tensors(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, torch.Tensor]
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    held: Callable[[torch.Tensor, nn.Parameter], torch.Tensor] = _beside,
 ) -> None:
-    """The inverse of `optimizer_tensors`. Raises IntegrityError when names or shapes do not belong to this model."""
+    """The inverse of `optimizer_tensors`. held: what the optimizer is to hold of an entry of a parameter.
+
+    Raises IntegrityError when names or shapes do not belong to this model.
+    """
+    check_state(parameters, tensors)
+    for key, value in tensors.items():
+        name, _, entry = key.rpartition("/")
+        # An int64 scalar is what an optimizer keeps as a Python integer.
+        own = int(value) if value.dtype == torch.int64 else held(value, parameters[name])
+        optimizer.state[parameters[name]][entry] = own
+
+
+def check_state(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises IntegrityError where names or shapes of a state are not those of these parameters."""
     unknown = sorted({key.rpartition("/")[0] for key in tensors} - parameters.keys())
     if unknown:
         raise IntegrityError(Fault(FILE, f"state of parameters that do not train: {unknown[:3]}"))
@@ -84,11 +113,3 @@ def load_optimizer_tensors(
         expected = _SHAPES[entry](parameter.shape)
         if value.shape != expected:
             raise IntegrityError(Fault(FILE, f"{key} is {list(value.shape)}, not {list(expected)}"))
-        optimizer.state[parameter][entry] = _held(value, parameter.device)
-
-
-def _held(value: torch.Tensor, device: torch.device) -> torch.Tensor | int:
-    """As the optimizer keeps it: an integer, or a tensor beside its parameter."""
-    if value.dtype == torch.int64:
-        return int(value)
-    return value.to(device)

@@ -9,8 +9,10 @@ from typing import Literal
 import torch
 from torch import nn
 
+from surefoot.errors import Fault, InputError
 from surefoot.training.engine.base import Engine, Groups, Members, groups_of
 from surefoot.training.engine.ddp import DdpEngine
+from surefoot.training.engine.fsdp2 import Fsdp2Engine
 from surefoot.training.engine.single import SingleEngine
 from surefoot.training.optimizer import Optimizer, trainable_parameters
 from surefoot.training.ranks import Ranks
@@ -47,4 +49,7 @@ def make_engine(
         if choice.name == "ddp":
             return DdpEngine(model, make_optimizer(groups), groups, ranks, device)
         return SingleEngine(model, trainable_parameters(model), make_optimizer(groups), groups)
-    raise NotImplementedError(choice.name)
+    if choice.offload == "optimizer":
+        what = "fsdp2 keeps weights, gradients and moments in one place"
+        raise InputError(Fault("parallel.offload", what, "take all, or engine: deepspeed"))
+    return Fsdp2Engine(model, members, make_optimizer, ranks, device, offload=choice.offload == "all")

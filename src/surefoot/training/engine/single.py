@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surefoot.training.engine.base import ALL, Elements, Groups
-from surefoot.training.engine.stepping import Stepping, gradients
+from surefoot.training.engine.stepping import Stepping, own_gradients
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from surefoot.training.ranks import ALONE
@@ -52,7 +52,7 @@ class SingleEngine(Stepping):
 
 def plain_norms(groups: Groups) -> dict[str, torch.Tensor]:
     """Of gradients that are whole on this rank."""
-    return {name: nn.utils.get_total_norm(gradients(group)) for name, group in groups.items()}
+    return {name: nn.utils.get_total_norm(own_gradients(group)) for name, group in groups.items()}
 
 
 def plain_elements(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Elements:

@@ -1,0 +1,37 @@
+"""A sharded model that is whole for a moment, so that whatever reads parameters can write them to files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def whole_parameters(
+    model: nn.Module, whole: Callable[[nn.Parameter], torch.Tensor], *, keep: bool, frozen: bool
+) -> Iterator[None]:
+    """Inside, where `keep`, whole tensors on the host stand in the place of the model's parameters. whole: of one
+    parameter, on all ranks at once; they come one after another, so a rank that keeps none needs room for one.
+    frozen: also those that do not train. Tied parameters stay tied."""
+    former: list[tuple[nn.Module, str, nn.Parameter]] = []
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if not (frozen or parameter.requires_grad):
+                continue
+            if id(parameter) not in made:
+                tensor = whole(parameter)
+                if keep:
+                    made[id(parameter)] = nn.Parameter(tensor.cpu(), requires_grad=parameter.requires_grad)
+            if keep:
+                former.append((module, name, parameter))
+    try:
+        for module, name, parameter in former:
+            module._parameters[name] = made[id(parameter)]
+        yield
+    finally:
+        for module, name, parameter in former:
+            module._parameters[name] = parameter
