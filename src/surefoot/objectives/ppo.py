@@ -57,8 +57,8 @@ def ppo_objective(settings: PpoSettings, actor: Logits, critic: Values) -> Objec
             value = value_loss(values.float(), batch.old_values, batch.returns, settings.value_clip)
             loss = policy + value - settings.entropy * entropy
             found = {"policy_loss": policy, "value_loss": value, "entropy": entropy, **sums}
-        if batch.text is not None and settings.unsup > 0:
-            text = _text_loss(model, batch.text, actor) * batch.text_share
+        if settings.unsup > 0:  # every batch reports it, also one without a text: ranks add up the same names
+            text = policy * 0 if batch.text is None else _text_loss(model, batch.text, actor) * batch.text_share
             loss, found["text_loss"] = loss + settings.unsup * text, text
         return LossSum(loss, {name: sum_.detach() for name, sum_ in found.items()})
 

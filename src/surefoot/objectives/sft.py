@@ -33,6 +33,11 @@ def sft_loss(model: nn.Module, batch: Batch) -> LossSum:
 def supervised_logits(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [N, V] at the positions whose next token is to be learned, and those tokens [N]."""
     # Found first: the index needs a host sync on a GPU, and the queue is shortest before the decoder has run.
-    places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)  # [N]
-    targets = batch.targets.flatten().index_select(0, places)
+    places, targets = supervised_places(batch)
     return logits_at(model, batch, places), targets
+
+
+def supervised_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices [N] into the B * T positions of the batch whose next token is to be learned, and those tokens [N]."""
+    places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)
+    return places, batch.targets.flatten().index_select(0, places)

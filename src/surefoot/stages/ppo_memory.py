@@ -1,0 +1,143 @@
+"""What PPO carries from step to step: the rollout at hand, the KL coefficient, what the brakes counted, the average.
+
+All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors. The episodes are written only
+where a checkpoint falls inside a cycle, since the next cycle makes its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from surefoot.data.episodes import Episode
+from surefoot.data.rollout_order import Cycles
+from surefoot.data.saved_episodes import episodes_from_tensors, episodes_to_tensors
+from surefoot.objectives.kl_control import next_coefficient
+from surefoot.stages.ppo_average import Average
+from surefoot.stages.ppo_brakes import Brake, Figures, find_brake, no_recovery, ratio_brake
+from surefoot.training.report import StepReport
+
+_EPISODES, _AVERAGE = "episodes.", "average."
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """kl_coef: for the rewards of the next rollout. best: highest mean score of a rollout whose scores varied.
+    held_in_a_row, held: rollouts that brakes held back. left_out: answers left out so far. holding: a brake already
+    counted for this cycle. metrics: of the rollout at hand. texts: digest of the texts that are mixed in."""
+
+    kl_coef: float
+    best: float | None = None
+    held_in_a_row: int = 0
+    held: int = 0
+    left_out: int = 0
+    holding: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    texts: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """See the config's keys of the same names."""
+
+    kl_target: float | None
+    kl_horizon: float
+    kl_bound: float | None
+    ratio_bound: float
+    patience: int
+
+
+class PpoMemory:
+    """episodes: of the rollout at hand; none where it was held back. say: tells the user."""
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        cycles: Cycles,
+        limits: Limits,
+        average: Average | None,
+        say: Callable[[str], None],
+    ):
+        self.numbers = numbers
+        self.episodes: tuple[Episode, ...] = ()
+        self._cycles, self._limits, self._average, self._say = cycles, limits, average, say
+        self._step = 0
+
+    def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """As after step `step`. carried, tensors: what `to_json` and `tensors` gave then."""
+        numbers = dict(carried)
+        records = numbers.pop("records")
+        self.numbers, self._step = Numbers(**numbers), step
+        self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
+        if self._average is not None:
+            self._average.restore(_under(_AVERAGE, tensors))
+
+    def begin(self, step: int, episodes: tuple[Episode, ...], figures: Figures) -> None:
+        """A cycle begins with step `step` and these episodes. Raises Diverged where brakes have held too many back."""
+        limits, old = self._limits, self.numbers
+        brake = find_brake(figures, kl_bound=limits.kl_bound, best=old.best)
+        self.episodes = () if brake else episodes
+        varied = figures.answers > 0 and figures.reward_std > 0
+        coefficient = old.kl_coef
+        if math.isfinite(figures.kl) and figures.answers:
+            coefficient = next_coefficient(
+                old.kl_coef,
+                figures.kl,
+                target=limits.kl_target,
+                horizon=limits.kl_horizon,
+                answers=figures.answers,
+            )
+        self.numbers = replace(
+            old,
+            kl_coef=coefficient,
+            best=max(figures.reward, -math.inf if old.best is None else old.best) if varied else old.best,
+            left_out=old.left_out + figures.left_out,
+            holding=False,
+            metrics={**figures.metrics(), "kl_coef": old.kl_coef},
+        )
+        if figures.left_out and figures.answers:
+            self._say(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
+        if brake:
+            self._hold(step, brake)
+
+    def learned(self, report: StepReport) -> None:
+        self._step = report.step
+        if report.decision == "stepped" and self._average is not None:
+            self._average.update()
+        if report.decision == "held" and not self.numbers.holding:
+            self._hold(report.step, ratio_brake(report.metrics.get("ratio"), self._limits.ratio_bound))
+        if self._cycles.place(report.step).ends and not self.numbers.holding:
+            self.numbers = replace(self.numbers, held_in_a_row=0)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.numbers.metrics
+
+    def to_json(self) -> Mapping[str, Any]:
+        return {**asdict(self.numbers), "records": [one.number for one in self._unfinished()]}
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        average = {} if self._average is None else self._average.tensors()
+        return {
+            **{_EPISODES + name: tensor for name, tensor in episodes_to_tensors(self._unfinished()).items()},
+            **{_AVERAGE + name: tensor for name, tensor in average.items()},
+        }
+
+    def _unfinished(self) -> tuple[Episode, ...]:
+        """The episodes that a later step of this cycle still learns from."""
+        return () if self._step == 0 or self._cycles.place(self._step).ends else self.episodes
+
+    def _hold(self, step: int, brake: Brake) -> None:
+        old = self.numbers
+        in_a_row = old.held_in_a_row if brake.harmless else old.held_in_a_row + 1
+        self.numbers = replace(old, holding=True, held=old.held + 1, held_in_a_row=in_a_row)
+        self._say(f"step {step}: {brake.what}; not learned from")
+        if in_a_row >= self._limits.patience:
+            raise no_recovery(step, brake, in_a_row)
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

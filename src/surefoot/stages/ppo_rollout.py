@@ -1,0 +1,213 @@
+"""One rollout: prompts are answered, answers scored and weighed, and what came of it becomes episodes.
+
+Every rank answers the prompts of its own places; then all ranks know all answers, share out their weighing, and know
+all numbers. So each of them computes the same rewards, advantages and brakes, and any of them could learn from any
+episode. Log-probabilities are computed anew by the code that learns from them, not taken from the engine that drew the
+answers: a ratio would else begin with the difference of the two.
+
+Shapes: E episodes, R response tokens of the longest, n of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.data.batch import Batch, RecordName
+from surefoot.data.episodes import Episode, answered_rows
+from surefoot.data.loader import dealt
+from surefoot.models.cast import Cast
+from surefoot.objectives.advantages import (
+    advantages_and_returns,
+    answer_kl,
+    explained_variance,
+    response_mask,
+    token_rewards,
+    whiten,
+)
+from surefoot.objectives.ppo import at_places, chosen_logprobs, log_distribution
+from surefoot.objectives.sft import supervised_places
+from surefoot.stages.ppo_brakes import Figures
+from surefoot.training.gather import gather_rows
+from surefoot.training.step import Context
+
+
+@dataclass(frozen=True)
+class Answer:
+    """ids: with the stop token, where there is one. logprobs: of each token, as it was drawn."""
+
+    ids: tuple[int, ...]
+    stopped: bool
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The prompts of a rollout: token ids and records."""
+
+    prompts: Sequence[tuple[int, ...]]
+    numbers: Sequence[RecordName]
+
+
+Write = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Sequence[Answer]]  # prompts, their places -> answers
+Score = Callable[[Sequence[tuple[int, ...]], Sequence[Answer]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The constants of rewards and advantages; see the config's keys of the same names."""
+
+    reward_clip: float | None
+    gamma: float
+    lam: float
+    whiten: bool
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How answers go through the models. score: None where the cast has a reward model. rank, world, totals: as the
+    engine has them."""
+
+    cast: Cast
+    score: Score | None
+    pad_id: int
+    micro: int
+    kernels: Context
+    forward: Context
+    device: torch.device
+    rank: int
+    world: int
+    totals: Callable[[Sequence[float]], list[float]]
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """All tables [E, R], with 0 beyond an answer. scores: [E], NaN where there is none. lengths: [E]. drawn: the
+    log-probabilities of the engine that wrote the answers."""
+
+    answers: tuple[Answer, ...]
+    scores: torch.Tensor
+    lengths: torch.Tensor
+    drawn: torch.Tensor
+    logprobs: torch.Tensor
+    reference: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def real(self) -> torch.Tensor:
+        return response_mask(self.lengths, self.logprobs.shape[1])
+
+
+def answer_and_weigh(asked: Asked, write: Write, how: Weighing, temperature: float) -> Weighed:
+    """Every rank must ask."""
+    count = len(asked.prompts)
+    places = range(how.rank, count, how.world)
+    prompts = [asked.prompts[place] for place in places]
+    written = write(prompts, places)
+    scores = [] if how.score is None else how.score(prompts, written)
+    told = {place: _to_row(answer) for place, answer in zip(places, written, strict=True)}
+    answers = tuple(_from_row(row) for row in gather_rows(told, count, how.totals))
+    found = dict(_weigh(asked, answers, how, temperature))
+    numbers = [
+        gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals) for part in range(4)
+    ]
+    logprobs, reference, values, own_scores = numbers
+    if how.score is not None:
+        own_scores = gather_rows({p: [float(s)] for p, s in zip(places, scores, strict=True)}, count, how.totals)
+    width = max(1, *(len(answer.ids) for answer in answers))
+    return Weighed(
+        answers,
+        torch.tensor([row[0] if row else torch.nan for row in own_scores]),
+        torch.tensor([len(answer.ids) for answer in answers]),
+        *(_table(rows, width) for rows in ([answer.logprobs for answer in answers], logprobs, reference, values)),
+    )
+
+
+def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[tuple[Episode, ...], Figures]:
+    """kl: coefficient of the penalty. Answers without a token or a finite score are left out."""
+    kept = (weighed.scores.isfinite() & (weighed.lengths > 0)).nonzero().squeeze(1)
+    left_out = len(weighed.answers) - len(kept)
+    if not len(kept):
+        nothing = float("nan")
+        return (), Figures(0, left_out, 0, nothing, nothing, nothing, nothing, nothing, nothing)
+    real, scores, lengths = weighed.real[kept], weighed.scores[kept], weighed.lengths[kept]
+    logprobs, reference, values = weighed.logprobs[kept], weighed.reference[kept], weighed.values[kept]
+    rewards = token_rewards(logprobs, reference, scores, real, kl=kl, clip=terms.reward_clip)
+    advantages, returns = advantages_and_returns(rewards, values, real, gamma=terms.gamma, lam=terms.lam)
+    if terms.whiten:
+        advantages = whiten(advantages, real)
+    answers = [weighed.answers[place] for place in kept.tolist()]
+    figures = Figures(
+        answers=len(kept),
+        left_out=left_out,
+        empty=sum(answer.stopped and len(answer.ids) == 1 for answer in answers),
+        reward=float(scores.double().mean()),
+        reward_std=float(scores.double().std(correction=0)),
+        kl=float(answer_kl(logprobs, reference, real).double().mean()),
+        response_length=float(lengths.double().mean()),
+        ended=sum(answer.stopped for answer in answers) / len(answers),
+        explained_variance=explained_variance(values, returns, real),
+    )
+    episodes = tuple(
+        Episode(
+            place,
+            asked.prompts[place],
+            answer.ids,
+            asked.numbers[place],
+            *(table[row, : len(answer.ids)].clone() for table in (logprobs, values, advantages, returns)),
+        )
+        for row, (place, answer) in enumerate(zip(kept.tolist(), answers, strict=True))
+    )
+    return episodes, figures
+
+
+def _weigh(
+    asked: Asked, answers: Sequence[Answer], how: Weighing, temperature: float
+) -> Iterator[tuple[int, tuple[list[float], ...]]]:
+    """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score."""
+    with how.cast.still():
+        for batch in dealt(_batches(asked, answers, how), how.rank, how.world):
+            with how.kernels(), how.forward():
+                rows = batch.to(how.device)
+                places, targets = supervised_places(rows)
+                tables = [
+                    chosen_logprobs(log_distribution(logits, temperature), targets)
+                    for logits in (
+                        how.cast.actor_logits_at(rows, places),
+                        how.cast.reference_logits_at(rows, places),
+                    )
+                ]
+                tables.append(at_places(how.cast.values(rows), rows).float())
+                scores = [] if how.score else how.cast.scores(rows).tolist()
+            lists = [table.tolist() for table in tables]
+            start = 0
+            for row, place in enumerate(batch.examples):  # none in a blank one
+                assert isinstance(place, int)
+                end = start + len(answers[place].ids)
+                yield place, (*(numbers[start:end] for numbers in lists), scores[row : row + 1])
+                start = end
+
+
+def _batches(asked: Asked, answers: Sequence[Answer], how: Weighing) -> Iterator[Batch]:
+    """Of all ranks, longest first; an example's number is its place in the rollout."""
+    answered = [place for place, answer in enumerate(answers) if answer.ids]
+    answered.sort(key=lambda place: len(asked.prompts[place]) + len(answers[place].ids), reverse=True)
+    for start in range(0, len(answered), how.micro):
+        chosen = answered[start : start + how.micro]
+        yield answered_rows([(asked.prompts[place], answers[place].ids, place) for place in chosen], how.pad_id)
+
+
+def _to_row(answer: Answer) -> list[float]:
+    return [float(answer.stopped), *map(float, answer.ids), *answer.logprobs]
+
+
+def _from_row(row: Sequence[float]) -> Answer:
+    size = (len(row) - 1) // 2
+    return Answer(tuple(map(int, row[1 : 1 + size])), bool(row[0]), tuple(row[1 + size :]))
+
+
+def _table(rows: Sequence[Sequence[float]], width: int) -> torch.Tensor:
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows])
