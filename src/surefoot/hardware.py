@@ -123,19 +123,20 @@ def preset(name: str) -> Hardware:
 
 
 def detect() -> Hardware:
-    """This machine: the first CUDA device, else the CPU."""
+    """This machine: the CUDA device of this process, the first unless it took another, else the CPU."""
     import torch
 
     installed = importlib.util.find_spec("flash_attn") is not None
     threads = torch.get_num_threads()
     if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
+        device = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(device)
         found = _nvidia(properties.name, 0, (properties.major, properties.minor), threads)
         return replace(
             found,
             memory=properties.total_memory,
             preset=False,
-            free=torch.cuda.mem_get_info(0)[0],
+            free=torch.cuda.mem_get_info(device)[0],
             flash_attention_2=installed,
         )
     total, free = _host_memory()
@@ -268,6 +269,19 @@ def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str
     }
     usual = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return {**usual, **os.environ, **{name: str(value) for name, value in told.items()}}
+
+
+def take_device(local_rank: int, local_world: int) -> None:
+    """From here on this process's GPU is the one of its number. Nothing happens on a machine without any; raises
+    EnvironmentFault where there are too few."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    if (count := torch.cuda.device_count()) < local_world:
+        what = f"{local_world} processes on this machine, and {count} GPU{'s' if count > 1 else ''}"
+        raise EnvironmentFault(Fault("parallel.nproc", what, "start one process for each GPU"))
+    torch.cuda.set_device(local_rank)
 
 
 def usable_cores() -> int:

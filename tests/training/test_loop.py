@@ -35,7 +35,7 @@ class Diary:
         self.lines.append(f"step {report.step}")
         self.losses[report.step] = report.loss
         if report.step == self.stop_after:
-            self.stop.requested = "SIGTERM"
+            self.stop.ask("SIGTERM")
 
     def evaluation(self, report, state, improved):
         self.lines.append(f"eval {report.step}{' best' if improved else ''}")
@@ -128,10 +128,10 @@ def test_a_signal_while_evaluating_or_saving_ends_the_run_there(tmp_path, where)
     save = job.save
 
     def interrupted_evaluation(step):
-        diary.stop.requested = "SIGTERM"
+        diary.stop.ask("SIGTERM")
 
     def interrupted_save(state):
-        diary.stop.requested = "SIGTERM"
+        diary.stop.ask("SIGTERM")
         return save(state)
 
     changes = {"evaluate": interrupted_evaluation} if where == "evaluate" else {"save": interrupted_save}

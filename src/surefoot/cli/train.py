@@ -101,21 +101,27 @@ def _train(
     read_from: Path | None = None,
 ) -> int:
     from surefoot import hardware
-    from surefoot.dialects.launch import refuse_ranks
+
+    launch = hardware.find_launch()
+    if launch is None and (config.parallel.nproc or 1) > 1:
+        from surefoot.cli.launching import start_ranks
+
+        typed = click.get_current_context().ensure_object(Invocation).typed
+        return start_ranks(config.parallel.nproc or 1, typed, Path(config.output))
     from surefoot.report.console import open_console
     from surefoot.stages.push import check_push, push_run
     from surefoot.stages.run import train_run
 
-    refuse_ranks(hardware.launch_environment())
-    if name is not None:
+    first = launch is None or launch.rank == 0
+    if name is not None and first:
         check_push(config, name)
     typed = _typed(origin)
-    with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stdout) as stream:
+    with open(os.devnull, "w", encoding="utf-8") if quiet or not first else nullcontext(sys.stdout) as stream:
         console = open_console(stream, hardware.terminal_wishes())
         if origin is not None:
             console.say(_read_as(origin, read_from))
         code = train_run(config, mode, console, typed=typed, dry_run=dry_run, profile_every=profile, origin=origin)
-        if name is not None and code == 0 and not dry_run:
+        if name is not None and code == 0 and first and not dry_run:
             console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code
 

@@ -31,10 +31,11 @@ _HEAD_TOLERANCE = 1e-2
 _ROUNDING = 16
 
 
-def verify_model(model: nn.Module, plan: RunPlan) -> dict[str, Any]:
+def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> dict[str, Any]:
     """Compare dtypes, trainable parameters, adapter targets, tying, attention, device and checkpointing with the plan.
 
-    Returns what was found, JSON-able. Raises EnvironmentFault with one line per difference.
+    device: where the model lies now, where that is another than it will run on. Returns what was found, JSON-able.
+    Raises EnvironmentFault with one line per difference.
     """
     base = causal_model(model)
     packed, held = plan.precision.base.value == "nf4", TORCH_DTYPE[plan.precision.unpacked]
@@ -60,7 +61,7 @@ def verify_model(model: nn.Module, plan: RunPlan) -> dict[str, Any]:
         "targets": list(plan.adapter.targets.value) if plan.adapter else [],
         "tied": bool(base.config.get_text_config().tie_word_embeddings),
         "attention": plan.attention.implementation.value,
-        "devices": [plan.device.value],
+        "devices": [device or plan.device.value],
         "gradient_checkpointing": plan.memory.gradient_checkpointing.value,
     }
     faults = [

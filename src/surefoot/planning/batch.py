@@ -15,7 +15,8 @@ from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts, longest_example
 from surefoot.planning.memory import Workload, readable
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan
+from surefoot.planning.parallel import SINGLE, per_rank
+from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
 
 # Tokens of one micro-batch beyond which more rows bring no speed, only memory. Measured on a 2-core CPU: 1 200 tokens
 # gave 1 370 tokens/s, 3 600 gave 1 550, 7 200 gave 1 050. A GPU is busy from a few thousand on.
@@ -32,15 +33,19 @@ def plan_batch(
     kind: str,
     available: int,
     notes: Notes,
+    parallel: ParallelPlan = SINGLE,
 ) -> tuple[BatchPlan, MemoryPlan]:
-    """length: tokens of the longest example that the run may see. kind: cpu | cuda | mps. available: bytes."""
+    """length: tokens of the longest example that the run may see. kind: cpu | cuda | mps. available: bytes that one
+    rank has. The examples of a step are dealt out to all ranks; the forecast is of one."""
+    world = parallel.ranks.value
     longest = longest_example(length, lengths)
 
     def forecast(examples: int, choice: Choice[bool]) -> MemoryPlan:
         share = lengths.supervised if lengths else 1.0
-        return memory.forecast(
+        whole = memory.forecast(
             work, examples=examples, length=longest, supervised=share, checkpointing=choice, available=available
         )
+        return per_rank(whole, parallel)
 
     size = Choice(
         request.size,
@@ -48,11 +53,13 @@ def plan_batch(
         "user" if "size" in request.model_fields_set else "default",
     )
     if request.micro == "auto":
-        return _automatic(size, checkpointing, forecast, _busy_rows(kind, lengths), longest, notes)
+        return _automatic(
+            size, checkpointing, forecast, _busy_examples(kind, lengths, work.rows), longest, world, notes
+        )
     choice = _checkpointing(checkpointing, request.micro, forecast)
     plan = forecast(request.micro, choice)
     _warn(plan, request.micro, longest, notes)
-    return _batch(size, Choice(request.micro, "asked for", "user")), plan
+    return _batch(size, Choice(request.micro, "asked for", "user"), world), plan
 
 
 def _automatic(
@@ -61,25 +68,27 @@ def _automatic(
     forecast: Callable[[int, Choice[bool]], MemoryPlan],
     busy: int | None,
     longest: int,
+    world: int,
     notes: Notes,
 ) -> tuple[BatchPlan, MemoryPlan]:
     choice = _checkpointing(checkpointing, 1, forecast)
-    wanted = size.value if busy is None else min(size.value, busy)
+    own = math.ceil(size.value / world)
+    wanted = own if busy is None else min(own, busy)
     rows = _most(wanted, lambda examples: memory.fits(forecast(examples, choice)))
     examples = f"{rows} example{'s' if rows > 1 else ''} of {longest} tokens"
     if not memory.fits(forecast(rows, choice)):
         reason = "the least there is; even one example may not fit into memory"
-    elif rows == size.value:
-        reason = f"a whole optimizer step fits: {examples}"
+    elif rows == own:
+        reason = f"a whole optimizer step fits: {examples}" + (" in each rank" if world > 1 else "")
     elif rows == wanted:
         reason = f"more than {rows} rows of this data would keep the device no busier"
     else:
         reason = f"{examples} fit into memory" if rows > 1 else f"{examples} fits into memory"
     # The same number of micro-batches, evened out: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
-    micro = math.ceil(size.value / math.ceil(size.value / rows))
+    micro = math.ceil(own / math.ceil(own / rows))
     plan = forecast(micro, choice)
     _warn(plan, micro, longest, notes)
-    return _batch(size, Choice(micro, reason, "hardware")), plan
+    return _batch(size, Choice(micro, reason, "hardware"), world), plan
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
@@ -91,9 +100,9 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _busy_rows(kind: str, lengths: LengthFacts | None) -> int | None:
-    """Rows that keep the device busy; None where the lengths of the examples are unknown."""
-    return None if lengths is None else max(1, _BUSY[kind] // lengths.typical)
+def _busy_examples(kind: str, lengths: LengthFacts | None, rows: int) -> int | None:
+    """Examples, each so many rows, that keep the device busy; None where their lengths are unknown."""
+    return None if lengths is None else max(1, _BUSY[kind] // (lengths.typical * rows))
 
 
 def _checkpointing(request: Switch, examples: int, forecast: Callable[[int, Choice[bool]], MemoryPlan]) -> Choice[bool]:
@@ -110,7 +119,7 @@ def _checkpointing(request: Switch, examples: int, forecast: Callable[[int, Choi
 
 def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
     """States are exact, so a run whose states do not fit is refused; activations are a forecast: a caution."""
-    states = plan.weights + plan.gradients + plan.optimizer
+    states = plan.weights + plan.gradients + plan.optimizer + plan.beside
     if states > plan.available:
         what = f"weights, gradients and optimizer need {readable(states)}, and there are {readable(plan.available)}"
         notes.refuse("model", what, "train an adapter, hold the base in 16 bits, or take a smaller model")
@@ -121,5 +130,5 @@ def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
         notes.caution(f"{forecast} exceeds the {room}; if memory runs out, {advice}")
 
 
-def _batch(size: Choice[int], micro: Choice[int]) -> BatchPlan:
-    return BatchPlan(size, micro, math.ceil(size.value / micro.value))
+def _batch(size: Choice[int], micro: Choice[int], world: int) -> BatchPlan:
+    return BatchPlan(size, micro, math.ceil(math.ceil(size.value / micro.value) / world))

@@ -48,6 +48,7 @@ class Workload:
     optimizer: int  # bytes of its state
     rows: int = 1  # that an example goes through the model as: a pair of answers is two
     logits: bool = True  # whether any are computed
+    beside: int = 0  # bytes of frozen models beside the one that trains
 
     @property
     def width(self) -> int:
@@ -79,6 +80,7 @@ def forecast(
         logits=int(tokens * supervised) * work.model.vocab * _logit_bytes(work) if work.logits else 0,
         available=available,
         gradient_checkpointing=checkpointing,
+        beside=work.beside,
     )
 
 
@@ -89,6 +91,11 @@ def usable(available: int) -> int:
 
 def fits(memory: MemoryPlan) -> bool:
     return memory.total <= usable(memory.available)
+
+
+def base_bytes(work: Workload) -> int:
+    """Of another copy of the base, frozen and held as this one is."""
+    return 4 * work.parameters if work.adapter is None else _frozen_bytes(work)
 
 
 def _weight_bytes(work: Workload) -> int:

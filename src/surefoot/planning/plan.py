@@ -88,17 +88,43 @@ class MemoryPlan:
     logits: int
     available: int
     gradient_checkpointing: Choice[bool]
+    beside: int = 0  # frozen models beside the one that trains
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.beside
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    size: Choice[int]  # examples per optimizer step
-    micro: Choice[int]  # examples per forward pass
-    accumulation: int
+    size: Choice[int]  # examples per optimizer step, over all ranks
+    micro: Choice[int]  # examples per forward pass of one rank
+    accumulation: int  # forward passes of each rank per step
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    """loss: a key of `objectives.reward.PAIR_LOSSES`. surplus: positions behind the end of a pair that its divergence
+    loss counts. center: coefficient. head: zeros, or whose value head it starts from. head_parameters: of the value
+    head, all of which train. frozen: parameters of the output head, which is of no use, in full training."""
+
+    loss: Choice[str]
+    num_padding_at_beginning: Choice[int]
+    surplus: int
+    center: float
+    head: Choice[str]
+    head_parameters: int
+    frozen: int
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """zero_stage: of deepspeed alone. offload: what is kept in host memory: none, optimizer, all."""
+
+    engine: Choice[str] = Choice("single", "one process", "default")  # single | ddp | fsdp2 | deepspeed
+    ranks: Choice[int] = Choice(1, "no launcher", "default")
+    zero_stage: int | None = None
+    offload: str = "none"
 
 
 @dataclass(frozen=True)
@@ -122,7 +148,7 @@ class RunPlan:
     batch: BatchPlan
     compile: Choice[str]
     threads: Choice[int]
-    trainable: int  # parameters that the optimizer moves
+    trainable: int  # parameters of the language model that the optimizer moves
     parameters: int  # all parameters, tied ones once
     environment: tuple[EnvironmentFinding, ...]
     cautions: tuple[str, ...]  # sentences the user should read
@@ -130,3 +156,6 @@ class RunPlan:
     # Plans that were saved before there was a choice have no such entry.
     optimizer: Choice[str] = Choice("adamw", "the only one when this plan was made", "default")
     report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is asked for", "default")
+    parallel: ParallelPlan = ParallelPlan()
+    reward: RewardPlan | None = None  # of stage reward
+    reference: Choice[str] | None = None  # of stages dpo and kto

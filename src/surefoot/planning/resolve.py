@@ -22,14 +22,19 @@ from surefoot.planning.environment import environment_findings
 from surefoot.planning.hazards import plan_hazards
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_to_json
-from surefoot.planning.memory import Workload, readable
+from surefoot.planning.memory import Workload, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
+from surefoot.planning.parallel import ONE_RANK, RanksFacts, plan_parallel
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
+from surefoot.planning.reference import plan_reference, reference_bytes
+from surefoot.planning.reward import idle_parameters, plan_reward, without_idle
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
+
+_ROWS = {"reward": 2, "dpo": 2, "kto": 2}  # that an example goes through the model as: two answers to one prompt
 
 
 def resolve(
@@ -41,6 +46,7 @@ def resolve(
     measurements: Measurements | None,
     environment: Mapping[str, str],
     lengths: LengthFacts | None = None,
+    ranks: RanksFacts = ONE_RANK,
 ) -> RunPlan:
     """The plan of the run. environment: variables that matter, by name. Raises InputError with every conflict."""
     notes = Notes()
@@ -64,20 +70,37 @@ def resolve(
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     parameters = model.parameters + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
-    trainable = adapter.trainable if adapter else parameters
+    trainable = adapter.trainable if adapter else parameters - idle_parameters(config, model, tokens)
     if precision.base.value == "nf4":
         check_packed_base(model, adapter, notes)
-    moments = state_bytes(config.optim, trainable_tensors(model, adapter, tokens.added_rows))
+    moments = state_bytes(config.optim, trainable_tensors(without_idle(config, model), adapter, tokens.added_rows))
+    work = Workload(
+        model,
+        precision,
+        attention,
+        adapter,
+        trainable,
+        parameters,
+        moments,
+        rows=_ROWS.get(config.stage, 1),
+        logits=config.stage != "reward",
+    )
+    reference = plan_reference(config)
+    work = replace(work, beside=reference_bytes(reference, work))
+    available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
+    parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     batch, memory = plan_batch(
         config.batch,
         config.gradient_checkpointing,
-        Workload(model, precision, attention, adapter, trainable, parameters, moments),
+        work,
         length=tokens.max_length.value,
         lengths=lengths,
         kind=hardware.kind,
-        available=hardware.memory,
+        available=available,
         notes=notes,
+        parallel=parallel,
     )
+    reward = plan_reward(config, model, tokenizer, tokens, notes) if config.stage == "reward" else None
     _check_free(memory, hardware, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:
@@ -99,6 +122,9 @@ def resolve(
         cautions=tuple(notes.cautions),
         measurements={} if measurements is None else measurements_to_json(measurements),
         report_to=_trackers(config),
+        parallel=parallel,
+        reward=reward,
+        reference=reference,
     )
     return replace(plan, environment=environment_findings(environment, plan))
 
@@ -121,6 +147,12 @@ def precision_for(
         environment=environment,
         notes=notes,
     )
+
+
+def _states(work: Workload, available: int) -> MemoryPlan:
+    """The forecast in one process without any example."""
+    off = Choice(False, "", "default")
+    return forecast(work, examples=0, length=1, supervised=0.0, checkpointing=off, available=available)
 
 
 def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:

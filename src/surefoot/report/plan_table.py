@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.planning.memory import fits, readable, usable
-from surefoot.planning.plan import Choice, RunPlan
+from surefoot.planning.plan import Choice, ParallelPlan, RunPlan
 
 Row = tuple[str, str, str, str]  # what, value, who decided, why
 _VALUE_WIDTH = 38  # columns; "<|reserved_special_token_0|> (128002)" stays on one line
@@ -48,6 +48,8 @@ def _choices(plan: RunPlan) -> Table:
 def choice_rows(plan: RunPlan) -> Iterator[Row]:
     """Every choice of the plan in the order in which a run meets them."""
     yield _row("device", plan.device)
+    if plan.parallel.engine.value != "single":
+        yield from _parallel_rows(plan.parallel)
     precision = plan.precision
     yield _row("precision.compute", precision.compute)
     yield _row("precision.base", precision.base)
@@ -67,6 +69,9 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("template", tokens.template)
     yield _row("max_length", tokens.max_length)
     yield from _adapter_rows(plan)
+    yield from _reward_rows(plan)
+    if plan.reference is not None:
+        yield _row("alignment.reference", plan.reference)
     yield _row("optimizer", plan.optimizer)
     yield _row("batch.size", plan.batch.size)
     yield _row("batch.micro", plan.batch.micro, f"{plan.batch.micro.value} x {plan.batch.accumulation}")
@@ -75,6 +80,28 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("threads", plan.threads)
     if plan.report_to.value:
         yield _row("report_to", plan.report_to)
+
+
+def _reward_rows(plan: RunPlan) -> Iterator[Row]:
+    reward = plan.reward
+    if reward is None:
+        return
+    yield _row("reward.loss", reward.loss)
+    if reward.loss.value == "divergence" or reward.num_padding_at_beginning.source == "user":
+        yield _row("reward.num_padding_at_beginning", reward.num_padding_at_beginning)
+    if reward.center:
+        yield "reward.center", f"{reward.center:g}", "user", "asked for: holds scores around 0"
+    yield _row("reward.head", reward.head)
+    frozen = f"; the output head's {reward.frozen:,} are of no use and stay as they are" if reward.frozen else ""
+    yield "value head", "fp32", "default", f"{reward.head_parameters:,} parameters train besides{frozen}"
+
+
+def _parallel_rows(parallel: ParallelPlan) -> Iterator[Row]:
+    stage = f" ZeRO-{parallel.zero_stage}" if parallel.zero_stage else ""
+    yield _row("parallel.engine", parallel.engine, f"{parallel.engine.value}{stage}")
+    yield _row("parallel.ranks", parallel.ranks)
+    if parallel.offload != "none":
+        yield "parallel.offload", parallel.offload, "user", "kept in host memory between its uses"
 
 
 def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
@@ -101,9 +128,11 @@ def _memory(plan: RunPlan) -> Table:
     table.add_row("optimizer", readable(memory.optimizer), "")
     table.add_row("activations", readable(memory.activations), "")
     table.add_row("logits", readable(memory.logits), "")
+    if memory.beside:
+        table.add_row("frozen models", readable(memory.beside), "beside the one that trains")
     verdict = "fits" if fits(memory) else "more than"
     table.add_row(
-        "total",
+        "total" if plan.parallel.ranks.value == 1 else "total of a rank",
         readable(memory.total),
         f"{verdict} {readable(usable(memory.available))} usable of {readable(memory.available)}",
     )

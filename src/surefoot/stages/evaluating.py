@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.loader import dealt
 from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import Answered, Metric, answer_examples
@@ -18,9 +19,11 @@ from surefoot.evaluate.loss import evaluate_loss
 from surefoot.models.forward import causal_model
 from surefoot.planning.plan import RunPlan
 from surefoot.report.observer import RunObserver
+from surefoot.report.silent import SilentObserver
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
+from surefoot.training.beat import Activity
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.report import EvalReport
 
@@ -43,13 +46,18 @@ def make_evaluate(
     setup: Setup,
     tokenizer: PreTrainedTokenizerBase,
     metrics: Mapping[str, Metric],
-    observer: RunObserver,
+    observer: RunObserver | SilentObserver,
     stop: StopRequest,
+    activity: Activity,
 ) -> Callable[[int], EvalReport | None]:
-    """step -> report; None when a signal asked to stop in between. metrics: those that the config may name."""
+    """step -> report; None when a signal asked to stop in between. metrics: those that the config may name. Every rank
+    evaluates its share; answers, which are few, each of them writes all, so that ranks that share weights keep step."""
     chosen = {name: metrics[name] for name in config.metrics.names}
 
+    engine = setup.engine
+
     def give_up() -> bool:
+        stop.agree()
         return stop.requested is not None
 
     def answers(count: int | None, max_new_tokens: int) -> Sequence[Answered] | None:
@@ -70,7 +78,7 @@ def make_evaluate(
 
     def by_the_stage(step: int) -> EvalReport | None:
         assert stage.evaluate is not None
-        with observer.during("evaluating"):
+        with observer.during("evaluating"), activity.during("evaluating"):
             measured = stage.evaluate(step, give_up)
             if measured is None:
                 return None
@@ -81,16 +89,17 @@ def make_evaluate(
     def evaluate(step: int) -> EvalReport | None:
         assert stage.eval_batches is not None
         started = time.perf_counter()
-        with observer.during("evaluating"):
+        with observer.during("evaluating"), activity.during("evaluating"):
             report = evaluate_loss(
                 setup.model,
                 stage.objective,
-                stage.eval_batches(),
+                dealt(stage.eval_batches(), engine.rank, engine.world),
                 step=step,
                 settings=setup.settings,
-                device=setup.engine.device,
+                device=engine.device,
                 unit=KINDS[config.stage].unit,
                 give_up=give_up,
+                totals=engine.totals,
             )
             if report is not None and chosen:
                 answered = answers(config.metrics.examples, config.metrics.max_new_tokens)
@@ -108,7 +117,7 @@ def _with_metrics(
     metrics: Mapping[str, Metric],
     answered: Sequence[Answered],
     started: float,
-    observer: RunObserver,
+    observer: RunObserver | SilentObserver,
 ) -> EvalReport:
     """A metric that fails is not a number, and said: hours of training are worth more than it."""
     found: dict[str, float] = {}

@@ -47,6 +47,8 @@ def run_identity(
         "versions": hardware.versions(),
         "threads": plan.threads.value,
         "device": plan.device.value,
+        "ranks": plan.parallel.ranks.value,
+        "engine": plan.parallel.engine.value,
     }
 
 
@@ -90,6 +92,11 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any]) -> list[str]:
         if then["versions"].get(name) != now["versions"].get(name)
     ]
     changed += [f"{key} was {then[key]}, is {now[key]}" for key in ("threads", "device") if then[key] != now[key]]
+    changed += [
+        f"{key} {'were' if key == 'ranks' else 'was'} {before}, {'are' if key == 'ranks' else 'is'} {now[key]}"
+        for key, usual in (("ranks", 1), ("engine", "single"))
+        if (before := then.get(key, usual)) != now[key]
+    ]
     cautions = [f"continuing, but not bit for bit: {change}" for change in changed]
     if then["eval_data"] != now["eval_data"]:
         cautions.append("the evaluation data is not what it was: evaluation losses before and after cannot be compared")

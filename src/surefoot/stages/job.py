@@ -16,12 +16,14 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.rows import Row, trainer_state
+from surefoot.report.silent import SilentObserver
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import CRITIC, Stage
 from surefoot.stages.timetable import Timetable, length_in_steps
+from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import retain, save_checkpoint
 from surefoot.training.goal import Goal
 from surefoot.training.loop import Job
@@ -64,7 +66,8 @@ def make_job(
     timetable: Timetable,
     identity: Mapping[str, Any],
     evaluate: Callable[[int], EvalReport | None] | None,
-    observer: RunObserver,
+    observer: RunObserver | SilentObserver,
+    activity: Activity,
     profile_every: int | None = None,
 ) -> Job:
     """All the loop needs. Saving goes through here, so that its time is not counted as the step's."""
@@ -79,7 +82,7 @@ def make_job(
             if scale != 1:
                 durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
 
-        with observer.during("saving"):
+        with observer.during("saving"), activity.during("saving"):
             observer.sync()
             folder = save_checkpoint(
                 run,
@@ -90,7 +93,8 @@ def make_job(
                 trainer_state=_trainer_state(config, plan, timetable, observer, state),
                 identity=identity,
             )
-            retain(run, config.checkpoint.keep, state.best.step if keep_best and state.best else None)
+            if setup.engine.rank == 0:
+                retain(run, config.checkpoint.keep, state.best.step if keep_best and state.best else None)
         return folder
 
     stopping = config.early_stopping
@@ -136,7 +140,7 @@ def make_schedule(config: RunConfig, stage: Stage, timetable: Timetable) -> Sche
 
 
 def _trainer_state(
-    config: RunConfig, plan: RunPlan, timetable: Timetable, observer: RunObserver, state: RunState
+    config: RunConfig, plan: RunPlan, timetable: Timetable, observer: RunObserver | SilentObserver, state: RunState
 ) -> dict[str, Any]:
     best = state.best
     return trainer_state(

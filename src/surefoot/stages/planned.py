@@ -23,6 +23,7 @@ from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
 from surefoot.planning.tokenizer import plan_max_length
 from surefoot.report.trackers.adapters import require_trackers
+from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
@@ -51,11 +52,16 @@ def make_plan(
     if hardware is None:
         require_libraries(config, found.kind)
         require_trackers(config.report_to)
+    ranks = ranks_facts(config)
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
-        resolve(config, model, tokenizer, found, measurements=None, environment=environment, lengths=lengths)  # faults
+        resolve(  # faults come before anything that takes time
+            config, model, tokenizer, found, measurements=None, environment=environment, lengths=lengths, ranks=ranks
+        )
         seen = _measure(config, model, found, environment, lengths)
-    return resolve(config, model, tokenizer, found, measurements=seen, environment=environment, lengths=lengths)
+    return resolve(
+        config, model, tokenizer, found, measurements=seen, environment=environment, lengths=lengths, ranks=ranks
+    )
 
 
 def _measure(

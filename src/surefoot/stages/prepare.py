@@ -32,6 +32,7 @@ from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.planned import make_plan
+from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.records import DATA
 from surefoot.stages.revisions import Commits, pin, saved_commits
 from surefoot.stages.run_folder import Claim
@@ -62,13 +63,17 @@ class Prepared:
     identity: dict[str, Any]
 
 
-def prepare(config: RunConfig, found: Claim, console: Console, custom: Custom) -> Prepared:
-    """Plan, read the data; show each. Every refusal that needs no weights happens here."""
+def prepare(
+    config: RunConfig, found: Claim, console: Console, custom: Custom, commits: Commits | None = None
+) -> Prepared:
+    """Plan, read the data; show each. Every refusal that needs no weights happens here. commits: those that another
+    rank found, in place of the hub's word."""
     asked = config
     with _together_with(lambda: check_metrics(config, custom.all_metrics)):
         require_trackers(config.report_to)  # a resumed run has its plan already
         _say_what_was_found(console, found)
-        config, commits = pin(asked, saved_commits(found.folder / DATA) if found.checkpoint else {})
+        known = saved_commits(found.folder / DATA) if found.checkpoint else {}
+        config, commits = pin(asked, known if commits is None else commits)
         draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
@@ -169,10 +174,13 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
 
 
 def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
-    """A resumed run keeps its plan, but for the batch and memory part where a changed key asks for another."""
+    """A resumed run keeps its plan, but for the parts on batch, memory and ranks where a changed key or another number
+    of ranks asks for it."""
     if found.plan is None:
         return make_plan(config, lengths=lengths)
-    if any(change.key in _PLANNED for change in found.changes):
+    now, then = ranks_facts(config).world, found.plan.parallel.ranks.value
+    changed = any(change.key in _PLANNED or change.key.startswith("parallel") for change in found.changes)
+    if changed or now != then:
         anew = make_plan(config, lengths=lengths, measurements=found.plan.measurements)
-        return replace(found.plan, batch=anew.batch, memory=anew.memory)
+        return replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
     return found.plan

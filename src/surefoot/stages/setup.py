@@ -22,16 +22,18 @@ from surefoot.models.decoder import decoder_matrices
 from surefoot.models.load import load_tokenizer
 from surefoot.models.precision import autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
+from surefoot.planning.parallel import shared_parts
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.policy import load_policy, write_policy
 from surefoot.stages.required import require_libraries
 from surefoot.stages.stage import ACTOR, CRITIC, ONE_GROUP, Built
 from surefoot.training.checkpoint import Checkpoint, load_state
-from surefoot.training.engine import ALL, SingleEngine
-from surefoot.training.optimizer import OptimizerSettings, make_optimizers, trainable_parameters
-from surefoot.training.optimizer_state import load_optimizer_tensors
+from surefoot.training.engine import ALL, Engine, EngineChoice, make_engine
+from surefoot.training.optimizer import OptimizerSettings, make_optimizers
+from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.scaling import LossScale
+from surefoot.training.share import count_elements, verify_share
 from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings
 
@@ -40,16 +42,17 @@ from surefoot.training.step import StepSettings
 class Setup:
     """What the loop needs. model: what the objective is given; policy: the language model in it. write_model: weights,
     config and tokenizer into a folder, as others read them. checkpoint: what the run goes on from. verified: what was
-    found when reality was held against the plan."""
+    found when reality was held against the plan. share: engine and elements of this rank, for environment.json."""
 
     model: nn.Module
     policy: nn.Module
-    engine: SingleEngine
+    engine: Engine
     settings: StepSettings
     state: RunState
     write_model: Callable[[Path], None]
     checkpoint: Checkpoint | None
     verified: dict[str, Any]
+    share: dict[str, Any]
 
 
 def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenizerBase:
@@ -75,8 +78,10 @@ def set_up(
     base: Path,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Checkpoint | None,
+    ranks: Ranks = ALONE,
 ) -> Setup:
-    """base: folder of the base model. checkpoint: where to continue, None at the start.
+    """base: folder of the base model. checkpoint: where to continue, None at the start. ranks: with a process group
+    where there are several, which all set up.
 
     Raises InputError for a model that is not intact and EnvironmentFault where reality differs from the plan.
     """
@@ -84,37 +89,47 @@ def set_up(
     torch.set_num_threads(plan.threads.value)
     set_tf32(plan.precision)
     device = torch.device(plan.device.value)
-    policy = load_policy(config, plan, base, checkpoint, device)
+    choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
+    at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
+    policy = load_policy(config, plan, base, checkpoint, at_first)
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
     build = KINDS[config.stage].build
-    found = verify_model(policy, plan)
+    found = verify_model(policy, plan, at_first.type)
     built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
     if checkpoint is not None:
         built.load(checkpoint.folder)
-    parameters = trainable_parameters(built.model)
-    groups = {
-        name: {key: one for key, one in parameters.items() if belongs(key)} for name, belongs in built.groups.items()
-    }
-    assert sum(map(len, groups.values())) == len(parameters), "every parameter that trains is in exactly one group"
-    optimizer = make_optimizers(groups, optimizer_settings(config), decoder=decoder_matrices(built.model))
+    head = verify_head(policy, at_first)
+    whole = count_elements(built.model)
+    settings, decoder = optimizer_settings(config), decoder_matrices(built.model)
+    engine = make_engine(
+        choice,
+        built.model,
+        built.groups,
+        lambda groups: make_optimizers(groups, settings, decoder=decoder),
+        ranks,
+        device,
+    )
+    cut = shared_parts(choice.name, plan.parallel.zero_stage)
+    share = verify_share(engine, choice.name, cut, whole)
     state = RunState(scale=LossScale() if plan.precision.scaler.value else None)
     if checkpoint is not None:
         state, tensors = load_state(checkpoint)
-        load_optimizer_tensors(optimizer, parameters, tensors)
+        engine.load_state(tensors)
     return Setup(
-        model=built.model,
+        model=engine.model,
         policy=policy,
-        engine=SingleEngine(built.model, parameters, optimizer, groups),
+        engine=engine,
         settings=StepSettings(
             seed=config.seed,
-            max_grad_norm=_limits(config, groups),
+            max_grad_norm=_limits(config, engine.groups),
             forward=lambda: autocast(plan.precision, device),
             kernels=lambda: attention_context(plan.attention),
         ),
         state=state,
         write_model=_writer(built, tokenizer),
         checkpoint=checkpoint,
-        verified={**found, **built.verified, "head_difference": verify_head(policy, device)},
+        verified={**found, **built.verified, "head_difference": head},
+        share=share,
     )
 
 

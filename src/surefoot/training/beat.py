@@ -52,12 +52,12 @@ class Beat:
 
 
 class Activity:
-    """Of this rank. Steps are bounded in time once the first one is done, which loads and compiles; what is declared
-    with `during` may take as long as it takes."""
+    """Of this rank. Steps are bounded in time after the first one, which loads and compiles; what is declared with
+    `during` may take as long as it takes."""
 
     def __init__(self) -> None:
         self.doing, self.step, self.ticks, self.over = "starting", 0, 0, False
-        self._in_steps, self._declared, self._slowest = False, 0, 0.0
+        self._steps, self._declared, self._slowest = 0, 0, 0.0
         self._since = self._step_began = time.monotonic()
         self._numbers = 0
         process = psutil.Process()
@@ -77,13 +77,13 @@ class Activity:
             self.tick()
             self._step_began = self._since
 
-    def step_done(self, step: int) -> None:
-        """Optimizer step `step` is behind this rank; the next one begins."""
+    def step_begins(self, step: int) -> None:
+        """All up to optimizer step `step` are behind this rank."""
         now = time.monotonic()
-        if self._in_steps:
+        if self._steps:
             self._slowest = max(self._slowest, now - self._step_began)
-        self._in_steps, self.doing = True, "training"
-        self.step, self.ticks = step, 0
+        self._steps += 1
+        self.doing, self.step, self.ticks = "training", step - 1, 0
         self._since = self._step_began = now
 
     def tick(self) -> None:
@@ -100,7 +100,7 @@ class Activity:
     def stalled(self) -> float | None:
         """Seconds since the last progress, where they are too many."""
         seconds = time.monotonic() - self._since
-        bounded = self._in_steps and not self._declared and not self.over
+        bounded = self._steps > 1 and not self._declared and not self.over
         return seconds if bounded and seconds > self.limit else None
 
     def beat(self) -> Beat:

@@ -54,24 +54,36 @@ def save_checkpoint(
     identity: Mapping[str, Any],
     carried: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Write checkpoint-<step> under `run` and return its folder.
+    """Write checkpoint-<step> under `run` and return its folder. Every rank must ask; the first one writes, and commits
+    once all have done their part.
 
     write_model: writes weights, config and tokenizer into a folder. identity: hashes and versions that tell which run,
     data and environment this belongs to; kept in the manifest. carried: tensors that the stage carries from step to
-    step. Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite.
+    step. Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite on any
+    rank.
     """
     tensors = engine.gather_state()
     carried = carried or {}
-    _require_finite({**dict(engine.parameters), **tensors, **carried}, state.step)
+    bad = _not_finite({**dict(engine.parameters), **tensors, **carried})
+    if engine.totals([len(bad)])[0]:
+        what = f"{len(bad)} tensors are not finite, first {bad[0]}" if bad else "tensors of another rank are not finite"
+        raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched"))
     final = run / f"checkpoint-{state.step}"
+    if engine.rank != 0:
+        with engine.gathered():
+            pass
+        engine.totals([1.0])  # the first rank waits for this word
+        return final
     with durable.staged_folder(final, replace=True) as staging, _disk_faults(final):
-        write_model(staging)
+        with engine.gathered():
+            write_model(staging)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         if carried:
             save_file({name: tensor.contiguous() for name, tensor in carried.items()}, staging / STAGE)
         _write_json(staging / STATE, state.to_json())
         _write_json(staging / TRAINER_STATE, trainer_state)
         _write_json(staging / MANIFEST, manifest(staging, sorted(staging.rglob("*")), state.step, identity))
+        engine.totals([1.0])  # a rank that failed has ended the run before it says this
     return final
 
 
@@ -229,11 +241,8 @@ def _disk_faults(folder: Path) -> Iterator[None]:
         raise EnvironmentFault(Fault(str(folder), what, "free some space; the last checkpoint is untouched")) from error
 
 
-def _require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:
-    bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if bad:
-        what = f"{len(bad)} tensors are not finite, first {bad[0]}"
-        raise Diverged(Fault(f"step {step}", what, "the last checkpoint is untouched"))
+def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    return [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -1,8 +1,11 @@
 """What signals ask of a running loop.
 
 Ctrl-C and SIGTERM: stop. The first asks, and the loop saves and leaves after the step at hand; the second restores the
-default action and raises the signal again, so the process ends as the sender expects. There are no child processes to
-leave behind. SIGUSR1: save now. SIGUSR2: evaluate now. Both after the step at hand, and the run goes on.
+default action and raises the signal again, so the process ends as the sender expects. SIGUSR1: save now. SIGUSR2:
+evaluate now. Both after the step at hand, and the run goes on.
+
+Where several ranks make one run, a signal may reach any of them, in the middle of anything: it counts once all have
+agreed on it, which they do at the same places of the loop.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
@@ -21,11 +25,17 @@ _WISHES = {
 
 
 class StopRequest:
-    """Context manager. On another thread than the main one, which alone hears signals, nothing is ever asked."""
+    """Context manager. On another thread than the main one, which alone hears signals, nothing is ever asked.
 
-    def __init__(self) -> None:
-        self.requested: str | None = None  # name of the signal that asked to stop
+    totals: adds numbers up over the ranks; None in one process, where a signal counts at once.
+    """
+
+    def __init__(self, totals: Callable[[Sequence[float]], list[float]] | None = None) -> None:
+        self._totals = totals
+        self._asked: str | None = None
+        self._agreed: str | None = None
         self._wishes: set[str] = set()
+        self._agreed_wishes: set[str] = set()
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -38,18 +48,41 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    @property
+    def requested(self) -> str | None:
+        """Name of the signal that asked to stop."""
+        return self._asked if self._totals is None else self._agreed
+
+    def ask(self, name: str) -> None:
+        """Stop after the step at hand, as that signal would have it."""
+        self._asked = name
+
+    def agree(self) -> None:
+        """Take in what any rank was asked for. Every rank must ask, at the same place."""
+        if self._totals is None:
+            return
+        own, self._wishes = self._wishes, set()
+        names = sorted(what for what, _ in _WISHES.values())
+        stop, *wishes = self._totals([float(self._asked is not None), *(float(name in own) for name in names)])
+        if stop:
+            self._agreed = self._asked or "a signal to another rank"
+        self._agreed_wishes |= {name for name, count in zip(names, wishes, strict=True) if count}
+
     def take_wishes(self) -> frozenset[str]:
         """What was asked for since the last call, besides stopping: "save", "evaluate"."""
-        taken, self._wishes = frozenset(self._wishes), set()
+        if self._totals is None:
+            taken, self._wishes = frozenset(self._wishes), set()
+        else:
+            taken, self._agreed_wishes = frozenset(self._agreed_wishes), set()
         return taken
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is not None:
+        if self._asked is not None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self.requested = signal.Signals(number).name
-        _say(f"{self.requested}: stopping after this step; send it again to stop now")
+        self.ask(signal.Signals(number).name)
+        _say(f"{self._asked}: stopping after this step; send it again to stop now")
 
     def _wish(self, number: int, frame: FrameType | None) -> None:
         what, doing = _WISHES[number]

@@ -122,6 +122,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
                 job.engine, job.objective, micro_batches, step=step, scale=scale, settings=job.settings
             )
             raise _diverged(report, state, str(origin) if origin else None)
+        stop.agree()
         saved = False
         if not stop.requested:
             wishes = stop.take_wishes()

@@ -73,6 +73,19 @@ class Session:
                 time.sleep(_POLL)
             return json.loads(self._store.get(_LEAD))
 
+    def gather(self, name: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What every rank has under that name, by rank; for the first one only, which waits for all. JSON-able."""
+        if self._store is None:
+            return [dict(value)]
+        self._store.set(f"{name}/{self.ranks.rank}", json.dumps(value))
+        if not self.ranks.is_first:
+            return []
+        keys = [f"{name}/{rank}" for rank in range(self.ranks.world)]
+        while not self._store.check(keys):
+            self._leave_if_told()
+            time.sleep(_POLL)
+        return [json.loads(one) for one in self._store.multi_get(keys)]
+
     def start_group(self, device: str) -> None:
         """The process group: gloo on the host, NCCL between GPUs."""
         if self._store is None:

@@ -1,0 +1,98 @@
+"""How many processes share the run, which engine they use, and what of the forecast each of them holds.
+
+ddp         everything in every process: the least traffic, so it is taken wherever it fits
+fsdp2       weights, gradients and optimizer state are cut into as many shares as there are ranks
+deepspeed   ZeRO 1: optimizer state; 2: gradients as well; 3: weights as well
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from surefoot.config.schema import ParallelConfig
+from surefoot.planning import memory
+from surefoot.planning.memory import readable
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
+
+SINGLE = ParallelPlan()
+
+
+@dataclass(frozen=True)
+class RanksFacts:
+    """world: processes of the run. local: of them on one machine, which share its host memory. asked: by the config,
+    else by a launcher."""
+
+    world: int = 1
+    local: int = 1
+    asked: bool = False
+
+
+ONE_RANK = RanksFacts()
+
+
+def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan, notes: Notes) -> ParallelPlan:
+    """states: forecast of weights, gradients and optimizer in one process, with what one has available."""
+    count = Choice(
+        ranks.world,
+        "asked for" if ranks.asked else "as many as the launcher started" if ranks.world > 1 else "no launcher",
+        "user" if ranks.asked or ranks.world > 1 else "default",
+    )
+    stage = request.zero_stage if request.engine == "deepspeed" else None
+    if request.engine == "single" and ranks.world > 1:
+        what = f"single is one process, and there are {ranks.world}"
+        notes.refuse("parallel.engine", what, "leave it out, or use ddp, fsdp2 or deepspeed")
+    if request.offload != "none" and request.engine not in ("fsdp2", "deepspeed"):
+        what = f"only fsdp2 and deepspeed keep state in host memory, not {request.engine}"
+        notes.refuse("parallel.offload", what, "set parallel.engine: fsdp2, or leave it out")
+    if request.engine != "auto":
+        reason = f"asked for; {shared_words(request.engine, stage, ranks.world)}"
+        return ParallelPlan(Choice(request.engine, reason, "user"), count, stage, request.offload)
+    if ranks.world == 1:
+        return ParallelPlan(Choice("single", "one process", "default"), count)
+    size = readable(states.weights + states.gradients + states.optimizer)
+    room = readable(memory.usable(states.available))
+    if memory.fits(states):
+        reason = f"weights, gradients and optimizer state, {size}, fit into {room}: every rank holds all of them"
+        return ParallelPlan(Choice("ddp", reason, "hardware"), count)
+    reason = (
+        f"weights, gradients and optimizer state, {size}, exceed {room}; {shared_words('fsdp2', None, ranks.world)}"
+    )
+    return ParallelPlan(Choice("fsdp2", reason, "hardware"), count)
+
+
+def shared_words(engine: str, stage: int | None, world: int) -> str:
+    """What each rank holds a share of."""
+    parts = [name for name in ("weights", "gradients", "optimizer") if name in shared_parts(engine, stage)]
+    if not parts or world == 1:
+        return "every rank holds everything" if world > 1 else "one rank holds everything"
+    listed = ", ".join(part if part != "optimizer" else "optimizer state" for part in parts)
+    return f"each of {world} ranks holds a share of: {listed}"
+
+
+def shared_parts(engine: str, stage: int | None) -> frozenset[str]:
+    """Of weights, gradients and optimizer those that are cut into shares."""
+    if engine == "fsdp2":
+        return frozenset({"weights", "gradients", "optimizer"})
+    if engine == "deepspeed":
+        return frozenset(("optimizer", "gradients", "weights")[: stage or 1])
+    return frozenset()
+
+
+def per_rank(whole: MemoryPlan, plan: ParallelPlan) -> MemoryPlan:
+    """What one rank holds of the forecast; what lies in host memory counts nowhere. Activations are a rank's own."""
+    parts, world = shared_parts(plan.engine.value, plan.zero_stage), plan.ranks.value
+
+    def share(part: str, size: int) -> int:
+        return math.ceil(size / world) if part in parts else size
+
+    found = replace(
+        whole,
+        weights=share("weights", whole.weights),
+        gradients=share("gradients", whole.gradients),
+        optimizer=share("optimizer", whole.optimizer),
+    )
+    if plan.offload == "none":
+        return found
+    return replace(found, optimizer=0, weights=found.weights if plan.offload == "optimizer" else 0)

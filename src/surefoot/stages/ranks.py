@@ -1,0 +1,47 @@
+"""Which rank of how many this process is, by what its launcher said and the config asks for."""
+
+from __future__ import annotations
+
+from surefoot import hardware
+from surefoot.config.schema import RunConfig
+from surefoot.errors import Fault, InputError
+from surefoot.planning.parallel import RanksFacts
+from surefoot.training.ranks import ALONE, Ranks
+
+
+def ranks_facts(config: RunConfig) -> RanksFacts:
+    """For the plan: the processes that a launcher has started, or that the config asks for."""
+    launch = hardware.find_launch()
+    if launch is not None:
+        return RanksFacts(launch.world, launch.local_world, config.parallel.nproc is not None)
+    count = config.parallel.nproc or 1
+    return RanksFacts(count, count, config.parallel.nproc is not None)
+
+
+def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
+    """This process among those of the run, and the process id of surefoot's own launcher, if that started it. Each rank
+    computes on the GPU of its number on the machine.
+
+    Raises InputError where the config asks for another number of processes than there are, EnvironmentFault where there
+    is no GPU for this one.
+    """
+    check_launch(config)
+    launch = hardware.find_launch()
+    if launch is None:
+        return ALONE, None
+    hardware.take_device(launch.local_rank, launch.local_world)
+    return Ranks(launch.rank, launch.world, launch.local_rank), launch.parent
+
+
+def check_launch(config: RunConfig) -> None:
+    """Raises InputError where the config asks for another number of processes than there are. Called by whoever runs
+    the config in this very process."""
+    launch, asked = hardware.find_launch(), config.parallel.nproc
+    here = 1 if launch is None else launch.local_world
+    if asked is None or asked == here:
+        return
+    if launch is None:
+        fix = "run `surefoot train` or torchrun, which start processes"
+        raise InputError(Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix))
+    what = f"{asked} processes on this machine are asked for, and a launcher started {here}"
+    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher"))

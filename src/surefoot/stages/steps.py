@@ -1,0 +1,139 @@
+"""The steps of a run, as every rank takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from surefoot.data.batch import Batch, Weighted
+from surefoot.data.loader import dealt, prefetched
+from surefoot.models.attention import verify_attention
+from surefoot.models.bos_check import verify_bos_scaling
+from surefoot.models.forward import hidden_states
+from surefoot.report.console import Console
+from surefoot.report.observer import RunObserver
+from surefoot.report.silent import SilentObserver
+from surefoot.stages.custom import Custom, check_objective
+from surefoot.stages.evaluating import make_evaluate
+from surefoot.stages.job import make_job
+from surefoot.stages.kinds import KINDS
+from surefoot.stages.memory_faults import memory_faults
+from surefoot.stages.prepare import Prepared
+from surefoot.stages.setup import Setup, set_up
+from surefoot.training.beat import Activity
+from surefoot.training.checkpoint import verify_checkpoint
+from surefoot.training.interrupt import StopRequest
+from surefoot.training.loop import Outcome, train
+from surefoot.training.session import Session
+
+
+def make_ready(run: Prepared, session: Session, custom: Custom, console: Console) -> tuple[Setup, dict[str, Any]]:
+    """The models, loaded, shared out and held against the plan; and what was found."""
+    with session.activity.during("setting up"), memory_faults("set-up", run.config, run.plan):
+        session.start_group(run.plan.device.value)
+        setup = _set_up(run, session, console)
+        if custom.objective is not None:
+            check_objective(run.config, custom.objective, setup, run.stage)
+        own = {"objective": custom.objective_name} if custom.objective else {}
+        bos = _verify_bos(run, setup)
+        return setup, {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
+
+
+def take_steps(
+    run: Prepared,
+    setup: Setup,
+    session: Session,
+    custom: Custom,
+    observer: RunObserver | SilentObserver,
+    trackers: Mapping[str, str],
+    profile_every: int | None,
+) -> Outcome:
+    """trackers: under which id each tracker knows the run."""
+    config, stage, engine = run.config, run.stage, setup.engine
+    engine.totals([0.0])  # from here on a signal is heard on all ranks or on none
+    with (
+        StopRequest(engine.totals if engine.world > 1 else None) as stop,
+        prefetched(stage.step_batches, config.data.workers, last=run.timetable.total_steps) as batches,
+    ):
+        start = KINDS[config.stage].start
+        if start is not None:
+            with session.activity.during("preparing the first step"):
+                stage = start(config, run.plan, stage, setup, run.tokenizer, observer.caution)
+        evaluate = None
+        if stage.eval_batches is not None or stage.evaluate is not None:
+            metrics = custom.all_metrics
+            evaluate = make_evaluate(
+                config, run.plan, stage, setup, run.tokenizer, metrics, observer, stop, session.activity
+            )
+        stage = replace(stage, step_batches=lambda step: list(dealt(batches(step), engine.rank, engine.world)))
+        job = make_job(
+            config,
+            run.plan,
+            run.found.folder,
+            stage,
+            setup,
+            run.timetable,
+            run.identity,
+            evaluate,
+            observer,
+            session.activity,
+            profile_every,
+        )
+        job = replace(job, batches=_watched(job.batches, session.activity, rollouts=stage.ready is not None))
+        return train(job, replace(setup.state, trackers=trackers), observer, stop)
+
+
+def _watched(
+    batches: Callable[[int], Sequence[Weighted]], activity: Activity, *, rollouts: bool
+) -> Callable[[int], Sequence[Weighted]]:
+    """With word on how far this rank has come. rollouts: the model runs before the step, for as long as it takes."""
+
+    def told(step: int) -> Sequence[Weighted]:
+        activity.step_begins(step)
+        if rollouts:
+            with activity.during("running the model before the step"):
+                return batches(step)
+        found = batches(step)
+        activity.tick()
+        return found
+
+    return told
+
+
+def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
+    """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
+    setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint, session.ranks)
+    best = setup.state.best if run.config.checkpoint.best != "none" else None
+    faults = verify_checkpoint(run.found.folder / f"checkpoint-{best.step}") if best else []
+    if not faults:
+        return setup
+    for fault in faults:
+        console.say(f"not used: {fault}", style="yellow")
+    console.say("the best checkpoint is lost: the next evaluation sets a new one", style="yellow")
+    return replace(setup, state=replace(setup.state, best=None))
+
+
+def _next_rows(run: Prepared, setup: Setup) -> Batch:
+    """Of the next step's first micro-batch."""
+    step = min(setup.state.step + 1, run.timetable.total_steps)
+    return run.stage.step_batches(step)[0].rows.to(setup.engine.device)
+
+
+def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
+    scale = run.plan.tokenizer.bos_scale.value
+    if scale == 1:
+        return {}
+    with setup.settings.kernels(), setup.settings.forward():
+        return {"bos_scale": verify_bos_scaling(setup.policy, _next_rows(run, setup), scale)}
+
+
+def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
+    """One forward pass, seen by the profiler."""
+    rows = _next_rows(run, setup)
+
+    def forward() -> None:
+        with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it
+            hidden_states(setup.policy, rows)
+
+    return verify_attention(forward, run.plan.attention)
