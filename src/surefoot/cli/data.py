@@ -33,12 +33,12 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from surefoot.report.console import open_console
     from surefoot.report.data_audit import audit_report, audit_to_json
     from surefoot.stages.setup import planned_tokenizer
-    from surefoot.stages.sft import prepare_sft
+    from surefoot.stages.sft import PREPARE
 
     model = loaded.config.model
     folder, notes = resolve_folder(model.path, model.revision, weights=False), Notes()
     tokens = _plan_tokens(loaded.config, folder, notes)
-    prepared = prepare_sft(loaded.config, tokens, planned_tokenizer(folder, tokens))
+    prepared = PREPARE[loaded.config.stage](loaded.config, tokens, planned_tokenizer(folder, tokens))
     if as_json:
         import json
 

@@ -163,6 +163,30 @@ class JudgedBatch:
         return replace(self, rows=self.rows.blank(), weight=0)
 
 
+@dataclass(frozen=True)
+class PromptBatch:
+    """What a policy is to answer. rows: B prompts padded on the right, without targets. prompts: the ids of each.
+    weight: prompts."""
+
+    rows: Batch
+    prompts: tuple[tuple[int, ...], ...]
+    weight: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        return self.rows.examples
+
+    def to(self, device: torch.device) -> PromptBatch:
+        return replace(self, rows=self.rows.to(device))
+
+    def blank(self) -> PromptBatch:
+        return replace(self, rows=self.rows.blank(), weight=0)
+
+
 def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "right"] = "right") -> Batch:
     """Pad to the longest example. Left padding needs, and gets, an attention mask."""
     longest = max(len(example.ids) for example in examples)

@@ -15,7 +15,7 @@ import numpy as np
 
 from surefoot.data.batch import Example
 
-TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED = (1 << bit for bit in range(6))  # of `flags`
+TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD = (1 << bit for bit in range(7))  # `flags`
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,13 @@ class TokenisedDataset:
         return file.name, int(file.rows[place, 0]), int(file.rows[place, 1])
 
     def flags(self) -> np.ndarray:
-        """TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES and CONTINUED of every example: [N]. The last two:
-        of a text in several examples, all but the first and all but the last."""
+        """TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED and GOOD of every example: [N].
+        CONTINUES and CONTINUED: of a text in several examples, all but the first and all but the last."""
         return np.concatenate([file.rows[:, 2] for file in self.files])[self.chosen]
+
+    def good(self) -> np.ndarray:
+        """Of every example whether it is the better of a pair or was judged good: [N] bool."""
+        return self.flags() & GOOD > 0
 
     def answers_lost(self) -> int:
         """Answers of which cutting left nothing, in the examples that are left."""

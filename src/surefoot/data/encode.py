@@ -43,6 +43,50 @@ class Encoded:
     control_texts: int = 0
     continues: bool = False
     continued: bool = False
+    good: bool = False  # the better of a pair, or judged good
+    fits: bool = True  # of a prompt: it has no more tokens than it may have
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is something to learn."""
+        return bool(self.supervised.any())
+
+
+@dataclass(frozen=True)
+class Row:
+    """A conversation laid out and encoded in parts, before anything is cut. learned: turns whose answers are."""
+
+    conversation: Conversation
+    runs: Sequence[Run]
+    learned: frozenset[int]
+    whole: Encoded
+
+
+def rows_in_parts(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    train_on: TrainOn,
+    name: str,
+) -> Iterator[Row]:
+    """One `Row` per conversation, in order; arguments as in `encode`."""
+    for start in range(0, len(conversations), _CHUNK):
+        chunk = conversations[start : start + _CHUNK]
+        layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
+        for conversation, layout, runs in zip(chunk, layouts, encode_runs(layouts, encoder, bos_id), strict=True):
+            learned = _learned_turns(runs, conversation, train_on)
+            texts = [encoder.control_text(segment.text) for segment in layout if segment.content]
+            whole = Encoded(
+                np.fromiter(itertools.chain.from_iterable(run.ids for run in runs), dtype=np.uint32),
+                _mask(runs, learned, train_on),
+                conversation.number,
+                conversation.line,
+                control_texts=sum(map(len, texts)),
+                good=bool(conversation.good),
+            )
+            yield Row(conversation, runs, learned, whole)
 
 
 def encode(
@@ -65,29 +109,19 @@ def encode(
     chunks: a text that is too long becomes several examples. encoding: parts = an answer is a text of its own for the
     tokenizer; whole = prompt and answer are encoded in one go, and what is too long loses its end.
     """
-    for start in range(0, len(conversations), _CHUNK):
-        chunk = conversations[start : start + _CHUNK]
-        if encoding == "whole":
+    if encoding == "whole":
+        for start in range(0, len(conversations), _CHUNK):
+            chunk = conversations[start : start + _CHUNK]
             yield from _in_one_go(chunk, template, encoder, bos_id, max_length, train_on, name)
-            continue
-        layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
-        for conversation, layout, runs in zip(chunk, layouts, encode_runs(layouts, encoder, bos_id), strict=True):
-            learned = _learned_turns(runs, conversation, train_on)
-            texts = [encoder.control_text(segment.text) for segment in layout if segment.content]
-            whole = Encoded(
-                np.fromiter(itertools.chain.from_iterable(run.ids for run in runs), dtype=np.uint32),
-                _mask(runs, learned, train_on),
-                conversation.number,
-                conversation.line,
-                control_texts=sum(map(len, texts)),
-            )
-            if len(whole.ids) <= max_length:
-                yield whole
-            elif chunks:
-                yield from in_chunks(whole, max_length)
-            else:
-                kept, prompt_lost = keep(runs, learned, conversation, whole.supervised, encoder, max_length)
-                yield _cut(whole, kept, prompt_lost, _answers(runs, learned), template.stop_ids)
+        return
+    for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on=train_on, name=name):
+        if len(row.whole.ids) <= max_length:
+            yield row.whole
+        elif chunks:
+            yield from in_chunks(row.whole, max_length)
+        else:
+            kept, prompt_lost = keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
+            yield cut_to(row, kept, prompt_lost, template.stop_ids)
 
 
 def _in_one_go(
@@ -190,7 +224,9 @@ def _answers(runs: Sequence[Run], learned: Collection[int]) -> np.ndarray:
     return np.repeat(turns, [len(run.ids) for run in runs])
 
 
-def _cut(whole: Encoded, kept: np.ndarray, prompt_lost: bool, answers: np.ndarray, stop_ids: Sequence[int]) -> Encoded:
+def cut_to(row: Row, kept: np.ndarray, prompt_lost: bool, stop_ids: Sequence[int]) -> Encoded:
+    """The row with the tokens at `kept` alone, and what that took from it."""
+    whole, answers = row.whole, _answers(row.runs, row.learned)
     left = np.isin(answers, np.setdiff1d(answers[kept], [-1]))  # of the answers of which something is left, all tokens
     stops = left & whole.supervised & np.isin(whole.ids, stop_ids)
     return replace(

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from surefoot.data.batch import Batch, Weighted, collate
+import numpy as np
+import torch
+
+from surefoot.data.batch import IGNORE, Batch, Example, JudgedBatch, PairBatch, PromptBatch, Weighted, collate
 from surefoot.data.dataset import TokenisedDataset
 
 AnyBatch = TypeVar("AnyBatch", bound=Weighted)
@@ -25,10 +29,9 @@ def micro_batches(
     side: Literal["left", "right"] = "right",
 ) -> list[Batch]:
     """Batches of at most `micro` examples each, longest first; examples of one length keep their order."""
-    by_length = sorted((int(index) for index in indices), key=dataset.length, reverse=True)
     return [
-        collate([dataset[index] for index in by_length[start : start + micro]], pad_id, side)
-        for start in range(0, len(by_length), micro)
+        collate([dataset[index] for index in chunk], pad_id, side)
+        for chunk in _by_length(indices, dataset.length, micro)
     ]
 
 
@@ -42,6 +45,81 @@ def dealt(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBat
         last = batch
     if last is not None and rank > number % world:
         yield last.blank()
+
+
+def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], micro: int, pad_id: int) -> list[PairBatch]:
+    """Batches of at most `micro` pairs each, longest first. pairs: all of one step; pair i has the examples 2i (better)
+    and 2i + 1 (worse)."""
+
+    def longest(pair: int) -> int:
+        return int(dataset.lengths[2 * pair : 2 * pair + 2].max())
+
+    found = []
+    for chunk in _by_length(pairs, longest, micro):
+        sides = [[dataset[2 * pair + side] for pair in chunk] for side in (0, 1)]
+        common = tuple(_common(*both) for both in zip(*sides, strict=True))
+        found.append(PairBatch(collate([*sides[0], *sides[1]], pad_id), common, len(chunk)))
+    better = sum(int((one.rows.targets[: one.weight] != IGNORE).sum()) for one in found)
+    share = sum(one.weight for one in found) / better if better else 0.0
+    return [replace(one, answer_share=share) for one in found]
+
+
+def judged_batches(
+    dataset: TokenisedDataset, indices: Iterable[int], micro: int, pad_id: int, others: bool
+) -> list[JudgedBatch]:
+    """Batches of at most `micro` judged answers each, longest first. indices: all of one step, in its order. others:
+    give each prompt the answer of the next example of the step as well, the first one's to the last; no such row is
+    longer than the longest example of the data."""
+    step = [int(index) for index in indices]
+    good, most = dataset.good(), int(dataset.lengths.max())
+    count = int(good[step].sum())
+    shares = [len(step) / part if part else 0.0 for part in (count, len(step) - count)]
+    found = []
+    for places in _by_length(range(len(step)), lambda place: dataset.length(step[place]), micro):
+        examples = [dataset[step[place]] for place in places]
+        following = [dataset[step[(place + 1) % len(step)]] for place in places]
+        swapped = [_with_answer(*both, most) for both in zip(examples, following, strict=True)]
+        found.append(
+            JudgedBatch(
+                collate(examples, pad_id),
+                torch.from_numpy(good[[step[place] for place in places]]),
+                collate(swapped, pad_id) if others else None,
+                len(places),
+                good_share=shares[0],
+                bad_share=shares[1],
+            )
+        )
+    return found
+
+
+def prompt_batches(dataset: TokenisedDataset, indices: Iterable[int], micro: int, pad_id: int) -> list[PromptBatch]:
+    """Batches of at most `micro` prompts each, longest first."""
+    found = []
+    for chunk in _by_length(indices, dataset.length, micro):
+        examples = [dataset[index] for index in chunk]
+        prompts = tuple(tuple(example.ids.tolist()) for example in examples)
+        found.append(PromptBatch(collate(examples, pad_id), prompts, len(chunk)))
+    return found
+
+
+def _by_length(indices: Iterable[int], length: Callable[[int], int], micro: int) -> Iterator[list[int]]:
+    ordered = sorted((int(index) for index in indices), key=length, reverse=True)
+    yield from (ordered[start : start + micro] for start in range(0, len(ordered), micro))
+
+
+def _common(better: Example, worse: Example) -> int:
+    """Tokens that both begin with."""
+    shorter = min(len(better.ids), len(worse.ids))
+    different = np.flatnonzero(better.ids[:shorter] != worse.ids[:shorter])
+    return int(different[0]) if len(different) else shorter
+
+
+def _with_answer(prompt: Example, other: Example, most: int) -> Example:
+    """The prompt of one example with the answer of another, at most `most` tokens."""
+    begin, answer = int(np.argmax(prompt.supervised)), int(np.argmax(other.supervised))
+    ids = np.concatenate([prompt.ids[:begin], other.ids[answer:]])[:most]
+    supervised = np.concatenate([prompt.supervised[:begin], other.supervised[answer:]])[:most]
+    return Example(ids, supervised, prompt.number)
 
 
 class Prefetcher:

@@ -17,6 +17,7 @@ from surefoot.data.audit import Audit, audit_dataset, audit_together, fingerprin
 from surefoot.data.dataset import TokenisedDataset, TokenisedFile, joined, of_files
 from surefoot.data.encode import Encoding, TrainOn
 from surefoot.data.facts import SourceFacts
+from surefoot.data.kind import Kind, rows_per_item
 from surefoot.data.mixture import Mixture, Part, mix
 from surefoot.data.segments import Template
 from surefoot.data.sources import SourceSpec, open_sources
@@ -79,6 +80,7 @@ def prepare_data(
     read_record: ReadRecord | None = None,
     template_fallbacks: Sequence[str] = (),
     encoding: Encoding = "parts",
+    kind: Kind = "answers",
 ) -> PreparedData:
     """Tokenise (or find in the cache), split, mix and audit.
 
@@ -88,7 +90,9 @@ def prepare_data(
     texts is learned, and one that is too long becomes several examples; other records are refused. read_record: for
     sources whose format is custom; see `surefoot.data.formats.convert_with`. template_fallbacks: names of the table, to
     be tried in this order where the template cannot write the records and nobody asked for it. encoding: of prompt and
-    answer, in parts or as a whole. Raises InputError for anything wrong with the data.
+    answer, in parts or as a whole. kind: what is learned from a record; for other kinds than answers, train_on, chunks
+    and encoding have no meaning, and a prompt is left out where it has
+    more than max_length tokens. Raises InputError for anything wrong with the data.
     """
     encoder = TextEncoder(tokenizer)
     method = Method(
@@ -104,6 +108,7 @@ def prepare_data(
         read_record,
         tuple(template_fallbacks),
         encoding,
+        kind,
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples) for spec in train]
     eval_specs = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
@@ -122,7 +127,9 @@ def prepare_data(
     return PreparedData(
         train=data,
         eval=eval_data,
-        mixture=mix([Part(one.name, len(one.examples), one.spec.weight, one.spec.epochs) for one in kept]),
+        mixture=mix(
+            [Part(one.name, len(one.examples) // rows_per_item(kind), one.spec.weight, one.spec.epochs) for one in kept]
+        ),
         audit=audit_together(sources, data),
         eval_audit=None if eval_data is None else audit_together(eval_sources, eval_data),
         sources=sources,
@@ -131,6 +138,7 @@ def prepare_data(
         eval_template=_main_template(held_out, eval_method) if held_out else None,
         template_reason=reason,
         tokenizer_sha256=method.digest,
+        rows_per_item=rows_per_item(kind),
     )
 
 
@@ -196,6 +204,8 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:
     if not len(examples):
         used = sum(facts.used for _, facts in files)
         what = f"no label is left in any of {used} examples of {name}: every answer lies beyond "
+        if method.kind == "prompts":
+            what = f"all {used} prompts of {name} have more than "
         raise InputError(Fault("data.max_length", f"{what}{method.max_length} tokens", "raise it"))
     return _Loaded(spec, name, tuple(files), examples)
 

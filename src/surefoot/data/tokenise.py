@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from typing import Any
 from surefoot.data.cache import cache_key, open_cache, write_cache
 from surefoot.data.dataset import TokenisedFile
 from surefoot.data.encode import Encoded, Encoding, TrainOn, encode
+from surefoot.data.encode_kinds import encode_judged, encode_pairs, encode_prompts
 from surefoot.data.facts import SourceFacts, find_example_prompt, find_placeholders
 from surefoot.data.formats import (
     Conversation,
     convert,
     convert_with,
+    layout_for,
     recognise,
     refuse_preferences,
     retag,
     unused_fields,
 )
+from surefoot.data.kind import Kind, rows_per_item
 from surefoot.data.rows import Row, Source, parse_rows
 from surefoot.data.segments import Template
 from surefoot.data.templates import make_template, template_for_all, templates_to_try
@@ -41,7 +44,8 @@ ReadRecord = Callable[[dict[str, Any]], Any]
 class Method:
     """How records become examples: the same for all files of a run. digest: of the tokenizer. chunks: plain texts only,
     and one that is too long becomes several examples. read_record: for files whose format is custom. fallbacks:
-    templates for records that the first cannot write, where nobody asked for it."""
+    templates for records that the first cannot write, where nobody asked for it. kind: what is learned from a record;
+    for other kinds than answers, train_on, chunks and encoding have no meaning."""
 
     encoder: TextEncoder
     digest: str
@@ -55,6 +59,7 @@ class Method:
     read_record: ReadRecord | None = None
     fallbacks: tuple[str, ...] = ()
     encoding: Encoding = "parts"
+    kind: Kind = "answers"
 
     def template_called(self, name: str) -> Template:
         """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
@@ -63,9 +68,10 @@ class Method:
 
 @dataclass(frozen=True)
 class _Records:
-    """What was read of a file. rows: how many it holds; conversations: of the first so many of them."""
+    """What was read of a file. rows: how many it holds; used: the first so many of them, whose conversations follow."""
 
     rows: int
+    used: int
     layout: str
     reason: str
     conversations: Sequence[Conversation]
@@ -91,6 +97,7 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
             "train_on": method.train_on,
             "chunks": method.chunks,
             "encoding": method.encoding,
+            "kind": method.kind,
         }
     )
     folder = Path(cache) / "tokenised" / key
@@ -109,24 +116,28 @@ def _read(source: Source, method: Method, limit: int | None) -> _Records:
             what = "is custom, and nobody passed the function that reads a record"
             fix = "pass read_record from Python, or name a format"
             raise InputError(Fault("data.format", what, fix))
-        conversations = convert_with(method.read_record, used, source.name)
+        conversations = convert_with(method.read_record, used, source.name, method.kind)
         layout = "text" if conversations[0].turns[0].role == "text" else CUSTOM
-        return _checked(source, method, _Records(len(rows), layout, "read by your function", conversations, ()))
-    layout, reason = _layout(source, used, method.chunks)
+        records = _Records(len(rows), len(used), layout, "read by your function", conversations, ())
+        return _checked(source, method, records)
+    layout, reason = _layout(source, used, method)
     if not source.only_columns:  # else its notes name them
         reason = "; ".join((reason, *(f"{own!r} read as {field!r}" for field, own in source.columns.items())))
     if layout == "prompt-completion" and isinstance(used[0].value.get("prompt"), str):
         reason += "; a pair of texts goes through the template"
     conversations = convert(used, layout, source.name)
-    return _checked(source, method, _Records(len(rows), layout, reason, conversations, unused_fields(used, layout)))
+    records = _Records(len(rows), len(used), layout, reason, conversations, unused_fields(used, layout))
+    return _checked(source, method, records)
 
 
-def _layout(source: Source, rows: Sequence[Row], texts: bool) -> tuple[str, str]:
-    """Its name and how it is known. texts: a `text` field is taken before any other layout."""
+def _layout(source: Source, rows: Sequence[Row], method: Method) -> tuple[str, str]:
+    """Its name and how it is known. Where texts are learned, a `text` field is taken before any other layout."""
+    if method.kind != "answers":
+        return layout_for(method.kind, source.format, rows, source.name)
     if source.format != "auto":
         return source.format, "asked for"
     refuse_preferences(rows, source.name)
-    if texts and "text" in rows[0].value:
+    if method.chunks and "text" in rows[0].value:
         return recognise(rows, source.name, among=("text",))
     return recognise(rows, source.name)
 
@@ -152,16 +163,23 @@ def _encode(source: Source, records: _Records, method: Method, folder: Path) -> 
         "template": template.name,
         "template_fault": fault,
         "rows": records.rows,
-        "used": len(conversations),
-        "dropped": [[example.number, example.line] for example in examples if not example.supervised.any()],
+        "used": records.used,
+        "dropped": [
+            [one.number, one.line] for one in examples[:: rows_per_item(method.kind)] if not _is_kept(one, method)
+        ],
         "unused": list(records.unused),
         "notes": [*template.notes, *(template.dialogue_notes if several else ())],
         "placeholders": placeholders,
         "placeholder": placeholder,
         "example_prompt": find_example_prompt(conversations),
     }
-    kept = [example for example in examples if example.supervised.any()]
+    kept = [example for example in examples if _is_kept(example, method)]
     return write_cache(folder, source.name, kept, record, method.encoder.size)
+
+
+def _is_kept(example: Encoded, method: Method) -> bool:
+    """Both examples of a pair, or none."""
+    return example.fits if method.kind == "prompts" else example.usable
 
 
 def _laid_out(conversations: Sequence[Conversation], method: Method, name: str) -> tuple[Template, list[Encoded], str]:
@@ -169,7 +187,21 @@ def _laid_out(conversations: Sequence[Conversation], method: Method, name: str) 
     refused: InputError | None = None
     for wanted in templates_to_try(method.template, method.template_asked, method.fallbacks, conversations):
         template = method.template_called(wanted)
-        examples = encode(
+        examples = _encoded(conversations, template, method, name)
+        try:
+            return template, list(examples), refused.faults[0].what if refused else ""
+        except InputError as error:
+            refused = refused or error
+    assert refused is not None
+    if other := template_for_all(conversations, name, method.encoder, method.stop_ids):
+        fix = f"choose data.template {other}, which can write all records"
+        raise InputError([fault if fault.where == name else replace(fault, fix=fix) for fault in refused.faults])
+    raise refused
+
+
+def _encoded(conversations: Sequence[Conversation], template: Template, method: Method, name: str) -> Iterator[Encoded]:
+    if method.kind == "answers":
+        return encode(
             conversations,
             template,
             method.encoder,
@@ -180,15 +212,9 @@ def _laid_out(conversations: Sequence[Conversation], method: Method, name: str) 
             chunks=method.chunks,
             encoding=method.encoding,
         )
-        try:
-            return template, list(examples), refused.faults[0].what if refused else ""
-        except InputError as error:
-            refused = refused or error
-    assert refused is not None
-    if other := template_for_all(conversations, name, method.encoder, method.stop_ids):
-        fix = f"choose data.template {other}, which can write all records"
-        raise InputError([fault if fault.where == name else replace(fault, fix=fix) for fault in refused.faults])
-    raise refused
+    encode_kind = {"pairs": encode_pairs, "judged": encode_judged, "prompts": encode_prompts}[method.kind]
+    how = {"bos_id": method.bos_id, "max_length": method.max_length, "name": name}
+    return encode_kind(conversations, template, method.encoder, **how)
 
 
 def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:

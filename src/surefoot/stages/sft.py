@@ -13,16 +13,18 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.hub_files import TO_EVALUATE, Splits
+from surefoot.data.kind import Kind
 from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.sources import SourceSpec
 from surefoot.data.tokenise import ReadRecord
+from surefoot.errors import Fault, InputError
 from surefoot.families.templates import is_file
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import RunPlan, TokenizerPlan
-from surefoot.stages.stage import Stage
+from surefoot.stages.stage import Prepare, Stage
 
 _TYPICAL = 90  # percentile: about the longest of the ten or so examples of a micro-batch
 
@@ -60,6 +62,65 @@ def prepare_sft(
     """Read, render, tokenise and audit the data, or find it in the cache; of the plan it needs the tokenizer's part
     alone. For stage pretrain: plain texts, in as many examples as they need. read_record: for sources whose format is
     custom. Raises InputError for bad data."""
+    return _prepare(config, tokens, tokenizer, read_record, "answers")
+
+
+def prepare_pairs(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """As `prepare_sft`, of better and worse answers to one prompt: examples 2i and 2i + 1 are a pair."""
+    return _prepare(config, tokens, tokenizer, read_record, "pairs")
+
+
+def prepare_judged(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """As `prepare_sft`, of answers that are good or bad: see `TokenisedDataset.good`."""
+    return _prepare(config, tokens, tokenizer, read_record, "judged")
+
+
+def prepare_prompts(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """As `prepare_sft`, of prompts alone, each of which leaves room for ppo.max_new_tokens."""
+    room = tokens.max_length.value - config.ppo.max_new_tokens
+    if room < 1:
+        what = f"{config.ppo.max_new_tokens} leave no room for a prompt in {tokens.max_length.value} (data.max_length)"
+        raise InputError(Fault("ppo.max_new_tokens", what, "lower it"))
+    return _prepare(config, tokens, tokenizer, read_record, "prompts", room)
+
+
+PREPARE: dict[str, Prepare] = {
+    "pretrain": prepare_sft,
+    "sft": prepare_sft,
+    "reward": prepare_pairs,
+    "dpo": prepare_pairs,
+    "kto": prepare_judged,
+    "ppo": prepare_prompts,
+}
+
+
+def _prepare(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    read_record: ReadRecord | None,
+    kind: Kind,
+    max_length: int | None = None,
+) -> PreparedData:
+    """max_length: of an example; None: the planned one."""
     data = config.data
     evaluation = _specs(data.eval, data.format, TO_EVALUATE) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
@@ -73,7 +134,7 @@ def prepare_sft(
         bos_id=tokens.bos_id if tokens.bos.value else None,
         pad_id=tokens.pad_id,
         stop_ids=tokens.stop.value,
-        max_length=tokens.max_length.value,
+        max_length=max_length or tokens.max_length.value,
         max_samples=data.max_samples,
         train_on=data.train_on,
         encoding=data.encoding,
@@ -81,6 +142,7 @@ def prepare_sft(
         cache=hardware.cache_folder(),
         chunks=config.stage == "pretrain",
         read_record=read_record,
+        kind=kind,
     )
 
 

@@ -6,15 +6,16 @@ data, named with file, line, row, turn and field. A blank system text counts as 
 """
 
 from surefoot.data.formats.conversation import Conversation, ToolCall, Turn
+from surefoot.data.formats.custom import convert_with
 from surefoot.data.formats.fields import RowFault, each_row
 from surefoot.data.formats.layouts import (
     LAYOUTS,
     convert,
-    convert_with,
+    forms,
     recognise,
     unused_fields,
 )
-from surefoot.data.formats.preferences import refuse_preferences
+from surefoot.data.formats.preferences import layout_for, refuse_preferences
 from surefoot.data.formats.tags import retag
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "convert",
     "convert_with",
     "each_row",
+    "forms",
+    "layout_for",
     "recognise",
     "refuse_preferences",
     "retag",

@@ -13,12 +13,18 @@ from surefoot.data.rows import kind_of
 def read_alpaca(record: Mapping[str, Any]) -> Conversation:
     """{"instruction", "output"} and optionally "input", "system" and "history": [[prompt, answer], …] of the turns
     before, whose answers are learned as well."""
+    opening = read_instruction(record)
+    return Conversation((*opening, Turn("assistant", filled(record, "output"))))
+
+
+def read_instruction(record: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """All of an alpaca record that stands before its answer."""
     system, context = optional(record, "system"), optional(record, "input")
-    prompt, answer = text(record, "instruction"), filled(record, "output")
+    prompt = text(record, "instruction")
     if not prompt.strip() and not context:
         raise RowFault("'instruction' and 'input' are both empty: there is no prompt")
     opening = (Turn("system", system),) if system else ()
-    return Conversation((*opening, *_history(record), Turn("user", prompt, context), Turn("assistant", answer)))
+    return (*opening, *_history(record), Turn("user", prompt, context))
 
 
 def read_commonsense(record: Mapping[str, Any]) -> Conversation:

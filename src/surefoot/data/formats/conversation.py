@@ -40,9 +40,11 @@ class Turn:
 @dataclass(frozen=True)
 class Conversation:
     """Turns, and the row (number and line, from 1; 0 = from no file) they were read from. tools: definitions of the
-    tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function": {"name", …}})."""
+    tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function": {"name", …}}). good: whether
+    its answer is the better of two, or was judged good; None where nobody judged it."""
 
     turns: tuple[Turn, ...]
     number: int = 0
     line: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
+    good: bool | None = None

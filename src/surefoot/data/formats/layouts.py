@@ -5,33 +5,44 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.formats.alpaca import read_alpaca, read_commonsense
 from surefoot.data.formats.conversation import Conversation, Turn
-from surefoot.data.formats.fields import RowFault, each_row, filled, listed, near
+from surefoot.data.formats.fields import each_row, filled, listed, near
+from surefoot.data.formats.judgements import ANSWERS, MARKS, judged_form, read_judged
 from surefoot.data.formats.messages import read_messages, read_prompt_completion
+from surefoot.data.formats.openings import BESIDES, OPENINGS
+from surefoot.data.formats.prompts import prompt_form, read_prompt
+from surefoot.data.formats.ranking import PAIR, form_of, read_preference
 from surefoot.data.formats.sharegpt import read_sharegpt
+from surefoot.data.kind import Kind
 from surefoot.data.rows import Row
 from surefoot.errors import Fault, InputError
 
 _DIALOGUES = ("messages", "conversations")  # fields that may hold a list of turns
 _MARKS = ("train", "weight")
 Record = Mapping[str, Any]
+Reader = Callable[[Record], Conversation | tuple[Conversation, ...]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """needed, besides: fields of a record. turn_key: what every turn of a format with turns has; turn_fields: all that
-    is read of one, or is of no consequence for what is learned."""
+    """read: the record's conversation, or of a pair both. needed, besides: fields of a record. turn_key: what every
+    turn of a format with turns has; turn_fields: all that is read of one, or is of no consequence for what is learned.
+    kind: what the records are for. form: in which of several ways a record is written, in words for the audit."""
 
-    read: Callable[[Record], Conversation]
+    read: Reader
     needed: tuple[str, ...]
     besides: tuple[str, ...] = ()
     turn_key: str = ""
     turn_fields: tuple[str, ...] = ()
+    kind: Kind = "answers"
+    form: Callable[[Record], str] | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -50,7 +61,7 @@ class Layout:
         return listed(self.needed)
 
 
-def _read_text(record: Record) -> Conversation:
+def read_text(record: Record) -> Conversation:
     """{"text"}: one text, learned in full."""
     return Conversation((Turn("text", filled(record, "text")),))
 
@@ -78,11 +89,15 @@ LAYOUTS: Mapping[str, Layout] = {
     "commonsense": Layout(read_commonsense, ("instruction", "output", "answer"), _ALPACA),
     "alpaca": Layout(read_alpaca, ("instruction", "output"), _ALPACA),
     "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools",)),
-    "text": Layout(_read_text, ("text",)),
+    "text": Layout(read_text, ("text",)),
+    "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES), kind="pairs", form=form_of),
+    "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), kind="judged", form=judged_form),
+    "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), kind="prompts", form=prompt_form),
 }
+FOR_ANSWERS = tuple(name for name, layout in LAYOUTS.items() if layout.kind == "answers")
 
 
-def recognise(rows: Sequence[Row], name: str, *, among: Sequence[str] = tuple(LAYOUTS)) -> tuple[str, str]:
+def recognise(rows: Sequence[Row], name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:
     """The layout of the first record and the reason. name: the file, for the error when none of `among` fits."""
     first = rows[0].value
     for layout in among:
@@ -101,30 +116,31 @@ def recognise(rows: Sequence[Row], name: str, *, among: Sequence[str] = tuple(LA
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
-    """All rows as conversations. layout: a key of LAYOUTS. InputError lists the faulty rows."""
-    read = LAYOUTS[layout].read
-    return each_row(rows, lambda row: replace(read(row.value), number=row.number, line=row.line), name)
+    """All rows as conversations, of a pair the better and then the worse. layout: a key of LAYOUTS. InputError lists
+    the faulty rows."""
+    return converted(rows, LAYOUTS[layout].read, name)
 
 
-def convert_with(read_record: Callable[[dict[str, Any]], Any], rows: Iterable[Row], name: str) -> list[Conversation]:
-    """All rows through a user's function. It gets a record and returns its text, its list of messages, or
-    {"messages": …, "tools": …}; all rules of the messages format hold. InputError lists the rows that fail."""
-    return each_row(rows, lambda row: replace(_custom(read_record, row.value), number=row.number, line=row.line), name)
+def forms(rows: Sequence[Row], layout: str) -> str:
+    """In which ways the records are written, for the reason in the audit; empty for a layout that has one way."""
+    form = LAYOUTS[layout].form
+    if form is None:
+        return ""
+    counts = Counter(form(row.value) for row in rows)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{count:,} records: {words}" for words, count in counts.most_common())
 
 
-def _custom(read_record: Callable[[dict[str, Any]], Any], record: Record) -> Conversation:
-    try:
-        found = read_record(dict(record))
-    except Exception as error:  # the user's own code: whatever it raises belongs to this row
-        raise RowFault(f"the function that reads records failed: {type(error).__name__}: {error}") from error
-    if isinstance(found, str):
-        return _read_text({"text": found})
-    if isinstance(found, list):
-        found = {"messages": found}
-    if not isinstance(found, dict):
-        what = f"the function that reads records returned {type(found).__name__}"
-        raise RowFault(what, "return a text, a list of messages, or {'messages': …, 'tools': …}")
-    return read_messages(found)
+def converted(rows: Iterable[Row], read: Reader, name: str) -> list[Conversation]:
+    """What `read` makes of the rows of the file `name`, each conversation with its row's number and line."""
+
+    def numbered(row: Row) -> list[Conversation]:
+        found = read(row.value)
+        several = found if isinstance(found, tuple) else (found,)
+        return [replace(one, number=row.number, line=row.line) for one in several]
+
+    return list(itertools.chain.from_iterable(each_row(rows, numbered, name)))
 
 
 def unused_fields(rows: Sequence[Row], layout: str) -> tuple[str, ...]:

@@ -23,22 +23,23 @@ def read_messages(record: Mapping[str, Any]) -> Conversation:
     """{"messages": [{"role", "content"}, …]}, optionally with "tools" and "system". `conversations` is read as well,
     where there is no `messages`."""
     name = "conversations" if "messages" not in record and "conversations" in record else "messages"
-    return read_dialogue(record, name, _message)
+    return read_dialogue(record, name, read_message)
 
 
 def read_prompt_completion(record: Mapping[str, Any]) -> Conversation:
     """{"prompt", "completion"}: two texts, or two lists of messages. The completion is learned, the prompt never."""
     if isinstance(field(record, "prompt"), str):
         return Conversation((Turn("user", filled(record, "prompt")), Turn("assistant", filled(record, "completion"))))
-    prompt = [replace(turn, learned=False) for turn in read_turns(record, "prompt", _message)]
-    completion = read_turns(record, "completion", _message)
+    prompt = [replace(turn, learned=False) for turn in read_turns(record, "prompt", read_message)]
+    completion = read_turns(record, "completion", read_message)
     check_order([*prompt, *completion])
     if completion[0].role != "assistant":
         raise RowFault(f"turn 1 of 'completion' is {completion[0].role}, but assistant was expected")
     return Conversation((*prompt, *completion), tools=read_tools(record))
 
 
-def _message(message: Mapping[str, Any]) -> Turn:
+def read_message(message: Mapping[str, Any]) -> Turn:
+    """{"role", "content"} as one turn."""
     written = text(message, "role")
     if written not in _ROLES:
         like = near(written.lower(), _ROLES)

@@ -34,10 +34,11 @@ def read_sharegpt(record: Mapping[str, Any]) -> Conversation:
     """{"conversations": [{"from", "value"}, …]}, optionally with "tools" and "system". `messages` is read as well,
     where there is no `conversations`."""
     name = "messages" if "conversations" not in record and "messages" in record else "conversations"
-    return read_dialogue(record, name, _turn)
+    return read_dialogue(record, name, read_sharegpt_turn)
 
 
-def _turn(item: Mapping[str, Any]) -> Turn:
+def read_sharegpt_turn(item: Mapping[str, Any]) -> Turn:
+    """{"from", "value"} as one turn."""
     written = text(item, "from")
     if written not in _ROLES:
         like = near(written.lower(), _ROLES)

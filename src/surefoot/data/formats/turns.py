@@ -57,8 +57,9 @@ def read_turns(record: Mapping[str, Any], name: str, read_turn: Callable[[Mappin
     return turns
 
 
-def check_order(turns: Sequence[Turn]) -> None:
-    """RowFault, with the number of the first turn that stands where it cannot, or of a result without its call."""
+def check_order(turns: Sequence[Turn], *, answered: bool = True) -> None:
+    """RowFault, with the number of the first turn that stands where it cannot, or of a result without its call.
+    answered: the last turn has to be an answer."""
     expected = _FIRST
     for number, turn in enumerate(turns, start=1):
         if turn.role not in expected and not (turn.role == "system" and number == 1):
@@ -67,7 +68,7 @@ def check_order(turns: Sequence[Turn]) -> None:
                 "turns are: system (optional), then user and assistant alternating, tool results after an answer",
             )
         expected = _NEXT[turn.role]
-    if turns[-1].role != "assistant":
+    if answered and turns[-1].role != "assistant":
         raise RowFault(
             f"the last turn is {turns[-1].role}: there is no answer to learn",
             "end with an assistant turn, or leave out what follows the last one",
