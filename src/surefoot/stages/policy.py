@@ -18,6 +18,7 @@ from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quantised import quantise
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
+from surefoot.models.value_head import freeze_output_head
 from surefoot.planning.plan import RunPlan
 from surefoot.training.checkpoint import Checkpoint
 
@@ -48,6 +49,8 @@ def load_policy(
     if plan.compile.value != "off":
         model.get_decoder().compile(mode=plan.compile.value, dynamic=True)
     if plan.adapter is None:
+        if plan.reward is not None:
+            freeze_output_head(model)
         return model.train()
     adapted = add_adapter(
         model,
