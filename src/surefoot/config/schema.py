@@ -242,7 +242,7 @@ class AlignmentConfig(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5), Number] = 0.0
     """sigmoid only: share of pairs that are taken to be the wrong way round (conservative DPO)."""
     margin: NonNegative = 0.5
-    """simpo only: by how much the better answer's reward should be higher (gamma / beta in the paper is margin)."""
+    """simpo only: by how much the better answer's reward should be higher, gamma in the paper."""
     sft: NonNegative = 0.0
     """Weight of the cross entropy of the better answers, added to the loss; orpo has it at 1 by itself."""
     good: NonNegative = 1.0

@@ -163,6 +163,7 @@ def plan_memory(record: RunRecord) -> Table:
         "optimizer": memory.optimizer,
         "activations": memory.activations,
         "logits": memory.logits,
+        **({"frozen models": memory.beside} if memory.beside else {}),
     }
     rows = [(part, readable(size)) for part, size in parts.items()]
     verdict = "fits into" if fits(memory) else "more than"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from surefoot.stages.sft import prepare_sft, sft_stage
+from surefoot.stages.preference import dpo_stage, kto_stage, start_dpo, start_kto
+from surefoot.stages.reward import build_reward, reward_stage
+from surefoot.stages.sft import prepare_judged, prepare_pairs, prepare_sft, sft_stage
 from surefoot.stages.stage import StageKind
 
 KINDS: dict[str, StageKind] = {
     "pretrain": StageKind(prepare_sft, sft_stage),
     "sft": StageKind(prepare_sft, sft_stage),
+    "reward": StageKind(prepare_pairs, reward_stage, build_reward, unit="pairs"),
+    "dpo": StageKind(prepare_pairs, dpo_stage, start=start_dpo, unit="pairs"),
+    "kto": StageKind(prepare_judged, kto_stage, start=start_kto, unit="answers"),
 }

@@ -1,0 +1,36 @@
+"""Which model the stages dpo and kto stay close to, and what holding a second one costs."""
+
+from __future__ import annotations
+
+from surefoot.config.schema import RunConfig
+from surefoot.planning.memory import Workload, base_bytes
+from surefoot.planning.plan import Choice
+
+ADAPTER_OFF, MODEL, CACHED, NONE = "adapter-off", "model", "cached", "none"
+WITHOUT_REFERENCE = ("orpo", "simpo")  # losses
+_WHY = {
+    ADAPTER_OFF: "the base under the adapter: no second copy in memory",
+    MODEL: "a second copy of the base, frozen, held as the base is",
+    CACHED: "the base's log-probabilities are computed once before step 1 and kept in the cache folder",
+}
+
+
+def plan_reference(config: RunConfig) -> Choice[str] | None:
+    """One of the names above, or the folder or hub id of another model; None where the stage has no reference."""
+    if config.stage not in ("dpo", "kto"):
+        return None
+    if config.stage == "dpo" and config.alignment.loss in WITHOUT_REFERENCE:
+        return Choice(NONE, f"{config.alignment.loss} compares the two answers with each other alone", "default")
+    asked = config.alignment.reference
+    if asked == "auto":
+        chosen = ADAPTER_OFF if config.adapter else MODEL
+        why = _WHY[chosen] if config.adapter else f"{_WHY[chosen]}: all weights of the policy train"
+        return Choice(chosen, why, "default")
+    return Choice(asked, f"asked for: {_WHY.get(asked, 'another model, counted as large as this one')}", "user")
+
+
+def reference_bytes(reference: Choice[str] | None, work: Workload) -> int:
+    """Of a second model in memory."""
+    if reference is None or reference.value in (ADAPTER_OFF, CACHED, NONE):
+        return 0
+    return base_bytes(work)

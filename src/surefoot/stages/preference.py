@@ -1,0 +1,168 @@
+"""Stages dpo and kto: a policy learns from pairs of answers, or from answers that are judged good or bad.
+
+What both compare with, the reference, is opened or computed before step 1. KTO's KL term is made before each step from
+all of its prompts, on all ranks, so that it does not depend on how the step is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import JudgedBatch, PairBatch, Weighted
+from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.loader import dealt, judged_batches, pair_batches
+from surefoot.data.order import step_examples, steps_per_epoch
+from surefoot.data.prepare import PreparedData
+from surefoot.objectives.kto import Weights, kto_loss
+from surefoot.objectives.logprobs import answer_logprobs
+from surefoot.objectives.preference import Constants, preference_loss
+from surefoot.objectives.reference import Reference, at_rest, with_reference
+from surefoot.planning.plan import RunPlan
+from surefoot.stages.reference import open_reference
+from surefoot.stages.stage import Stage
+
+if TYPE_CHECKING:
+    from surefoot.stages.setup import Setup
+
+
+def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The pairs under a plan; weight, steps and batch sizes count pairs."""
+    asked, train, evaluation = config.alignment, data.train, data.eval
+    size, micro, pad = plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
+
+    def pairs_of(step: int) -> np.ndarray:
+        return step_examples(config.seed, step - 1, data.mixture, size)[1]
+
+    def step_tokens(step: int) -> int:
+        pairs = pairs_of(step)
+        return int(train.lengths[2 * pairs].sum() + train.lengths[2 * pairs + 1].sum())
+
+    return Stage(
+        objective=preference_loss(asked.loss, Constants(asked.beta, asked.label_smoothing, asked.margin), asked.sft),
+        data=data,
+        steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
+        step_batches=lambda step: pair_batches(train, pairs_of(step), micro, pad),
+        step_tokens=step_tokens,
+        eval_batches=None if evaluation is None else lambda: all_pairs(evaluation, micro, pad),
+    )
+
+
+def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The judged answers under a plan. Evaluation lacks its KL term until `start_preference` puts it in."""
+    asked, train, evaluation = config.alignment, data.train, data.eval
+    size, micro, pad = plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
+
+    def answers_of(step: int) -> np.ndarray:
+        return step_examples(config.seed, step - 1, data.mixture, size)[1]
+
+    return Stage(
+        objective=kto_loss(Weights(asked.beta, asked.good, asked.bad)),
+        data=data,
+        steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
+        step_batches=lambda step: judged_batches(train, answers_of(step), micro, pad, others=True),
+        step_tokens=lambda step: int(train.lengths[answers_of(step)].sum()),
+        eval_batches=None if evaluation is None else lambda: all_judged(evaluation, size, micro, pad),
+    )
+
+
+def start_dpo(
+    config: RunConfig,
+    plan: RunPlan,
+    stage: Stage,
+    setup: Setup,
+    tokenizer: PreTrainedTokenizerBase,
+    say: Callable[[str], None],
+) -> Stage:
+    """With the reference, where the loss has one."""
+    reference = open_reference(config, plan, stage.data, setup, tokenizer, say)
+    return stage if reference is None else replace(stage, objective=with_reference(stage.objective, reference))
+
+
+def start_kto(
+    config: RunConfig,
+    plan: RunPlan,
+    stage: Stage,
+    setup: Setup,
+    tokenizer: PreTrainedTokenizerBase,
+    say: Callable[[str], None],
+) -> Stage:
+    """With the reference, and the KL term of every step and of the evaluation set."""
+    reference = open_reference(config, plan, stage.data, setup, tokenizer, say)
+    assert reference is not None, "KTO always has one"
+    engine, own = setup.engine, stage.eval_batches
+
+    def ready(step: int, batches: Sequence[Weighted]) -> Sequence[JudgedBatch]:
+        judged = [batch for batch in batches if isinstance(batch, JudgedBatch)]
+        kl = step_kl(setup, reference, judged)
+        return [replace(batch, kl=kl, others=None) for batch in judged]
+
+    def evaluated() -> Iterator[JudgedBatch]:
+        assert own is not None
+        mine = (batch for batch in dealt(own(), engine.rank, engine.world) if isinstance(batch, JudgedBatch))
+        kl = step_kl(setup, reference, mine)
+        for batch in own():
+            assert isinstance(batch, JudgedBatch)
+            yield replace(batch, kl=kl, others=None)
+
+    return replace(
+        stage,
+        objective=with_reference(stage.objective, reference),
+        ready=ready,
+        eval_batches=None if own is None else evaluated,
+    )
+
+
+def step_kl(setup: Setup, reference: Reference, batches: Sequence[JudgedBatch] | Iterator[JudgedBatch]) -> float:
+    """max(0, mean of log p/q over the prompts of all these batches, on all ranks, with others' answers)."""
+    total, count = 0.0, 0
+    for batch in batches:
+        assert batch.others is not None
+        ratio = _ratio(setup, reference, batch)
+        total += float(ratio.sum(dtype=torch.float64)) if batch.weight else 0.0
+        count += batch.weight
+    total, count = setup.engine.totals([total, count])
+    return max(0.0, total / count) if count else 0.0
+
+
+def _ratio(setup: Setup, reference: Reference, batch: JudgedBatch) -> torch.Tensor:
+    assert batch.others is not None
+    rows, model = batch.others.to(setup.engine.device), setup.model
+    with setup.settings.kernels(), setup.settings.forward(), at_rest(model):
+        return answer_logprobs(model, rows).sums - reference(rows)
+
+
+def all_pairs(dataset: TokenisedDataset, micro: int, pad: int) -> Iterator[PairBatch]:
+    """The pairs of a whole data set, longest first, as one step: the cross entropy of the better answers is a mean over
+    the tokens of all of them."""
+    count = len(dataset) // 2
+    tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
+    longest = np.maximum(dataset.lengths[0::2], dataset.lengths[1::2])
+    for pairs in _parts(np.argsort(-longest, kind="stable"), micro):
+        for batch in pair_batches(dataset, pairs, micro, pad):
+            yield replace(batch, answer_share=count / tokens if tokens else 0.0)
+
+
+def all_judged(dataset: TokenisedDataset, size: int, micro: int, pad: int) -> Iterator[JudgedBatch]:
+    """The answers of a whole data set in its own order, whose prompts get other answers within groups as large as a
+    training step; means over good and bad ones are over all of them."""
+    count, good = len(dataset), int(dataset.good().sum())
+    shares = [count / part if part else 0.0 for part in (good, count - good)]
+    for indices in _groups(count, size):
+        for batch in judged_batches(dataset, indices, micro, pad, others=True):
+            yield replace(batch, good_share=shares[0], bad_share=shares[1])
+
+
+def _parts(indices: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    yield from (indices[start : start + size] for start in range(0, len(indices), size))
+
+
+def _groups(count: int, size: int) -> list[np.ndarray]:
+    """Of nearly equal sizes, so that no example is left alone."""
+    return np.array_split(np.arange(count), max(1, count // size))
