@@ -13,12 +13,13 @@ from surefoot.models import generate
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.generate import Decoding, generate_answers, sample, stream_text
+from surefoot.models.generate import Decoding, draw_tokens, generate_answers, stream_text
 from tiny import tiny_llama
 
 PROMPTS = [[320, 7, 9, 200, 33], [320, 41], [320, *range(50, 75)]]
 STEPS = 24
 EOS = 321
+LOG_PROBABILITY = 4e-6  # fp32 sums of 40 terms, of logits up to 15: a few ulps of those (1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,10 @@ def test_an_error_restores_training_mode(model, tokenizer):
     assert model.training
 
 
+def sample(logits: torch.Tensor, top_p: float, draw: float) -> int:
+    return int(draw_tokens(logits[None], 1.0, top_p, [draw])[0])
+
+
 def test_sampling_follows_the_probabilities():
     logits = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64).log()
     places = torch.linspace(0, 1 - 1e-9, 1001, dtype=torch.float64).tolist()
@@ -118,6 +123,19 @@ def test_sampling_follows_the_probabilities():
         allowed = torch.tensor([sample(logits, top_p, draw) for draw in places]).unique().tolist()
         warped = TopPLogitsWarper(top_p)(torch.zeros(1, 1), logits[None]) if top_p < 1 else logits[None]
         assert allowed == warped[0].isfinite().nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_log_probabilities_are_those_of_the_tempered_distribution(top_p):
+    logits = 3 * torch.randn(5, 40, generator=torch.Generator().manual_seed(2))
+    tokens, logprobs = draw_tokens(logits, 0.7, top_p, [0.0, 0.3, 0.5, 0.9, 1 - 2**-53])
+    expected = (logits.double() / 0.7).log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+    assert torch.allclose(logprobs.double(), expected, rtol=0, atol=LOG_PROBABILITY)
+    untempered = logits.double().log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+    assert not torch.allclose(logprobs.double(), untempered, rtol=0, atol=LOG_PROBABILITY)  # twin: no temperature
+    first, likely = draw_tokens(logits, 0.0, top_p, [0.0] * 5)
+    assert torch.equal(first, logits.argmax(-1))
+    assert torch.allclose(likely, logits.log_softmax(-1).amax(-1), rtol=0, atol=LOG_PROBABILITY)
 
 
 def test_pieces_of_a_stream_are_whole_characters(tokenizer, monkeypatch):

@@ -4,13 +4,17 @@ No generator of torch is used or moved: sampling draws from its own stream per p
 (seed, place in the list), not on what else is in the batch. Settings that come with a model (`generation_config.json`)
 are not consulted: what is asked for is what runs. `transformers.generate` can do more (beams, constraints).
 
+A batch loses the rows of finished answers on its way, a batch without padding needs no mask, logits are computed at
+the last position alone, and DoRA's norms once for all steps.
+
 Shapes: B prompts, S tokens so far, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +22,10 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 
 from surefoot.models.attention import decoding_context
+from surefoot.models.dora_norms import HeldNorms
 from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
 
+_FINISHED = 1 / 8  # of a batch's rows: so many are dropped at once, which copies the cache of the others
 _INCOMPLETE = "\ufffd"  # what tokenizers put for bytes that are no character yet
 
 
@@ -77,21 +83,67 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
 
     Nothing of the caller's state changes between steps, so the steps can be shown as they come.
     """
+    for drawn in draw_steps(model, prompts, decoding):
+        tokens: list[int | None] = [None] * len(prompts)
+        for row, token in zip(drawn.rows, drawn.tokens, strict=True):
+            tokens[row] = token
+        yield tokens
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The next token of each answer that goes on. rows: of which prompts, as they were given. logprobs: of each token
+    among all, at the temperature (1 where that is 0), whatever top_p left to choose from."""
+
+    rows: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def draw_steps(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    *,
+    places: Sequence[int] | None = None,
+    keep_going: Callable[[bool], bool] = bool,
+) -> Iterator[Drawn]:
+    """As `decode`, with what was drawn and how likely it was. places: name each prompt's stream of draws, in place of
+    its row. keep_going: asked before every step, with whether an answer still goes on here; where ranks wait for each
+    other in the forward pass it says whether one does anywhere, and the step is done for them, also by a rank without
+    prompts."""
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
     device = next(model.parameters()).device
+    running = set(range(len(prompts)))
+    prompts = prompts or [[decoding.pad_id]]
     ids, mask = left_padded(prompts, decoding.pad_id, device)
     cache = DynamicCache(config=causal_model(model).config)
-    streams = [np.random.default_rng((decoding.seed, place)) for place in range(len(prompts))]
-    running = [True] * len(prompts)
+    norms = HeldNorms(model)
+    longest = ids.shape[1]
+    streams = [np.random.default_rng((decoding.seed, place)) for place in places or range(len(prompts))]
+    rows = list(range(len(prompts)))  # of the batch -> of the prompts
     for _ in range(decoding.max_new_tokens):
-        if not any(running):
+        if not keep_going(bool(running)):
             return
-        chosen = _choose(next_logits(model, ids, mask, cache), decoding, streams)
-        yield [token if alive else None for token, alive in zip(chosen, running, strict=True)]
-        running = [alive and token not in decoding.stop_ids for token, alive in zip(chosen, running, strict=True)]
-        ids = torch.tensor(chosen, device=device).unsqueeze(1)
+        padded = any(len(prompts[row]) < longest for row in rows)
+        with norms.held():
+            logits = next_logits(model, ids, mask if padded else None, cache, past=mask.shape[1] - ids.shape[1])
+        draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
+        chosen, logprobs = draw_tokens(logits, decoding.temperature, decoding.top_p, draws)
+        going = [place for place, row in enumerate(rows) if row in running]
+        tokens, likely = chosen.tolist(), logprobs.tolist()
+        if going:
+            yield Drawn([rows[i] for i in going], [tokens[i] for i in going], [likely[i] for i in going])
+        running -= {rows[place] for place in going if tokens[place] in decoding.stop_ids}
+        ids = chosen.unsqueeze(1)
         mask = torch.cat((mask, torch.ones_like(ids)), dim=1)
+        if running and len(rows) - len(running) >= len(rows) * _FINISHED:
+            kept = [place for place, row in enumerate(rows) if row in running]
+            chosen_rows = torch.tensor(kept, device=device)
+            cache.reorder_cache(chosen_rows)  # pyright: ignore[reportArgumentType]  # any integer index will do
+            ids, mask = ids.index_select(0, chosen_rows), mask.index_select(0, chosen_rows)
+            rows = [rows[place] for place in kept]
 
 
 def stream_text(
@@ -112,10 +164,16 @@ def stream_text(
 
 
 @torch.no_grad()
-def next_logits(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, cache: Cache) -> torch.Tensor:
-    """[B, V] in fp32, after the new ids[B, n]. mask: [B, S] over everything so far; the cache grows by n."""
-    positions = positions_from_mask(mask)[:, -ids.shape[1] :]
+def next_logits(
+    model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache: Cache, past: int = 0
+) -> torch.Tensor:
+    """[B, V] in fp32, after the new ids[B, n]. mask: [B, S] over everything so far, or None where nothing is padding
+    and `past` tokens came before; the cache grows by n."""
     rows, new = ids.shape
+    if mask is None:
+        positions = torch.arange(past, past + new, device=ids.device).expand(rows, new)
+    else:
+        positions = positions_from_mask(mask)[:, -new:]
     last = torch.arange(1, rows + 1, device=ids.device) * new - 1
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     with decoding_context():
@@ -132,20 +190,43 @@ def left_padded(
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def _choose(logits: torch.Tensor, decoding: Decoding, streams: Sequence[np.random.Generator]) -> list[int]:
-    if decoding.temperature == 0:
-        return logits.argmax(dim=-1).tolist()
-    rows = logits.double().cpu() / decoding.temperature
-    return [sample(row, decoding.top_p, float(stream.random())) for row, stream in zip(rows, streams, strict=True)]
+def draw_tokens(
+    logits: torch.Tensor, temperature: float, top_p: float, draws: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row of logits [B, V] a token [B], and its log-probability [B] fp32 at the temperature, before top_p.
+
+    temperature 0: the likeliest token, and its log-probability at temperature 1. draws: [B], each at least 0 and less
+    than 1: how far along the tokens' probabilities to go, in the order of the vocabulary, or the likeliest first where
+    top_p cuts.
+    """
+    scaled = logits / temperature if temperature not in (0, 1) else logits
+    total = scaled.logsumexp(dim=-1, keepdim=True)
+    if temperature == 0:
+        tokens = logits.argmax(dim=-1)
+    else:
+        probabilities = (scaled - total).exp_()
+        aims = torch.tensor(draws, dtype=torch.float64, device=logits.device).unsqueeze(1)
+        tokens = (_among_all if top_p >= 1 else partial(_among_likeliest, top_p=top_p))(probabilities, aims)
+    return tokens, (scaled.gather(1, tokens.unsqueeze(1)) - total).squeeze(1)
 
 
-def sample(logits: torch.Tensor, top_p: float, draw: float) -> int:
-    """The token at `draw` (0 ≤ draw < 1) on the scale of probabilities, likeliest first, cut where top_p is reached."""
-    probabilities, order = logits.softmax(dim=-1).sort(descending=True, stable=True)
-    reached = probabilities.cumsum(dim=-1)
-    kept = max(1, int((reached - probabilities < top_p).sum()))
-    place = int(torch.searchsorted(reached[:kept], draw * reached[kept - 1], right=True))
-    return int(order[min(place, kept - 1)])
+def _among_all(probabilities: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
+    reached = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    return _reached_at(reached, aims * reached[:, -1:])
+
+
+def _among_likeliest(probabilities: torch.Tensor, aims: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Among the fewest likeliest tokens that add up to top_p, at least one."""
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    reached = ordered.cumsum(dim=-1, dtype=torch.float64)
+    last = ((reached - ordered < top_p).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
+    found = torch.minimum(_reached_at(reached, aims * reached.gather(1, last)).unsqueeze(1), last)
+    return order.gather(1, found).squeeze(1)
+
+
+def _reached_at(reached: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
+    """[B, V] sums of probabilities, [B, 1] aims -> the first places that lie beyond them, [B]."""
+    return torch.searchsorted(reached, aims, right=True).clamp(max=reached.shape[1] - 1).squeeze(1)
 
 
 def finish(answer: list[int], tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> Generated:

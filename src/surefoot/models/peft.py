@@ -20,10 +20,12 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.dora import DoraLinearLayer
 from peft.utils.integrations import dequantize_module_weight
 from peft.utils.other import ModulesToSaveWrapper
 
 __all__ = [
+    "DoraLinearLayer",
     "LoraConfig",
     "LoraLayer",
     "ModulesToSaveWrapper",
