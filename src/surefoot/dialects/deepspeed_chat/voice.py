@@ -30,7 +30,7 @@ def _perplexity(row: Mapping[str, Any]) -> Lines:
 
 
 def _scores(row: Mapping[str, Any]) -> Lines:
-    names = ("eval_chosen", "eval_rejected", "eval_accuracy")
+    names = ("eval_reward_chosen", "eval_reward_rejected", "eval_reward_accuracy")
     if any(row.get(name) is None for name in names):
         return ()
     chosen, rejected, accuracy = (row[name] for name in names)
