@@ -95,7 +95,7 @@ def capture(
     """
     reference = open_capture(against) if against is not None else None
     require_room(out, overwrite, against)
-    opened = open_for_use(model, adapter)
+    opened = open_for_use(model, adapter, scored=True)
     facts = facts_of(opened.base)
     numbers = _layers(layers, facts.layers)
     tokens = _token_ids(opened, reference, seq_len, text, None if data is None else DataRequest(data, template))

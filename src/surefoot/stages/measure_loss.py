@@ -28,12 +28,12 @@ from surefoot.planning.plan import Choice, TokenizerPlan
 from surefoot.stages.asked_data import DataRequest, config_for, words_of_the_command
 from surefoot.stages.open_model import OpenModel
 from surefoot.stages.run_folder import CONFIG, PLAN
-from surefoot.stages.sft import batches_by_length, prepare_sft
+from surefoot.stages.sft import PREPARE, batches_by_length
 from surefoot.stages.side_by_side import Only, sides
 from surefoot.training.report import EvalReport
 from surefoot.training.step import StepSettings
 
-_ROWS = 8  # examples per forward pass where no run says how many fit
+ROWS = 8  # examples per forward pass where no run says how many fit
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,24 @@ class MeasuredLoss:
 
 
 def read_evaluation_data(
-    opened: OpenModel, asked: DataRequest, *, any_layout: bool = False
+    opened: OpenModel, asked: DataRequest, *, any_layout: bool = False, stage: str | None = None
 ) -> tuple[PreparedData, int]:
     """The examples (as `train`) and the most tokens that one may have. any_layout: what the run's template cannot lay
-    out, such as a plain text, is laid out as in a new run, not refused; for measurements that only need a text."""
+    out, such as a plain text, is laid out as in a new run, not refused; for measurements that only need a text. stage:
+    what the records are read for; None: for answers, or for texts where the run learned these."""
     run = saved_config(opened.trained)
+    stage = stage or ("pretrain" if run and run.stage == "pretrain" else "sft")
     config = config_for(
         asked,
         str(opened.base),
         template=asked.template or ("auto" if any_layout else _own_template(opened)),
-        stage=run.stage if run and run.stage == "pretrain" else "sft",
+        stage=stage,
         train_on=run.data.train_on if run else "responses",
         encoding=run.data.encoding if run else "parts",
     )
     tokens = _tokens(opened, asked)
     with words_of_the_command():
-        return prepare_sft(config, tokens, opened.tokenizer), tokens.max_length.value
+        return PREPARE[stage](config, tokens, opened.tokenizer), tokens.max_length.value
 
 
 def measure_loss(
@@ -73,7 +75,7 @@ def measure_loss(
     compared = sides(opened, only)
     data, max_length = read_evaluation_data(opened, asked)
     plan = opened.plan
-    rows = rows or (plan.batch.micro.value if plan else _ROWS)
+    rows = rows or (plan.batch.micro.value if plan else ROWS)
     device = next(opened.model.parameters()).device
     results = {}
     for side in compared:
@@ -83,7 +85,7 @@ def measure_loss(
                 sft_loss,
                 batches_by_length(data.train, rows, opened.pad_id),
                 step=0,
-                settings=StepSettings(0, None, forward=lambda: _forward(opened, device), kernels=decoding_context),
+                settings=evaluation_settings(opened, device),
                 device=device,
             )
         assert report is not None
@@ -100,6 +102,10 @@ def saved_config(trained: Path) -> RunConfig | None:
             except ValueError:  # of another version of surefoot
                 return None
     return None
+
+
+def evaluation_settings(opened: OpenModel, device: torch.device) -> StepSettings:
+    return StepSettings(0, None, forward=lambda: _forward(opened, device), kernels=decoding_context)
 
 
 def _forward(opened: OpenModel, device: torch.device) -> AbstractContextManager[object]:

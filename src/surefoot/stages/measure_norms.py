@@ -74,7 +74,7 @@ def measure_model_norms(
     asked = norms_request(model, adapter, data, template, texts, generate_samples)
     if out is not None:
         require_same_request(out / RESULT, asked, overwrite)
-    opened = open_for_use(model, adapter)
+    opened = open_for_use(model, adapter, scored=True)
     facts = facts_of(opened.base)
     sequences, origin = _sequences(
         opened, None if data is None else DataRequest(data, template, max_samples=texts), texts

@@ -39,6 +39,7 @@ from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quantised import quantise
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
 from surefoot.models.tree import facts_of
+from surefoot.models.value_head import has_value_head
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
 from surefoot.planning.serial import plan_from_json
@@ -71,18 +72,22 @@ class OpenModel:
     bos_scale: float
 
 
-def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
+def open_for_use(path: str, adapter: str | None = None, *, scored: bool = False) -> OpenModel:
     """path: a folder or hub id, of a model or of an adapter, which records its base. adapter: one to put over `path`.
+    scored: no answers will be asked for, so it may be a reward model.
 
-    Raises InputError for what is not intact and for an adapter whose base is not found; EnvironmentFault where the hub
-    does not give it.
+    Raises InputError for what is not intact, for an adapter whose base is not found and for a reward model that is to
+    answer; EnvironmentFault where the hub does not give it.
     """
     base, saved = find_parts(path, adapter)
     trained = saved.folder if saved else base
+    plan = saved_plan(trained)
+    if plan is not None and plan.reward is not None and not scored:
+        what = "is a reward model: it scores answers and writes none"
+        raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA"))
     notes = list(cautions_about(trained, base))
     if saved and saved.layouts:
         notes.append(said(saved.folder, saved.layouts))
-    plan = saved_plan(trained)
     scale = saved_bos_scale(trained, base, plan)
     facts = replace(facts_of(base), bos_scale=scale)
     with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
@@ -99,6 +104,7 @@ def open_for_use(path: str, adapter: str | None = None) -> OpenModel:
         device=torch.device("cpu") if packed else device,
         vocab_rows=saved.rows if saved else None,
         say=notes.append,
+        scored=scored and saved is None and has_value_head(base),
     )
     if packed:
         quantise(base_model, compute=TORCH_DTYPE[dtype], device=device)
