@@ -16,6 +16,13 @@ from surefoot.config.mixture import SourceConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingConfig
 
+# What every evaluation of a stage has, and what is better the higher it is.
+_STAGE_METRICS: dict[str, tuple[str, ...]] = {
+    "reward": ("reward_accuracy", "reward_margin"),
+    "dpo": ("reward_accuracy", "reward_margin"),
+    "kto": ("reward_accuracy", "reward_margin"),
+}
+
 
 def contradictions(config: RunConfig) -> list[Problem]:
     """Every pair of keys that excludes each other, named both."""
@@ -59,9 +66,10 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
 
 def _best(config: RunConfig) -> Iterator[Problem]:
     best, names = config.checkpoint.best, config.metrics.names
-    if best not in ("loss", "none", *names):
+    own = _STAGE_METRICS.get(config.stage, ())
+    if best not in ("loss", "none", *own, *names):
         has = f"metrics.names has {', '.join(names)}" if names else "metrics.names is empty"
-        fix = f"add {best} to metrics.names, or use loss or none"
+        fix = f"add {best} to metrics.names, or use {', '.join(own)}{', ' if own else ''}loss or none"
         yield _problem("checkpoint.best", f"{best} is no metric of this run: {has}", fix, "metrics.names")
 
 
@@ -99,6 +107,9 @@ def _mixture(config: RunConfig) -> Iterator[Problem]:
         if key.startswith("data.eval.") and (source.weight is not None or source.epochs is not None):
             name = "weight" if source.weight is not None else "epochs"
             yield _problem(f"{key}.{name}", "evaluation reads every example once", "leave it out")
+        if source.share is not None and source.share.take > len(source.share.of):
+            what = f"asks for part {source.share.take}, and {key}.share.of has {len(source.share.of)}"
+            yield _problem(f"{key}.share.take", what, "count parts from 1", f"{key}.share.of")
         if source.streaming and source.max_samples is None and config.data.max_samples is None:
             what = "a stream has no end that could be planned for"
             yield _problem(f"{key}.streaming", what, "give this source max_samples", f"{key}.max_samples")

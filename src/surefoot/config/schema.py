@@ -80,8 +80,8 @@ class DataConfig(Section):
     caller passes the function that reads a record."""
     template: Text = "auto"
     """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
-    qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, zephyr, plain, raw, commonsense, commonsense-eval,
-    commonsense-sentence, or a .jinja file."""
+    qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
+    commonsense-eval, commonsense-sentence, or a .jinja file."""
     max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
     """Longest example in tokens; a longer one loses prompt tokens first, but for a quarter of the room, then the end of
     its answer. auto: 2048, or all positions of a model that has fewer."""
@@ -167,7 +167,8 @@ class CheckpointConfig(Section):
     """How many to keep, newest first; the best one is kept besides."""
     best: Annotated[Text, Field(examples=["exact_match"])] = "loss"
     """Which evaluation result decides the best checkpoint (its weights end up in the output folder): loss, exact_match
-    or another of metrics.names (higher is better), or none."""
+    or another of metrics.names (higher is better), reward_accuracy or reward_margin (stages reward, dpo and kto; higher
+    is better), or none."""
 
 
 class EarlyStoppingConfig(Section):

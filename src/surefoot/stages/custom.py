@@ -7,11 +7,12 @@ compared by content, as data always is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.batch import JudgedBatch, PairBatch
 from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import METRICS, Metric
@@ -72,6 +73,10 @@ def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage
     """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
     that an evaluation already uses."""
     batch = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0].to(setup.engine.device)
+    if isinstance(batch, PairBatch | JudgedBatch):  # what is made before each step: here any numbers do
+        batch = replace(batch, reference=torch.zeros(len(batch.rows.input_ids), device=setup.engine.device))
+    if isinstance(batch, JudgedBatch):
+        batch = replace(batch, kl=0.0)
     with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
         found = objective(setup.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:

@@ -15,16 +15,18 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import JudgedBatch, PairBatch, Weighted
+from surefoot.data.batch import JudgedBatch, Weighted
 from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.loader import dealt, judged_batches, pair_batches
+from surefoot.data.loader import dealt, judged_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData
+from surefoot.errors import Fault, InputError
 from surefoot.objectives.kto import Weights, kto_loss
 from surefoot.objectives.logprobs import answer_logprobs
 from surefoot.objectives.preference import Constants, preference_loss
 from surefoot.objectives.reference import Reference, at_rest, with_reference
 from surefoot.planning.plan import RunPlan
+from surefoot.stages.pairs import pair_stage
 from surefoot.stages.reference import open_reference
 from surefoot.stages.stage import Stage
 
@@ -33,31 +35,19 @@ if TYPE_CHECKING:
 
 
 def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
-    """The pairs under a plan; weight, steps and batch sizes count pairs."""
-    asked, train, evaluation = config.alignment, data.train, data.eval
-    size, micro, pad = plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
-
-    def pairs_of(step: int) -> np.ndarray:
-        return step_examples(config.seed, step - 1, data.mixture, size)[1]
-
-    def step_tokens(step: int) -> int:
-        pairs = pairs_of(step)
-        return int(train.lengths[2 * pairs].sum() + train.lengths[2 * pairs + 1].sum())
-
-    return Stage(
-        objective=preference_loss(asked.loss, Constants(asked.beta, asked.label_smoothing, asked.margin), asked.sft),
-        data=data,
-        steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
-        step_batches=lambda step: pair_batches(train, pairs_of(step), micro, pad),
-        step_tokens=step_tokens,
-        eval_batches=None if evaluation is None else lambda: all_pairs(evaluation, micro, pad),
-    )
+    """The pairs under a plan."""
+    asked = config.alignment
+    constants = Constants(asked.beta, asked.label_smoothing, asked.margin)
+    return pair_stage(preference_loss(asked.loss, constants, asked.sft), config, plan, data)
 
 
 def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The judged answers under a plan. Evaluation lacks its KL term until `start_preference` puts it in."""
     asked, train, evaluation = config.alignment, data.train, data.eval
     size, micro, pad = plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
+
+    if evaluation is not None and config.checkpoint.best == "reward_margin":
+        _require_both(evaluation)
 
     def answers_of(step: int) -> np.ndarray:
         return step_examples(config.seed, step - 1, data.mixture, size)[1]
@@ -138,17 +128,6 @@ def _ratio(setup: Setup, reference: Reference, batch: JudgedBatch) -> torch.Tens
         return answer_logprobs(model, rows).sums - reference(rows)
 
 
-def all_pairs(dataset: TokenisedDataset, micro: int, pad: int) -> Iterator[PairBatch]:
-    """The pairs of a whole data set, longest first, as one step: the cross entropy of the better answers is a mean over
-    the tokens of all of them."""
-    count = len(dataset) // 2
-    tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
-    longest = np.maximum(dataset.lengths[0::2], dataset.lengths[1::2])
-    for pairs in _parts(np.argsort(-longest, kind="stable"), micro):
-        for batch in pair_batches(dataset, pairs, micro, pad):
-            yield replace(batch, answer_share=count / tokens if tokens else 0.0)
-
-
 def all_judged(dataset: TokenisedDataset, size: int, micro: int, pad: int) -> Iterator[JudgedBatch]:
     """The answers of a whole data set in its own order, whose prompts get other answers within groups as large as a
     training step; means over good and bad ones are over all of them."""
@@ -157,6 +136,14 @@ def all_judged(dataset: TokenisedDataset, size: int, micro: int, pad: int) -> It
     for indices in _groups(count, size):
         for batch in judged_batches(dataset, indices, micro, pad, others=True):
             yield replace(batch, good_share=shares[0], bad_share=shares[1])
+
+
+def _require_both(evaluation: TokenisedDataset) -> None:
+    """A margin lies between good and bad answers. Raises InputError where the evaluation data have but one kind."""
+    good = int(evaluation.good().sum())
+    if good in (0, len(evaluation)):
+        what = f"reward_margin needs good and bad answers, and all evaluation answers are {'good' if good else 'bad'}"
+        raise InputError(Fault("checkpoint.best", what, "use reward_accuracy or loss, or other evaluation data"))
 
 
 def _parts(indices: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
@@ -104,5 +104,6 @@ def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bo
 
 def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
     """How text is cut before and after the vocabulary decides."""
+    assert isinstance(tokenizer, PreTrainedTokenizerFast), "what is opened has a fast tokenizer"
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     return {name: backend.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
