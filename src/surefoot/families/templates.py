@@ -147,6 +147,17 @@ ROWS: tuple[Row, ...] = (
         trimmed=("assistant",),
     ),
     Dialogue(
+        name="human-assistant",
+        about="Human: … Assistant: …, blank lines between, as hh-rlhf's and DeepSpeed-Chat's texts",
+        system="{content}",
+        user="\n\nHuman: {content}",
+        opening="\n\nAssistant:",
+        lead=" ",
+        close="{eos}",
+        trimmed=("assistant",),
+        tools=None,
+    ),
+    Dialogue(
         name="zephyr",
         about="Zephyr: a line for each role, written as plain text",
         system="<|system|>\n{content}{eos}\n",

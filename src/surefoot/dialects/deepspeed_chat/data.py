@@ -16,12 +16,13 @@ from surefoot.locations import DATA_SUFFIXES, is_hub_data
 
 Read = Callable[[str], str]
 TAKE: Mapping[Step, int] = {"sft": 1, "reward": 2, "dpo": 2, "ppo": 3}
-_PAIRS = ("prompt", "chosen", "rejected")
 _ANSWERS = ("chosen", "response", "completion")  # what may hold the answer to a prompt, the better one of pairs first
 # Sets with prompt, chosen and rejected whose prompts hold their `Human:` and `Assistant:` -> the split to evaluate on.
-_PLAIN = {"Dahoas/rm-static": "test", "Dahoas/full-hh-rlhf": "test", "yitingxie/rlhf-reward-datasets": "test"}
+_PLAIN = {"Dahoas/rm-static": "test", "Dahoas/full-hh-rlhf": "test"}
+_PLAIN_RECORD = {"prompt": "\n\nHuman: …\n\nAssistant:", "chosen": "", "rejected": ""}
 _OTHER = (
-    "Dahoas/synthetic-instruct-gptj-pairwise", "openai/webgpt_comparisons", "stanfordnlp/SHP",
+    "yitingxie/rlhf-reward-datasets", "Dahoas/synthetic-instruct-gptj-pairwise", "openai/webgpt_comparisons",
+    "stanfordnlp/SHP",
     "pvduy/sharegpt_alpaca_oa_vicuna_format", "wangrui6/Zhihu-KOL", "Cohere/miracl-zh-queries-22-12",
     "Cohere/miracl-ja-queries-22-12", "Hello-SimpleAI/HC3-Chinese", "mkqa-Chinese", "mkqa-Japanese",
     "lmqg/qg_jaquad", "lmqg/qag_jaquad",
@@ -53,6 +54,7 @@ def _set_data(draft: Draft, step: Step, read: Read, folder: str) -> None:
         for target, path in zip((train, held), _paths(draft, name, read, folder), strict=True):
             if path is not None:
                 target.append({"path": path["path"], **_layout(path["path"], step, read), **path, **more})
+    _set_template(draft, step, [source["path"] for source in train], read)
     words = ("data_path", "data_split", *(["sft_only_data_path"] if step in ("sft", "dpo") else []))
     if train:
         draft.set("data.train", _short(train), *words)
@@ -63,6 +65,26 @@ def _set_data(draft: Draft, step: Step, read: Read, folder: str) -> None:
     else:
         draft.set("data.eval", _HELD, "data_path", why="")
     draft.set("eval_at_start", True, why="it evaluates before the first step")
+
+
+def _set_template(draft: Draft, step: Step, paths: list[str], read: Read) -> None:
+    """Step 1 learns prompt and answer as one text; where prompts are dialogues, the others lay out the same text turn
+    by turn."""
+    records = [_PLAIN_RECORD if any(one in path for one in _PLAIN) else _record(path, read) for path in paths]
+    prompts = [record.get("prompt") for record in records if record]
+    dialogues = bool(prompts) and all(_is_open_dialogue(prompt) for prompt in prompts)
+    if step == "sft" or not dialogues:
+        draft.set("data.template", "raw", why="its texts go through no template")
+    else:
+        draft.set(
+            "data.template", "human-assistant", why="the texts as they stand, but each earlier answer ends with EOS"
+        )
+
+
+def _is_open_dialogue(prompt: Any) -> bool:
+    """As surefoot's reader of preference data sees it."""
+    text = f"\n\n{prompt}" if isinstance(prompt, str) else ""
+    return "\n\nHuman:" in text and text.rstrip().endswith("\n\nAssistant:")
 
 
 def _share(draft: Draft, step: Step) -> dict[str, Any] | None:
@@ -110,7 +132,7 @@ def _beside(folder: str, read: Read) -> str:
 def _layout(path: str, step: Step, read: Read) -> dict[str, Any]:
     """format and columns, where the tool reads a file otherwise than surefoot would by itself."""
     known = any(one in path for one in _PLAIN)
-    record = dict.fromkeys(_PAIRS, "") if known else _record(path, read)
+    record = _PLAIN_RECORD if known else _record(path, read)
     if record is None or not isinstance(record.get("prompt", ""), str):
         return {}
     if step == "ppo":

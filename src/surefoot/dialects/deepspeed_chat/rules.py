@@ -24,7 +24,6 @@ def set_stage(step: Step) -> Callable[[Draft], None]:
     def rule(draft: Draft) -> None:
         draft.set("stage", step)
         draft.set("optim.betas", [0.9, 0.95], why="fixed there")
-        draft.set("data.template", "raw", why="its texts go through no template")
         draft.set("bos.prepend", "tokenizer", why="its texts begin as the tokenizer begins them")
         draft.set("checkpoint.best", "none", why="the last weights are saved there")
         if step == "sft":

@@ -44,12 +44,12 @@ def _rollouts() -> Callable[[Mapping[str, Any]], Lines]:
     average: list[float] = []
 
     def lines(row: Mapping[str, Any]) -> Lines:
-        names = ("actor_loss", "critic_loss", "reward")
+        names = ("policy_loss", "value_loss", "reward")
         if any(row.get(name) is None for name in names):
             return ()
         actor, critic, reward = (row[name] for name in names)
         average[:] = [reward if not average else _KEPT * average[0] + (1 - _KEPT) * reward]
-        losses = f"Actor Loss: {actor} | Critic Loss: {critic} | Unsupervised Loss: {row.get('unsup_loss') or 0.0}"
+        losses = f"Actor Loss: {actor} | Critic Loss: {critic} | Unsupervised Loss: {row.get('text_loss') or 0.0}"
         place = f"Epoch: {int(row['epoch'])} | Step: {row['current_steps']} | PPO Epoch: {row.get('ppo_epoch', 1)}"
         return [
             f"{place} | {losses}",
