@@ -33,11 +33,11 @@ def plan_reward(
     _refuse_head(config, model, notes)
     source: Source = "user" if "loss" in request.model_fields_set else "default"
     front, reason = padding_in_front(tokenizer, tokens)
-    chosen = _chosen(request.num_padding_at_beginning, front, reason, request.loss, notes)
+    chosen = _chosen(request.num_padding_at_beginning, front, reason, notes)
     return RewardPlan(
         loss=Choice(request.loss, _COMPARED[request.loss], source),
         num_padding_at_beginning=chosen,
-        surplus=max(0, chosen.value - front) if request.loss == "divergence" else 0,
+        surplus=max(0, chosen.value - front),
         center=request.center,
         head=Choice("zeros", "every answer has the same score at first", "default")
         if request.init is None
@@ -74,17 +74,16 @@ def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan)
     return head + tokens.added_rows * model.embedding_width
 
 
-def _chosen(asked: int | Literal["auto"], front: int, reason: str, loss: str, notes: Notes) -> Choice[int]:
+def _chosen(asked: int | Literal["auto"], front: int, reason: str, notes: Notes) -> Choice[int]:
     if asked == "auto":
         return Choice(front, reason, "default")
     key = "reward.num_padding_at_beginning"
-    if asked < front and loss == "divergence":
+    if asked < front:
         what = f"is {asked}, but {reason}: the end of every pair would be found at its first token"
         notes.refuse(key, what, f"use auto, or {front}")
-    elif asked != front:
+    elif asked > front:
         behind = f"{asked - front} position{'s' if asked - front > 1 else ''} behind the end of every pair"
-        effect = f"the loss counts {behind}" if loss == "divergence" else "it changes nothing with reward.loss: last"
-        notes.caution(f"{key} is {asked}, but {reason}: {effect}; auto takes {front}")
+        notes.caution(f"{key} is {asked}, but {reason}: the loss counts {behind}; auto takes {front}")
     return Choice(asked, f"asked for; {reason}", "user")
 
 

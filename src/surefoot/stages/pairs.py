@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,12 +38,16 @@ def pair_stage(objective: Objective, config: RunConfig, plan: RunPlan, data: Pre
         steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
         step_batches=step_batches,
         step_tokens=step_tokens,
-        eval_batches=None if evaluation is None else lambda: pairs_by_length(evaluation, micro, pad),
+        eval_batches=None if evaluation is None else lambda: all_pairs(evaluation, micro, pad),
     )
 
 
-def pairs_by_length(dataset: TokenisedDataset, micro: int, pad_id: int) -> Iterator[PairBatch]:
-    """All pairs, longest first, so that padding is small and memory runs out at once or never."""
+def all_pairs(dataset: TokenisedDataset, micro: int, pad_id: int) -> Iterator[PairBatch]:
+    """The pairs of a whole data set as one step, longest first, so that padding is small and memory runs out at once or
+    never."""
+    count = len(dataset) // 2
+    tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
     order = np.argsort(-dataset.lengths.reshape(-1, 2).max(axis=1), kind="stable")
-    for start in range(0, len(order), micro):
-        yield from pair_batches(dataset, order[start : start + micro], micro, pad_id)
+    for start in range(0, count, micro):
+        for batch in pair_batches(dataset, order[start : start + micro], micro, pad_id):
+            yield replace(batch, answer_share=count / tokens if tokens else 0.0)

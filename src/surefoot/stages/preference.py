@@ -146,10 +146,6 @@ def _require_both(evaluation: TokenisedDataset) -> None:
         raise InputError(Fault("checkpoint.best", what, "use reward_accuracy or loss, or other evaluation data"))
 
 
-def _parts(indices: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    yield from (indices[start : start + size] for start in range(0, len(indices), size))
-
-
 def _groups(count: int, size: int) -> list[np.ndarray]:
     """Of nearly equal sizes, so that no example is left alone."""
     return np.array_split(np.arange(count), max(1, count // size))
