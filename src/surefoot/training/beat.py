@@ -78,12 +78,12 @@ class Activity:
             self._step_began = self._since
 
     def step_begins(self, step: int) -> None:
-        """All up to optimizer step `step` are behind this rank."""
+        """This rank comes to optimizer step `step`."""
         now = time.monotonic()
         if self._steps:
             self._slowest = max(self._slowest, now - self._step_began)
         self._steps += 1
-        self.doing, self.step, self.ticks = "training", step - 1, 0
+        self.doing, self.step, self.ticks = "training", step, 0
         self._since = self._step_began = now
 
     def tick(self) -> None:

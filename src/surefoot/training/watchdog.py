@@ -149,7 +149,7 @@ class Watchdog:
         beats = [Beat.from_bytes(one) for one in store.multi_get([_key(rank) for rank in range(self._world)])]
         behind = slowest(beats)
         if not behind:
-            return f"no rank gets on, each waits for the others for {seconds:.0f} s, after step {beats[0].step}"
+            return f"no rank gets on, each waits for the others for {seconds:.0f} s, at step {beats[0].step}"
         what = f"has made no progress for {seconds:.0f} s while others wait"
         return _line(behind[0], beats[behind[0]], f"{what}, {beats[behind[0]].place}", self._host)
 
@@ -201,8 +201,9 @@ def _key(rank: int) -> str:
 
 
 def _line(rank: int, beat: Beat, what: str, host: str) -> str:
+    step = f", at step {beat.step}" if beat.step else ""
     where = "" if beat.host == host else f" on {beat.host}"
-    return f"rank {rank} (pid {beat.pid}{where}) {what}; it was {beat.doing}, after step {beat.step}"
+    return f"rank {rank} (pid {beat.pid}{where}) {what}; it was {beat.doing}{step}"
 
 
 def _print(line: str) -> None:
