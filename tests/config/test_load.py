@@ -275,7 +275,7 @@ CONSISTENT: list[dict[str, str]] = [
     {"stage": "reward", "reward": "{loss: divergence, num_padding_at_beginning: 1}"},
     {"stage": "dpo", "alignment": "{label_smoothing: 0.1, reference: adapter-off, sft: 0.1}"},
     {"stage": "dpo", "alignment": "{loss: simpo, margin: 1, reference: auto}"},
-    {"stage": "kto", "alignment": "{good: 2, beta: 0.2, reference: cached}"},
+    {"stage": "kto", "alignment": "{good: 2, beta: 0.2, reference: model}"},
     {"stage": "dpo", "data": "{train: {path: a/b, format: preference}}"},
     {"stage": "ppo", "ppo": "{unsup_coef: 27.8, unsup_data: a/b, kl_target: 6, kl_horizon: 5}"},
     {"stage": "ppo", "ppo": "{engine: vllm, vllm_url: 'http://a'}"},
@@ -503,13 +503,18 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "subset": "{group}=org/name",
         "revision": "{group}=org/name",
         "name": f"{{group}}={tmp_path}",
+        "of": "{group}.take=1",
+        "take": "{group}.of=[2, 4, 4]",
         "data.train.streaming": "data.max_samples=8",
         "optim.momentum": "optim.name=sgd",
         "tracking.name": "report_to=[wandb]",
         "checkpoint.best": "metrics.names=[exact_match]",
     }
     for key in itertools.filterfalse(lambda key: key.path in (*own_files, *refused), all_keys().values()):
-        companion = companions.get(key.path, companions.get(key.name) if key.group.startswith("data.") else None)
+        companion = companions.get(
+            key.path,
+            companions.get(key.name) if key.group.startswith("data.") or key.group.endswith(".share") else None,
+        )
         first = next(
             (
                 needed

@@ -23,6 +23,13 @@ DataFormat = Literal[
 ]
 
 
+class PartConfig(Section):
+    of: Annotated[list[Positive], Field(min_length=2, examples=[[2, 4, 4]])]
+    """Sizes of the parts, relative to each other."""
+    take: Annotated[Count, Field(examples=[1])]
+    """Which of them this run uses, from 1."""
+
+
 class SourceConfig(Section):
     path: Annotated[Text, Field(examples=["data/train.jsonl"])]
     """File (.json, .jsonl, .csv, .parquet), folder of such files, or hub data set such as org/name."""
@@ -43,6 +50,9 @@ class SourceConfig(Section):
     """Read a hub data set without storing it; reads max_samples records."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
     """Use only the first N records of this source."""
+    share: Annotated[PartConfig | None, Field(examples=[{"of": [2, 4, 4], "take": 1}])] = None
+    """Use one part of the records, all of which the seed shuffles once: runs with one seed that take different parts
+    share no record, as the three phases of DeepSpeed-Chat do with --data_split 2,4,4."""
     weight: Annotated[Positive | None, Field(examples=[2.0])] = None
     """Share of this source among the examples of an epoch, relative to the other weights."""
     epochs: Annotated[Positive | None, Field(examples=[2.0])] = None

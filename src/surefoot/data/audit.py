@@ -14,6 +14,8 @@ import numpy as np
 from surefoot.data.dataset import CONTINUES, CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
 from surefoot.data.encode import TrainOn
 from surefoot.data.facts import SourceFacts, together
+from surefoot.data.kind import Kind, rows_per_item
+from surefoot.data.pair_facts import PairFacts, pair_cautions, pair_facts, pairs_together
 from surefoot.data.proofs import prove
 from surefoot.data.text_encoder import TextEncoder
 
@@ -32,18 +34,21 @@ class SamplePart:
 
 @dataclass(frozen=True)
 class Sample:
-    """One example to look at. number, line: its record."""
+    """One example to look at. number, line: its record. verdict: better or worse, good or bad; empty where nobody
+    judged it."""
 
     number: int
     line: int
     tokens: int
     parts: tuple[SamplePart, ...]
     file: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Counts are of examples unless the name says otherwise; lengths are in tokens, the median rounded to one."""
+    """Counts are of examples unless the name says otherwise, in pairs of pairs; lengths are in tokens, of single rows,
+    the median rounded to one."""
 
     source: SourceFacts
     kept: int
@@ -67,6 +72,9 @@ class Audit:
     answers: int  # supervised stretches
     ended: int  # those whose last token is a supervised stop token
     samples: tuple[Sample, ...]
+    kind: Kind = "answers"
+    pairs: PairFacts | None = None  # of pairs
+    good: int = 0  # judged examples that are good
 
     @property
     def supervised_share(self) -> float:
@@ -86,6 +94,7 @@ def audit_dataset(
     training: Collection[bytes] = (),
     repeats_bos: bool = False,
     learns_behind_stop: bool = False,
+    kind: Kind = "answers",
 ) -> Audit:
     """Count and prove. bos_id: None where no BOS is to be put. seen: fingerprints of the examples audited before, which
     these are added to: copies of them are duplicates. training: those of the training set, for evaluation data.
@@ -104,18 +113,22 @@ def audit_dataset(
         repeats_bos=repeats_bos,
         learns_behind_stop=learns_behind_stop,
     )
-    flags, prints = dataset.flags(), [dataset.fingerprint(index) for index in range(len(dataset))]
+    flags, prints = dataset.flags(), fingerprints(dataset, kind)
     known = len(seen)
+
+    def count(flag: int) -> int:
+        return int((flags & flag > 0).reshape(-1, rows_per_item(kind)).any(axis=1).sum())
+
     seen.update(prints)
     return Audit(
         source,
-        kept=len(dataset),
-        continued=int((flags & CONTINUES > 0).sum()),
-        truncated=int((flags & TRUNCATED > 0).sum()),
-        prompt_lost=int((flags & PROMPT_LOST > 0).sum()),
+        kept=len(prints),
+        continued=count(CONTINUES),
+        truncated=count(TRUNCATED),
+        prompt_lost=count(PROMPT_LOST),
         stop_lost=int((flags & STOP_LOST > 0).sum()),
         answers_lost=dataset.answers_lost(),
-        control_text=int((flags & CONTROL_TEXT > 0).sum()),
+        control_text=count(CONTROL_TEXT),
         duplicates=len(prints) - (len(seen) - known),
         overlap=sum(one in training for one in prints),
         tokens=int(dataset.lengths.sum()),
@@ -126,7 +139,10 @@ def audit_dataset(
         stops=tuple(_name(encoder, number) for number in stop_ids),
         answers=proven.answers,
         ended=proven.closed,
-        samples=tuple(_sample(dataset, index, encoder) for index in _spread(len(dataset))),
+        samples=tuple(_sample(dataset, index, encoder, kind) for index in _shown(len(dataset), kind)),
+        kind=kind,
+        pairs=pair_facts(dataset) if kind == "pairs" else None,
+        good=int(dataset.good().sum()) if kind == "judged" else 0,
     )
 
 
@@ -158,7 +174,9 @@ def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str
         ended=total(lambda one: one.ended),
         **_lengths(dataset),
         stops=tuple(dict.fromkeys(stop for one in audits for stop in one.stops)),
-        samples=tuple(samples[place] for place in _spread(len(samples))),
+        samples=tuple(samples[place] for place in _shown(len(samples), audits[0].kind)),
+        pairs=pairs_together([one.pairs for one in audits if one.pairs]) if audits[0].pairs else None,
+        good=total(lambda one: one.good),
     )
 
 
@@ -173,9 +191,10 @@ def cautions(audit: Audit) -> tuple[str, ...]:
             f"({_places(source.placeholders)}), such as {source.placeholder}; the model would learn to say them"
         )
     if source.dropped:
-        found.append(
-            f"rows dropped, because no label fits into max_length: {len(source.dropped)} ({_places(source.dropped)})"
-        )
+        why = "rows dropped, because no label fits into max_length"
+        if audit.kind == "prompts":
+            why = "prompts left out, because they leave no room for an answer within max_length"
+        found.append(f"{why}: {len(source.dropped)} ({_places(source.dropped)})")
     if audit.truncated > _CUT_SHARE * audit.kept:
         found.append(
             f"examples cut to max_length: {audit.truncated} of {audit.kept}; all that the user says was lost in "
@@ -187,12 +206,20 @@ def cautions(audit: Audit) -> tuple[str, ...]:
         found.append(f"examples that are exact copies of others: {audit.duplicates}")
     if audit.overlap:
         found.append(f"evaluation examples that the training data hold as well: {audit.overlap} of {audit.kept}")
+    if audit.pairs:
+        found += pair_cautions(audit.pairs)
+    if audit.kind == "judged" and audit.good in (0, audit.kept):
+        found.append(f"all answers are judged {'good' if audit.good else 'bad'}: there is nothing to tell apart")
     return tuple(found)
 
 
-def fingerprints(dataset: TokenisedDataset) -> set[bytes]:
-    """Of all examples; see `TokenisedDataset.fingerprint`."""
-    return {dataset.fingerprint(index) for index in range(len(dataset))}
+def fingerprints(dataset: TokenisedDataset, kind: Kind = "answers") -> list[bytes]:
+    """Of all examples, see `TokenisedDataset.fingerprint`; of pairs one for both, of judged answers with verdict."""
+    prints = [dataset.fingerprint(index) for index in range(len(dataset))]
+    if kind == "judged":
+        return [one + bytes([good]) for one, good in zip(prints, dataset.good().tolist(), strict=True)]
+    size = rows_per_item(kind)
+    return [b"".join(prints[start : start + size]) for start in range(0, len(prints), size)]
 
 
 def _places(records: Sequence[tuple[str, int, int]]) -> str:
@@ -218,7 +245,16 @@ def _spread(count: int) -> list[int]:
     return sorted({0, count // 2, count - 1})
 
 
-def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder) -> Sample:
+def _shown(rows: int, kind: Kind) -> list[int]:
+    """Of examples laid out item by item those of the first, the middle and the last item."""
+    size = rows_per_item(kind)
+    return [size * item + row for item in _spread(rows // size) for row in range(size)]
+
+
+_VERDICTS: dict[Kind, tuple[str, str]] = {"pairs": ("worse", "better"), "judged": ("bad", "good")}
+
+
+def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder, kind: Kind) -> Sample:
     example = dataset[index]
     control = np.isin(example.ids, list(encoder.control))
     borders = np.flatnonzero(np.diff(example.supervised * 2 + control)) + 1
@@ -227,7 +263,8 @@ def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder) -> Samp
         text = str(encoder.tokenizer.decode(example.ids[start:end].tolist()))
         parts.append(SamplePart(text, bool(example.supervised[start]), bool(control[start])))
     file, number, line = dataset.row(index)
-    return Sample(number, line, len(example.ids), tuple(parts), file)
+    verdict = _VERDICTS[kind][bool(dataset.good()[index])] if kind in _VERDICTS else ""
+    return Sample(number, line, len(example.ids), tuple(parts), file, verdict)
 
 
 def _name(encoder: TextEncoder, number: int) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from surefoot.data.mixture import Mixture
 
 # First words of a stream: each use of the seed draws from its own.
-EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS = range(7)
+EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES = range(8)
 
 
 @functools.lru_cache(maxsize=4)  # the epoch at hand and the next, at its border

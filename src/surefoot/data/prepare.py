@@ -21,7 +21,7 @@ from surefoot.data.kind import Kind, rows_per_item
 from surefoot.data.mixture import Mixture, Part, mix
 from surefoot.data.segments import Template
 from surefoot.data.sources import SourceSpec, open_sources
-from surefoot.data.split import split
+from surefoot.data.split import part_of, split
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.data.tokenise import Method, ReadRecord, tokenise
 from surefoot.errors import Fault, InputError
@@ -114,6 +114,7 @@ def prepare_data(
     eval_specs = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
     method, kept, reason = _load_all(specs, method, cache)
     eval_method, held_out = _load_evaluation(eval_specs, method, kept, cache)
+    kept, held_out = ([_shared(one, seed) for one in loaded] for loaded in (kept, held_out))
     if isinstance(evaluation, int | float):
         kept, held_out = _split(kept, evaluation, seed)
     audit = _Auditor(method, pad_id)
@@ -122,7 +123,7 @@ def prepare_data(
     eval_data = joined([one.examples for one in held_out]) if held_out else None
     eval_sources: tuple[Audit, ...] = ()
     if held_out:
-        known, audit = fingerprints(data), _Auditor(eval_method, pad_id)
+        known, audit = set(fingerprints(data, kind)), _Auditor(eval_method, pad_id)
         eval_sources = tuple(audit.source(one, known) for one in held_out)
     return PreparedData(
         train=data,
@@ -195,6 +196,9 @@ def _dialogues(loaded: Sequence[_Loaded]) -> list[SourceFacts]:
 def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:
     files, left = [], spec.max_samples
     for source in open_sources(spec):
+        if spec.share is not None and source.sample is not None:
+            what = "picks records by num_samples, and a share counts all of them"
+            raise InputError(Fault(source.name, what, "leave one of them out"))
         file, facts = tokenise(source, method, left, cache)
         files.append((file, facts))
         if left is not None and (left := left - facts.used) == 0:
@@ -240,10 +244,33 @@ def _left_out(loaded: Sequence[_Loaded]) -> str:
     return f" (the files hold {rows:,}; {' and '.join(parts)})" if parts else ""
 
 
+def _shared(one: _Loaded, seed: int) -> _Loaded:
+    """The source's part of its records, which are counted as they stand in the files: what cannot be learned in one run
+    may be a prompt in the next."""
+    if one.spec.share is None:
+        return one
+    of, take = one.spec.share
+    counts = [facts.used for _, facts in one.files]
+    chosen = part_of(sum(counts), of, take, seed)
+    words = f"part {take} of {','.join(f'{size:g}' for size in of)}: {len(chosen):,} of {sum(counts):,} records"
+    places, files = [], []
+    for (file, facts), start in zip(one.files, np.cumsum([0, *counts]), strict=False):
+        own = chosen[(chosen >= start) & (chosen < start + facts.used)] - start + 1
+        places.append(np.isin(file.rows[:, 0], own))
+        dropped = tuple(place for place in facts.dropped if place[1] in own)
+        files.append((file, replace(facts, part=words, dropped=dropped)))
+    found = replace(one, files=tuple(files), examples=one.examples.subset(np.flatnonzero(np.concatenate(places))))
+    if not len(found.examples):
+        raise InputError(Fault(one.name, f"has nothing to learn in {words}", "take another part, or raise its size"))
+    return found
+
+
 def _with_part(one: _Loaded, indices: np.ndarray, part: str, *, forget: bool = False) -> _Loaded:
     """forget: what was said of the records was said of the other part already."""
     nothing = {"dropped": (), "unused": (), "notes": (), "placeholders": ()} if forget else {}
-    files = tuple((file, replace(facts, part=part, **nothing)) for file, facts in one.files)
+    files = tuple(
+        (file, replace(facts, part="; ".join(filter(None, (facts.part, part))), **nothing)) for file, facts in one.files
+    )
     return replace(one, files=files, examples=one.examples.subset(indices))
 
 
@@ -276,6 +303,7 @@ class _Auditor:
                     train_on=self._method.train_on,
                     seen=self._seen,
                     training=training,
+                    kind=self._method.kind,
                 )
             )
         return audit_together(audits, one.examples, one.name)

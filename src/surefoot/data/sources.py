@@ -28,7 +28,8 @@ class SourceSpec:
     name: entry of the folder's dataset_info.json. split: of a folder or hub data set; of several
     the first that is there. subset, revision, streaming: of
     the latter.
-    weight, epochs: its part in a mixture, see `surefoot.data.order`.
+    weight, epochs: its part in a mixture, see `surefoot.data.order`. share: sizes of the parts of its records and which
+    of them is used, from 1; None: all.
     """
 
     path: str
@@ -42,6 +43,7 @@ class SourceSpec:
     max_samples: int | None = None
     weight: float | None = None
     epochs: float | None = None
+    share: tuple[tuple[float, ...], int] | None = None
 
 
 def open_sources(spec: SourceSpec) -> tuple[Source, ...]:

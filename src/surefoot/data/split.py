@@ -1,4 +1,5 @@
-"""Hold records out for evaluation: only when asked, and the same ones for the same seed."""
+"""Parts of the records: held out for evaluation, or shared out among runs. Only when asked, and the same ones for the
+same seed."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from surefoot.data.mixture import apportion
-from surefoot.data.order import HELD_OUT, permutation
+from surefoot.data.order import HELD_OUT, SHARES, permutation
 from surefoot.errors import Fault, InputError
 
 
@@ -33,3 +34,17 @@ def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple
 def _halves(count: int, taken: int, seed: int, source: int) -> tuple[np.ndarray, np.ndarray]:
     order = permutation(seed, (HELD_OUT,) if source == 0 else (HELD_OUT, source), count)
     return np.sort(order[taken:]), np.sort(order[:taken])
+
+
+def part_of(count: int, of: Sequence[float], take: int, seed: int) -> np.ndarray:
+    """Places of the records of part `take` (from 1), ascending. count: records. of: relative sizes of the parts.
+
+    All parts together have every record once, whatever a run learns from its part: they come from one shuffle, which
+    depends on the seed and the number of records alone. InputError for a part without a record.
+    """
+    sizes = apportion(count, of)
+    start = sum(sizes[: take - 1])
+    if not sizes[take - 1]:
+        what = f"gives none of {count} records to part {take} of {','.join(f'{size:g}' for size in of)}"
+        raise InputError(Fault("share", what, "raise its size"))
+    return np.sort(permutation(seed, (SHARES,), count)[start : start + sizes[take - 1]])

@@ -94,6 +94,7 @@ def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"95 % up to {length['p95']:,}",
         ),
         ("BOS", bos),
+        *_verdicts(audit),
         (
             "stop",
             f"{audit['answers_with_stop']:,} of {audit['answers']:,} answers end with a learned "
@@ -104,12 +105,28 @@ def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _verdicts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of pairs and of judged answers."""
+    if pairs := audit.get("pairs"):
+        mean = [pairs[name] / pairs["count"] for name in ("better_tokens", "worse_tokens")]
+        longer = f"the better one is longer in {pairs['better_longer'] / pairs['count']:.1%}"
+        return [
+            ("pairs", f"{pairs['count']:,}, {pairs['identical']:,} of them two equal answers"),
+            ("mean answer", f"{mean[0]:,.1f} tokens if better, {mean[1]:,.1f} if worse; {longer}"),
+        ]
+    if audit.get("kind") == "judged":
+        return [("judged good", f"{audit['good']:,} of {audit['examples']:,} answers")]
+    return []
+
+
 def _example(sample: Mapping[str, Any], several: bool) -> Example:
     stretches = tuple(
         (bool(learned), tuple(Part(_shortened(part["text"]), part["control"]) for part in parts))
         for learned, parts in groupby(sample["parts"], key=itemgetter("supervised"))
     )
     place = f"row {sample['row']:,} (line {sample['line']:,}), {sample['tokens']:,} tokens"
+    if sample.get("verdict"):
+        place += f", {sample['verdict']}"
     return Example(f"{sample['file']}, {place}" if several else place, stretches)
 
 

@@ -7,6 +7,7 @@ Texts of the data may hold anything; control characters are shown as escapes and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,20 @@ from rich.text import Text
 
 from surefoot.data.audit import Audit, Sample, cautions
 from surefoot.data.facts import Place
+from surefoot.data.kind import Kind
 from surefoot.data.prepare import PreparedData
 from surefoot.report.hanging import Hanging
 
 _HEAD, _TAIL = 320, 120  # characters shown of a long stretch of a sample
 _LEARNED, _CONTROL, _CAUTION = "bold green", "dim", "yellow"
 _LISTED = 100  # dropped records named in data.json
+_UNITS: Mapping[Kind, str] = {"pairs": "pairs", "prompts": "prompts"}
+_LEGENDS: Mapping[Kind, str] = {
+    "answers": "what the model learns stands between ⟦ and ⟧",
+    "pairs": "the answers that are compared stand between ⟦ and ⟧",
+    "judged": "the answers that were judged stand between ⟦ and ⟧",
+    "prompts": "what the model is to answer",
+}
 
 
 def audit_report(data: PreparedData) -> RenderableType:
@@ -31,9 +40,9 @@ def audit_report(data: PreparedData) -> RenderableType:
     if data.eval_audit is not None:
         parts += _set("evaluation data", data.eval_audit, data.eval_sources)
     samples: Sequence[Sample] = data.audit.samples
-    if several:  # of each source the one with the most to see
+    if several and data.rows_per_item == 1:  # of each source the one with the most to see
         samples = [max(audit.samples, key=lambda sample: len(sample.parts)) for audit in data.sources]
-    parts.append(Text("what the model learns stands between ⟦ and ⟧", "bold"))
+    parts.append(Text(_LEGENDS[data.audit.kind], "bold"))
     return Group(*parts, *(part for sample in samples for part in _sample(sample, several)))
 
 
@@ -60,7 +69,8 @@ def _set(title: str, whole: Audit, sources: Sequence[Audit]) -> list[RenderableT
     for audit in sources:
         lines = {**_records(audit), **_size(audit), **_ends(audit)}
         parts += _block(f"{title}: {audit.source.file}", lines, cautions(audit))
-    together = f"{title} together: {whole.kept:,} examples of {len(sources)} sources"
+    unit = _UNITS.get(whole.kind, "examples")
+    together = f"{title} together: {whole.kept:,} {unit} of {len(sources)} sources"
     return parts + _block(together, {**_size(whole), **_control(whole)}, ())
 
 
@@ -76,18 +86,39 @@ def _records(audit: Audit) -> dict[str, str]:
     source = audit.source
     return {
         "format": f"{source.layout} ({source.layout_reason}), template {source.template}",
-        "examples": _examples(audit),
+        _UNITS.get(audit.kind, "examples"): _examples(audit),
     }
 
 
 def _size(audit: Audit) -> dict[str, str]:
+    tokens = f"{audit.tokens:,}"
+    if audit.kind != "prompts":
+        what = "are learned" if audit.kind == "answers" else "belong to the answers"
+        tokens += f", of which {audit.supervised_tokens:,} {what} ({audit.supervised_share:.1%})"
     return {
-        "tokens": f"{audit.tokens:,}, of which {audit.supervised_tokens:,} are learned ({audit.supervised_share:.1%})",
+        "tokens": tokens,
         "length": f"{audit.shortest:,} to {audit.longest:,}, median {audit.median:,}, 95 % up to {audit.p95:,}",
+        **_verdicts(audit),
     }
 
 
+def _verdicts(audit: Audit) -> dict[str, str]:
+    """What tells the answers apart, before any model has seen them."""
+    if audit.pairs:
+        mean = [total / audit.pairs.count for total in (audit.pairs.better_tokens, audit.pairs.worse_tokens)]
+        longer = audit.pairs.better_longer / audit.pairs.count
+        return {
+            "answers": f"{mean[0]:,.1f} tokens in the mean if better, {mean[1]:,.1f} if worse; the better one is "
+            f"longer in {longer:.1%} of the pairs, {audit.pairs.identical:,} pairs of two equal answers"
+        }
+    if audit.kind == "judged":
+        return {"judged": f"{audit.good:,} good ({audit.good / audit.kept:.1%}), {audit.kept - audit.good:,} bad"}
+    return {}
+
+
 def _ends(audit: Audit) -> dict[str, str]:
+    if audit.kind == "prompts":
+        return {}
     whole, what = audit.answers - audit.continued, "texts" if audit.continued else "answers"
     return {"stop": f"{audit.ended:,} of {whole:,} {what} end with a learned {' or '.join(audit.stops)}"}
 
@@ -121,7 +152,7 @@ def _mixture(data: PreparedData) -> list[RenderableType]:
         for count, quota in zip(data.mixture.counts, data.mixture.quotas, strict=True)
     ]
     wide = [max(map(len, column)) for column in zip(*numbers, strict=True)]
-    heading = Text(f"mixture: {total:,} examples in an epoch", "bold")
+    heading = Text(f"mixture: {total:,} {_UNITS.get(data.audit.kind, 'examples')} in an epoch", "bold")
     rows = []
     for audit, texts in zip(data.sources, numbers, strict=True):
         quota, share, passes, count = (f"{text:>{width}}" for text, width in zip(texts, wide, strict=True))
@@ -131,7 +162,8 @@ def _mixture(data: PreparedData) -> list[RenderableType]:
 
 def _sample(sample: Sample, several: bool) -> list[RenderableType]:
     place = f"{sample.file} row {sample.number}" if several else f"row {sample.number}"
-    heading = Text(f"  {place} (line {sample.line}), {sample.tokens:,} tokens", "bold")
+    verdict = f", {sample.verdict}" if sample.verdict else ""
+    heading = Text(f"  {place} (line {sample.line}), {sample.tokens:,} tokens{verdict}", "bold")
     learning = False
     body = Text()
     for part in sample.parts:
@@ -190,12 +222,14 @@ def _file(audit: Audit) -> dict[str, Any]:
         "answers_with_stop": audit.ended,
         "unused_fields": list(source.unused),
         "cautions": list(cautions(audit)),
+        **_kind(audit),
         "samples": [
             {
                 "file": _plain_name(sample.file),
                 "row": sample.number,
                 "line": sample.line,
                 "tokens": sample.tokens,
+                **({"verdict": sample.verdict} if sample.verdict else {}),
                 "parts": [
                     {"text": part.text, "supervised": part.supervised, "control": part.control} for part in sample.parts
                 ],
@@ -203,6 +237,14 @@ def _file(audit: Audit) -> dict[str, Any]:
             for sample in audit.samples
         ],
     }
+
+
+def _kind(audit: Audit) -> dict[str, Any]:
+    """What data for supervised training does not have."""
+    if audit.kind == "answers":
+        return {}
+    counts = {"pairs": asdict(audit.pairs)} if audit.pairs else {}
+    return {"kind": audit.kind, **counts, **({"good": audit.good} if audit.kind == "judged" else {})}
 
 
 def _dropped(places: tuple[Place, ...]) -> list[dict[str, Any]]:

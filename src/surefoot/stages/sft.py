@@ -161,6 +161,7 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
             max_samples=source.max_samples,
             weight=source.weight,
             epochs=source.epochs,
+            share=None if source.share is None else (tuple(source.share.of), source.share.take),
         )
         for source in sources
     ]
