@@ -14,14 +14,15 @@ KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given
 UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
 
 
-def set_batch(draft: Draft, micro: str, accumulation: str, processes: int = 1) -> None:
+def set_batch(draft: Draft, micro: str, accumulation: str) -> None:
     """batch.micro examples in a forward pass, and micro x accumulation x processes in a step."""
+    processes = draft.facts.get("processes", 1)
     examples, passes = draft[micro], draft[accumulation]
     for name in (micro, accumulation):
         if draft[name] < 1:
             draft.refuse(name, f"expected a number from 1, got {draft[name]}")
             return
-    why = f"times {processes} processes of the tool: its batch, in one process here" if processes > 1 else ""
+    why = f"times {processes} processes" if processes > 1 else ""
     draft.set("batch.size", examples * passes * processes, micro, accumulation, why=why)
     draft.set("batch.micro", examples, micro)
 

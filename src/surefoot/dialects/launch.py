@@ -3,8 +3,8 @@
     command = read_command(["CUDA_VISIBLE_DEVICES=0", "accelerate", "launch", "finetune.py", "--lora_r", "8"], options)
     command.program, command.arguments         # "finetune.py", ("--lora_r", "8")
 
-A launcher that asks for more than one process is refused, because one is what surefoot starts: its batch would not
-be the one asked for. Nothing here runs anything.
+A launcher that starts several processes has surefoot start as many (`parallel.nproc`); one that starts them on several
+machines is left to start surefoot itself. Nothing here runs anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUNNERS = (("uv", "run"), ("poetry", "run"), ("pdm", "run"), ("pipenv", "run"))
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _PYTHON_WITH_VALUE = ("-X", "-W")
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-MORE = "start it with one process; training in several comes with a later version"
+MORE = "start surefoot with the launcher on each machine: docs/several-processes.md"
 
 
 def no_files(path: str) -> str:
@@ -58,7 +58,8 @@ class Options:
 class Command:
     """program: as written, a file or the name of a command; the dotted name where `module`. launcher: "" for none.
     facts: what the launcher settles for the program, such as mixed_precision. notes: on the words of the launch.
-    folder: where it is started. processes: how many the launcher starts; a tool that cannot give them refuses."""
+    folder: where it is started. processes: how many the launcher starts. facts["processes"]: the same, or how many there
+    are already where one of them reads this."""
 
     program: str
     arguments: tuple[str, ...] = ()
@@ -92,7 +93,6 @@ def read_command(words: Sequence[str], options: Options) -> Command:
             break
     if not left:
         raise InputError(Fault("", "there is no command to read", "give one behind --"))
-    refuse_ranks({**options.environment, **environment})
     told = {**inherited(options), **environment}
     command = _program(left, told, options)
     notes = (*(_environment_note(name, value) for name, value in told.items()), *command.notes)
@@ -113,22 +113,17 @@ def is_read(note: Note, of_the_tool: Note) -> bool:
     return note != of_the_tool or note.where in _KNOWN_NAMES
 
 
-def refuse_ranks(environment: Mapping[str, str]) -> None:
-    """Raises InputError where a launcher started this process as one of several: each would train the whole run."""
-    count = environment.get("WORLD_SIZE", "1").strip()
-    if count not in ("", "0", "1"):
-        what = f"is {count}: a launcher started {count} processes, and surefoot trains in one"
-        raise InputError(Fault("WORLD_SIZE", what, MORE))
-
-
 def _settled(command: Command, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """(facts, environment) that the launch settles; a launcher hands its program the same in the environment."""
     found = {"mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "no"), **command.facts}
+    started = environment.get("WORLD_SIZE", "").strip()
+    processes = int(started) if started.isdecimal() and int(started) > 1 else command.processes
+    several = {"processes": processes} if processes > 1 else {}
     launchers.check("mixed_precision", found["mixed_precision"], "mixed_precision")
     launchers.check("dynamo_backend", environment.get("ACCELERATE_DYNAMO_BACKEND"), "ACCELERATE_DYNAMO_BACKEND")
     asked = found["mixed_precision"] not in (None, "", "no", False)
     on_cpu = plain_truth(environment.get("ACCELERATE_USE_CPU", False))
-    return found if asked else {}, {_DEVICES: ""} if on_cpu else {}
+    return {**(found if asked else {}), **several}, {_DEVICES: ""} if on_cpu else {}
 
 
 def _program(left: list[str], environment: Mapping[str, str], options: Options) -> Command:
@@ -191,7 +186,9 @@ def _launched(
             words[name] = "true"
         if name not in _MODULE:
             launchers.check(name, plain_scalar(words[name]), flag)
-            notes.append(Note(shown, "listed", (), launchers.told(name), flag))
+            counts = name in launcher.count and words[name] != "1"
+            fate = Note(shown, "carried", ("parallel.nproc",), "", flag)
+            notes.append(fate if counts else Note(shown, "listed", (), launchers.told(name), flag))
         at += 1
     if at == len(left):
         raise InputError(Fault(launcher.name, "starts no program", "name the script behind its flags"))
@@ -209,20 +206,15 @@ def _launched(
     )
 
 
-def check_one_process(command: Command) -> None:
-    """Raises InputError for a tool whose batch would not be the one asked for, where a launcher starts several."""
-    if command.processes > 1:
-        what = f"asks for {command.processes} processes, and surefoot starts one"
-        raise InputError(Fault(command.launcher, what, MORE))
-
-
 def _processes(
     launcher: launchers.Launcher, settled: Mapping[str, Any], environment: Mapping[str, str], options: Options
 ) -> int:
     """How many the launcher starts on this machine. Raises InputError where it is told of other machines."""
     machines = next((settled[name] for name in launcher.machines if name in settled), 1)
     if str(machines).rpartition(":")[2] != "1":
-        raise InputError(Fault(launcher.name, f"asks for {machines} machines, and surefoot starts one process", MORE))
+        raise InputError(
+            Fault(launcher.name, f"asks for {machines} machines, and surefoot starts processes on one", MORE)
+        )
     count = next((settled[name] for name in launcher.count if name in settled), None)
     if count in (None, "gpu", "auto", "xpu"):
         untold = count is None and (launcher is launchers.TORCHRUN or settled.get("distributed_type") == "NO")

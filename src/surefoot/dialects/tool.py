@@ -15,8 +15,7 @@ from surefoot.dialects.voice import Voice, silent
 class Tool:
     """claims_command, claims_file(path, text): whether it is this tool's. from_file(path, text, overrides, options).
     environment_note: what it says of a NAME=value or a launcher's word. voice: the lines
-    that its users search a log for. rows: its flags, for --help; none where it takes a file. several: whether it reads
-    `Command.processes`; else a launcher that starts more than one is refused."""
+    that its users search a log for. rows: its flags, for --help; none where it takes a file."""
 
     name: str
     claims_command: Callable[[Command], bool]
@@ -26,4 +25,3 @@ class Tool:
     environment_note: Callable[[Note], Note] = lambda note: note
     voice: Callable[[Translation], Voice] = silent
     rows: Mapping[str, Row] = field(default_factory=dict)
-    several: bool = False

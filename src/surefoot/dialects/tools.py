@@ -16,7 +16,7 @@ from surefoot.dialects import deepspeed_chat, measuring
 from surefoot.dialects.axolotl import AXOLOTL
 from surefoot.dialects.finetune import FINETUNE
 from surefoot.dialects.flags import asks_for_help, described
-from surefoot.dialects.launch import Command, Options, check_one_process, is_read, read_command
+from surefoot.dialects.launch import Command, Options, is_read, read_command
 from surefoot.dialects.llamafactory.tool import LLAMAFACTORY
 from surefoot.dialects.resuming import check_resumed
 from surefoot.dialects.script import SCRIPT
@@ -42,9 +42,7 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
     of_its_file = _tool_of_its_file(command, options)
     for tool in tools() if of_its_file is None else (of_its_file,):
         if tool is of_its_file or tool.claims_command(command):
-            if not tool.several:
-                check_one_process(command)
-            found = tool.from_command(command, options)
+            found = in_processes(tool.from_command(command, options), command.processes)
             check_resumed(found, options)
             told = [(note, tool.environment_note(note)) for note in command.notes]
             typed = {word.partition("=")[0] for word in words}
@@ -59,6 +57,13 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
         raise InputError(Fault(command.program, "is a file, and no command", fix))
     known = ", ".join(tool.name for tool in tools())
     raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
+
+
+def in_processes(found: Translation, count: int) -> Translation:
+    """With as many processes as the launcher starts, where it starts several and the tool has not settled it."""
+    if count == 1 or found.command != "train" or "parallel" in found.config:
+        return found
+    return replace(found, config={**found.config, "parallel": {"nproc": count}})
 
 
 def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:

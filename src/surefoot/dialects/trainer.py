@@ -194,8 +194,7 @@ def set_rest(draft: Draft) -> None:
 
 
 def set_size(draft: Draft) -> None:
-    processes = draft.facts.get("processes", 1)
-    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps", processes)
+    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def set_checkpointing(draft: Draft) -> None:

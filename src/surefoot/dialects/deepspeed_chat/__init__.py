@@ -91,16 +91,9 @@ def _from_command(step: Step, command: Command, options: Options) -> Translation
         words,
         allow_unknown=options.allow_unknown,
         environment=command.environment,
-        facts={**command.facts, "processes": command.processes},
+        facts=command.facts,
     )
     return draft.finish("train", environment=draft.environment)
-
-
-def _note(note: Note) -> Note:
-    """The launcher's number of processes is that of the run."""
-    if note.why != "one process":
-        return note
-    return replace(note, fate="carried", keys=("parallel.nproc",), why="")
 
 
 def _claims_unknown(command: Command) -> bool:
@@ -119,12 +112,10 @@ TOOLS = (
             claims_command=partial(_claims, step),
             from_command=partial(_from_command, step),
             voice=partial(voice, step),
-            environment_note=_note,
             rows=STEPS[step],
-            several=True,
         )
         for step in FOLDERS
     ),
     PIPELINE,
-    Tool(NAME, _claims_unknown, _from_unknown, several=True),
+    Tool(NAME, _claims_unknown, _from_unknown),
 )

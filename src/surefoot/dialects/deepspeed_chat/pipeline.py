@@ -104,4 +104,4 @@ def from_command(command: Command, options: Options) -> Translation:
     raise InputError(Fault(command.program, what, f"compat/deepspeed_chat/{NAME} does; its runs: {'; '.join(lines)}"))
 
 
-PIPELINE = Tool(f"DeepSpeed-Chat {NAME}", claims, from_command, rows=ROWS, several=True)
+PIPELINE = Tool(f"DeepSpeed-Chat {NAME}", claims, from_command, rows=ROWS)

@@ -45,7 +45,7 @@ def set_required(*names: str) -> Callable[[Draft], None]:
 
 
 def set_size(draft: Draft) -> None:
-    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps", processes(draft))
+    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def processes(draft: Draft) -> int:

@@ -53,6 +53,12 @@ def _source(draft: Draft, name: str, read: Callable[[str], str] | None) -> dict[
         return {"path": name}
     if draft["stage"] == "pt" and read is not None and (plain := _texts(folder, name, read)):
         return plain
+    if (
+        (layout := LAYOUTS.get(draft["stage"]))
+        and read is not None
+        and (found := _compared(folder, name, read, layout))
+    ):
+        return found
     return {"path": folder, "name": name}
 
 
@@ -61,22 +67,51 @@ def _to_evaluate(source: dict[str, Any]) -> dict[str, Any]:
     return source if "name" in source or source["path"].endswith(DATA_SUFFIXES) else {"split": "train"} | source
 
 
-def _texts(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
-    """A described set of plain texts: the file itself, whose column the description calls prompt."""
+# stage -> the format of its data, and what its description may call columns that are no column of an answer's.
+LAYOUTS = {"rm": "preference", "dpo": "preference", "kto": "judged"}
+_COLUMNS = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+}
+
+
+def _compared(folder: str, name: str, read: Callable[[str], str], layout: str) -> dict[str, Any] | None:
+    """A described set of pairs or judged answers: the file itself, with its columns."""
+    entry = _entry(folder, name, read)
+    if entry is None or entry.get("tags"):
+        return None
+    style = entry.get("formatting", "alpaca")
+    if style not in _COLUMNS:
+        return None
+    renamed = {_COLUMNS[style].get(ours, ours): own for ours, own in entry.get("columns", {}).items()}
+    columns = {ours: own for ours, own in renamed.items() if ours != own}
+    return _located(entry, folder, {"format": layout, **({"columns": columns} if columns else {})})
+
+
+def _entry(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
     try:
         entry = json.loads(read(f"{folder}/{DESCRIPTION}")).get(name)
     except (InputError, ValueError, AttributeError):
         return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("columns"), dict):
-        return None
-    column = entry["columns"].get("prompt", "text")
-    columns = {} if column == "text" else {"columns": {"text": column}}
+    return entry if isinstance(entry, dict) and isinstance(entry.get("columns", {}), dict) else None
+
+
+def _located(entry: dict[str, Any], folder: str, more: dict[str, Any]) -> dict[str, Any] | None:
     if "hf_hub_url" in entry:
         also = {key: entry[key] for key in ("subset", "split") if key in entry}
-        return {"path": entry["hf_hub_url"], "format": "text", **columns, **also}
+        return {"path": entry["hf_hub_url"], **more, **also}
     if "file_name" in entry:
-        return {"path": f"{folder}/{entry['file_name']}", "format": "text", **columns}
+        return {"path": f"{folder}/{entry['file_name']}", **more}
     return None
+
+
+def _texts(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
+    """A described set of plain texts: the file itself, whose column the description calls prompt."""
+    entry = _entry(folder, name, read)
+    if entry is None or "columns" not in entry:
+        return None
+    column = entry["columns"].get("prompt", "text")
+    return _located(entry, folder, {"format": "text", **({} if column == "text" else {"columns": {"text": column}})})
 
 
 def _mix(draft: Draft, sources: list[dict[str, Any]]) -> list[str]:

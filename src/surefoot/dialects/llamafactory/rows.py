@@ -6,10 +6,9 @@ from typing import Any
 
 from surefoot.dialects import trainer
 from surefoot.dialects.modules import module_names
-from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, names, refused, text, whole
+from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, names, number, refused, text, whole
 
 _GENERATING = "is about answering; surefoot generate and chat have flags for it"
-_LATER = "is for a stage that comes with a later version"
 _PREPROCESSING = "data are prepared once and cached by their content"
 _EXPORT = "is a word of `llamafactory-cli export`"
 _SWANLAB = "SwanLab is no tracker of surefoot's"
@@ -128,7 +127,7 @@ DATA = (
 
 FINETUNING = (
     refused("pure_bf16", False, "training in 16-bit weights loses small updates", "use bf16: true"),
-    joint("stage", "sft", ("stage",), "sft, pt; rm, ppo, dpo and kto come with a later version"),
+    joint("stage", "sft", ("stage",), "pt, sft, rm, ppo, dpo, kto"),
     joint("finetuning_type", "lora", ("adapter.kind",), "lora or full"),
     refused("use_llama_pro", False, "surefoot has no expanded blocks", "use lora or full"),
     refused("use_adam_mini", False, "surefoot has no Adam-mini", "use optim: adamw_8bit"),
@@ -167,27 +166,27 @@ FINETUNING = (
     listed("freeze_trainable_layers", 2, "belongs to finetuning_type: freeze, which is refused"),
     listed("freeze_trainable_modules", "all", "belongs to finetuning_type: freeze, which is refused"),
     listed("freeze_extra_modules", None, "belongs to finetuning_type: freeze, which is refused"),
-    listed("pref_beta", 0.1, _LATER),
-    listed("pref_ftx", 0.0, _LATER),
-    listed("pref_bco_weight", 0.0, _LATER),
-    listed("pref_loss", "sigmoid", _LATER),
-    listed("dpo_label_smoothing", 0.0, _LATER),
-    listed("kto_chosen_weight", 1.0, _LATER),
-    listed("kto_rejected_weight", 1.0, _LATER),
-    listed("simpo_gamma", 0.5, _LATER),
-    listed("ppo_buffer_size", 1, _LATER),
-    listed("ppo_epochs", 4, _LATER),
-    listed("ppo_score_norm", False, _LATER),
-    listed("ppo_target", 6.0, _LATER),
-    listed("ppo_whiten_rewards", False, _LATER),
-    listed("ref_model", None, _LATER),
-    listed("ref_model_adapters", None, _LATER),
-    listed("ref_model_quantization_bit", None, _LATER),
-    listed("reward_model", None, _LATER),
-    listed("reward_model_adapters", None, _LATER),
-    listed("reward_model_quantization_bit", None, _LATER),
-    listed("reward_model_type", "lora", _LATER),
-    listed("ld_alpha", None, _LATER),
+    joint("pref_beta", 0.1, ("alignment.beta",), "stages dpo and kto"),
+    joint("pref_ftx", 0.0, ("alignment.sft",), "stage dpo"),
+    joint("pref_bco_weight", 0.0, (), "refused above 0"),
+    joint("pref_loss", "sigmoid", ("alignment.loss",), "sigmoid, hinge, ipo, orpo, simpo"),
+    joint("dpo_label_smoothing", 0.0, ("alignment.label_smoothing",), "sigmoid only"),
+    joint("kto_chosen_weight", 1.0, ("alignment.good",)),
+    joint("kto_rejected_weight", 1.0, ("alignment.bad",)),
+    joint("simpo_gamma", 0.5, ("alignment.margin",), "pref_loss: simpo"),
+    joint("ppo_buffer_size", 1, ("ppo.rollout_batches",)),
+    joint("ppo_epochs", 4, ("ppo.epochs",)),
+    joint("ppo_score_norm", False, (), "refused"),
+    joint("ppo_target", 6.0, ("ppo.kl_target",)),
+    joint("ppo_whiten_rewards", False, (), "refused; advantages are whitened"),
+    joint("ref_model", None, ("alignment.reference",), "stages dpo and kto", type=text),
+    joint("ref_model_adapters", None, (), "refused: merge them first", type=text),
+    joint("ref_model_quantization_bit", None, (), "refused", type=whole),
+    joint("reward_model", None, ("ppo.reward",), type=text),
+    joint("reward_model_adapters", None, (), "refused: merge them first", type=text),
+    joint("reward_model_quantization_bit", None, (), "refused", type=whole),
+    joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused"),
+    joint("ld_alpha", None, (), "refused", type=number),
     refused("use_galore", False, "surefoot has no GaLore", "use adapter: lora, or optim: adafactor"),
     *(
         listed(name, default, "belongs to use_galore")
@@ -229,12 +228,12 @@ FINETUNING = (
 
 GENERATING = (
     listed("do_sample", True, _GENERATING),
-    listed("temperature", 0.95, _GENERATING),
-    listed("top_p", 0.7, _GENERATING),
-    listed("top_k", 50, _GENERATING),
+    joint("temperature", 0.95, ("ppo.temperature",), "stage ppo; else is about answering"),
+    joint("top_p", 0.7, ("ppo.top_p",), "stage ppo; else is about answering"),
+    joint("top_k", 50, ("ppo.top_p",), "stage ppo; else is about answering"),
     listed("num_beams", 1, _GENERATING),
     listed("max_length", 1024, _GENERATING),
-    listed("max_new_tokens", 1024, _GENERATING),
+    joint("max_new_tokens", 1024, ("ppo.max_new_tokens",), "stage ppo; else is about answering"),
     listed("repetition_penalty", 1.0, _GENERATING),
     listed("length_penalty", 1.0, _GENERATING),
     listed("skip_special_tokens", True, _GENERATING),

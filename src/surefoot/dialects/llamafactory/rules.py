@@ -5,23 +5,20 @@ from __future__ import annotations
 from surefoot.dialects import trainer
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.llamafactory.data import set_data
+from surefoot.dialects.llamafactory.methods import STAGES, set_method
 from surefoot.dialects.llamafactory.templates import SAME, UNTHINKING, why_not, writes_bos
 from surefoot.families.llamafactory_templates import PREFIX
 
-_LATER_STAGES = ("rm", "ppo", "dpo", "kto")
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "it computes in the type of the checkpoint; surefoot takes the fastest that is safe on this machine"
 
 
 def set_stage(draft: Draft) -> None:
     stage = draft["stage"]
-    if stage in _LATER_STAGES:
-        draft.refuse("stage", f"{stage} comes with a later version", "surefoot trains sft and pt now")
-        return
-    if stage not in ("sft", "pt"):
+    if stage not in STAGES:
         draft.refuse("stage", f"LLaMA-Factory has no stage {stage}", "it has pt, sft, rm, ppo, dpo, kto")
         return
-    draft.set("stage", "pretrain" if stage == "pt" else "sft", "stage")
+    draft.set("stage", STAGES[stage], "stage")
     if not draft["do_train"]:
         fix = "write do_train: true; `surefoot evaluate` measures a model"
         draft.refuse("do_train", "without it LLaMA-Factory trains nothing", fix)
@@ -125,7 +122,7 @@ def set_learned(draft: Draft) -> None:
     if draft.given("cutoff_len"):
         draft.set("data.max_length", draft["cutoff_len"], "cutoff_len")
     whole, last = draft["train_on_prompt"], draft["mask_history"]
-    if draft["stage"] == "pt":
+    if draft["stage"] != "sft":
         for name in (name for name in ("train_on_prompt", "mask_history") if draft[name]):
             draft.refuse(name, "is for stage: sft", "leave it out")
     if whole and last:
@@ -219,4 +216,5 @@ RULES = (
     set_stopping,
     set_muon,
     set_bos,
+    set_method,
 )
