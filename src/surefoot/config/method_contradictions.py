@@ -18,7 +18,7 @@ _ONE_STAGE = {  # keys of alignment that only one of its stages reads
 }
 _LAYOUTS = {  # stage -> what its data may be called
     "pretrain": ("text",),
-    "sft": ("alpaca", "sharegpt", "messages", "prompt-completion", "text", "commonsense"),
+    "sft": ("alpaca", "sharegpt", "messages", "prompt-completion", "text", "commonsense", "preference"),
     "reward": ("preference",),
     "dpo": ("preference",),
     "kto": ("judged",),

@@ -126,6 +126,8 @@ def _read(source: Source, method: Method, limit: int | None) -> _Records:
     if layout == "prompt-completion" and isinstance(used[0].value.get("prompt"), str):
         reason += "; a pair of texts goes through the template"
     conversations = convert(used, layout, source.name)
+    if layout == "preference" and method.kind == "answers":  # only where it is asked for: see `refuse_preferences`
+        conversations, reason = conversations[::2], f"{reason}; the better answers are learned"
     records = _Records(len(rows), len(used), layout, reason, conversations, unused_fields(used, layout))
     return _checked(source, method, records)
 

@@ -33,7 +33,7 @@ def refuse_preferences(rows: Sequence[Row], name: str) -> None:
     first = rows[0].value
     if all(column in first for column in PAIR):
         what = f"row 1 is a preference record (it has {listed(PAIR)}): sft would not know which answer to learn"
-        advice = f"choose stage dpo or reward; {_advice(first)}"
+        advice = f"choose stage dpo or reward, or data.format preference; {_advice(first)}"
         raise InputError(Fault(f"{name}:{rows[0].line}", what, advice))
     bad = [row for row in rows if row.value.get(_MARK) is False and any(field in row.value for field in _ANSWERS)]
     if bad:

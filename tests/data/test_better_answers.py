@@ -1,0 +1,46 @@
+"""Supervised training on preference records: refused unless asked for by name, and then the better answers alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from layouts import run_config
+from surefoot.errors import InputError
+from surefoot.stages.planned import make_plan
+from surefoot.stages.setup import planned_tokenizer
+from surefoot.stages.sft import prepare_sft
+from tiny import tiny_llama
+
+RECORDS = [{"prompt": f"What is {n}?", "chosen": f"better {n}", "rejected": f"worse {n}"} for n in range(6)]
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base = tiny_llama(tmp_path / "base")
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(RECORDS), encoding="utf-8")
+
+    def prepare(layout):
+        data = {"train": {"path": str(path), "format": layout}, "max_length": 64}
+        config = run_config(model=str(base), data=data)
+        tokens = make_plan(config, measure=False).tokenizer
+        tokenizer = planned_tokenizer(base, tokens)
+        return prepare_sft(config, tokens, tokenizer), tokenizer
+
+    return prepare
+
+
+def test_the_better_answers_are_learned(prepared):
+    data, tokenizer = prepared("preference")
+    texts = [tokenizer.decode(data.train[n].ids[data.train[n].supervised], skip_special_tokens=True) for n in range(6)]
+    assert [text.strip() for text in texts] == [f"better {n}" for n in range(6)]
+    assert "the better answers are learned" in data.audit.source.layout_reason
+    assert data.rows_per_item == 1
+
+
+def test_without_being_asked_they_are_refused_and_the_way_is_named(prepared):
+    with pytest.raises(InputError, match=r"data\.format preference"):
+        prepared("auto")
