@@ -35,6 +35,7 @@ from surefoot.report.results import ALL
 from surefoot.stages.custom import Custom
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
+from surefoot.stages.stage import RewardFunction
 
 AnyConfig = RunConfig | LoadedConfig | Mapping[str, Any] | str | Path
 
@@ -57,14 +58,15 @@ def train(
     objective: Objective | None = None,
     metrics: Mapping[str, Metric] | None = None,
     read_record: ReadRecord | None = None,
+    reward: RewardFunction | None = None,
     stream: TextIO | None = None,
 ) -> TrainResult:
     """Run a config to its end, as `surefoot train` does.
 
     config: a YAML file, a mapping with the same keys, or what `load_config` gave. overrides: "key=value", for a file.
     objective: (model, batch) -> LossSum, in place of the stage's loss. metrics: functions of all answers by the name
-    under which metrics.names lists them. read_record: what reads a record where data.format is custom. stream: where to
-    talk, stdout unless given.
+    under which metrics.names lists them. read_record: what reads a record where data.format is custom. reward: scores
+    answers in stage ppo: (prompts, responses) -> a number for each. stream: where to talk, stdout unless given.
 
     Raises surefoot.errors.SurefootError, whose text is what the command line would print.
     """
@@ -73,7 +75,7 @@ def train(
     chosen = _config(config, overrides)
     # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
     console = open_console(stream or sys.stdout, replace(hardware.terminal_wishes(), force_color=False))
-    custom = Custom(objective, metrics or {}, read_record)
+    custom = Custom(objective, metrics or {}, read_record, reward)
     with _torch_as_it_was():
         mode = "resume" if resume else "overwrite" if overwrite else "new"
         code = train_run(chosen, mode, console, typed=(), custom=custom)

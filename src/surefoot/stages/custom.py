@@ -20,17 +20,19 @@ from surefoot.nearest import nearest_word
 from surefoot.objectives.base import LossSum, Objective
 from surefoot.report.rows import EVAL_FIELDS
 from surefoot.stages.setup import Setup
-from surefoot.stages.stage import Stage
+from surefoot.stages.stage import RewardFunction, Stage
 
 
 @dataclass(frozen=True)
 class Custom:
     """objective: takes the place of the stage's loss. metrics: by the name that metrics.names lists. read_record: of
-    data sources whose format is custom; returns messages or a text."""
+    data sources whose format is custom; returns messages or a text. reward: scores answers in stage ppo; called with
+    prompts and responses, returns a number for each."""
 
     objective: Objective | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     read_record: ReadRecord | None = None
+    reward: RewardFunction | None = None
 
     @property
     def objective_name(self) -> str | None:
@@ -55,8 +57,14 @@ _TAKEN = (
 )  # columns and words of surefoot's own
 
 
-def check_metrics(config: RunConfig, known: Mapping[str, Metric]) -> None:
-    """Raises InputError for a metric that nobody defines, or whose name an evaluation already uses."""
+def check_custom(config: RunConfig, custom: Custom) -> None:
+    """Raises InputError with all that a caller brings or leaves out against the config."""
+    if faults := [*_metric_faults(config, custom.all_metrics), *_reward_faults(config, custom.reward)]:
+        raise InputError(faults)
+
+
+def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault]:
+    """Metrics that nobody defines, or whose name an evaluation already uses."""
     faults = []
     for name in config.metrics.names:
         if name in _TAKEN:
@@ -65,8 +73,20 @@ def check_metrics(config: RunConfig, known: Mapping[str, Metric]) -> None:
             near = nearest_word(name, list(known))
             fix = f"did you mean {near}?" if near else f"there are {', '.join(known)}; Python callers may bring more"
             faults.append(Fault("metrics.names", f"no metric is called {name!r}", fix))
-    if faults:
-        raise InputError(faults)
+    return faults
+
+
+def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fault]:
+    """A stage ppo that has no score or two, and a score for another stage."""
+    named = config.ppo.reward is not None
+    if config.stage == "ppo" and not named and reward is None:
+        what = "stage ppo needs a score for its answers"
+        fix = "name a reward model, FILE.py:FUNCTION or an http address; from Python pass reward="
+        return [Fault("ppo.reward", what, fix)]
+    if reward is not None and (named or config.stage != "ppo"):
+        what = f"and {config.ppo.reward} are two scores" if named else f"is for stage ppo, and stage is {config.stage}"
+        return [Fault("reward", what, "give one of them" if named else "leave it out")]
+    return []
 
 
 def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage: Stage) -> None:

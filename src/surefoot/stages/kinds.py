@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from surefoot.stages.ppo import ppo_stage, prepare_ppo
+from surefoot.stages.ppo_models import build_ppo
+from surefoot.stages.ppo_start import start_ppo
 from surefoot.stages.preference import dpo_stage, kto_stage, start_dpo, start_kto
 from surefoot.stages.reward import build_reward, reward_stage
 from surefoot.stages.sft import prepare_judged, prepare_pairs, prepare_sft, sft_stage
@@ -13,4 +16,5 @@ KINDS: dict[str, StageKind] = {
     "reward": StageKind(prepare_pairs, reward_stage, build_reward, unit="pairs"),
     "dpo": StageKind(prepare_pairs, dpo_stage, start=start_dpo, unit="pairs"),
     "kto": StageKind(prepare_judged, kto_stage, start=start_kto, unit="answers"),
+    "ppo": StageKind(prepare_ppo, ppo_stage, build_ppo, start_ppo, unit="response_tokens"),
 }

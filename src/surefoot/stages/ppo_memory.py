@@ -16,6 +16,7 @@ import torch
 from surefoot.data.episodes import Episode
 from surefoot.data.rollout_order import Cycles
 from surefoot.data.saved_episodes import episodes_from_tensors, episodes_to_tensors
+from surefoot.errors import Fault, IntegrityError
 from surefoot.objectives.kl_control import next_coefficient
 from surefoot.stages.ppo_average import Average
 from surefoot.stages.ppo_brakes import Brake, Figures, find_brake, no_recovery, ratio_brake
@@ -28,7 +29,7 @@ _EPISODES, _AVERAGE = "episodes.", "average."
 class Numbers:
     """kl_coef: for the rewards of the next rollout. best: highest mean score of a rollout whose scores varied.
     held_in_a_row, held: rollouts that brakes held back. left_out: answers left out so far. holding: a brake already
-    counted for this cycle. metrics: of the rollout at hand. texts: digest of the texts that are mixed in."""
+    counted for this cycle. metrics: of the rollout at hand. made_with: what scores and what texts, by key."""
 
     kl_coef: float
     best: float | None = None
@@ -37,7 +38,7 @@ class Numbers:
     left_out: int = 0
     holding: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
-    texts: str = ""
+    made_with: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,13 @@ class PpoMemory:
         self._step = 0
 
     def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """As after step `step`. carried, tensors: what `to_json` and `tensors` gave then."""
+        """As after step `step`. carried, tensors: what `to_json` and `tensors` gave then. Raises IntegrityError where
+        scores or texts are not what they were."""
         numbers = dict(carried)
         records = numbers.pop("records")
+        for key, then in numbers["made_with"].items():
+            if self.numbers.made_with.get(key) != then:
+                raise IntegrityError(Fault(key, "is not what the run began with", "restore it, or start another run"))
         self.numbers, self._step = Numbers(**numbers), step
         self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
         if self._average is not None:

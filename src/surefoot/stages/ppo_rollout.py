@@ -19,6 +19,7 @@ from surefoot.data.batch import Batch, RecordName
 from surefoot.data.episodes import Episode, answered_rows
 from surefoot.data.loader import dealt
 from surefoot.models.cast import Cast
+from surefoot.models.rollout import Rollout
 from surefoot.objectives.advantages import (
     advantages_and_returns,
     answer_kl,
@@ -35,15 +36,6 @@ from surefoot.training.step import Context
 
 
 @dataclass(frozen=True)
-class Answer:
-    """ids: with the stop token, where there is one. logprobs: of each token, as it was drawn."""
-
-    ids: tuple[int, ...]
-    stopped: bool
-    logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Asked:
     """The prompts of a rollout: token ids and records."""
 
@@ -51,8 +43,8 @@ class Asked:
     numbers: Sequence[RecordName]
 
 
-Write = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Sequence[Answer]]  # prompts, their places -> answers
-Score = Callable[[Sequence[tuple[int, ...]], Sequence[Answer]], Sequence[float]]
+Write = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Sequence[Rollout]]  # prompts, their places -> answers
+Score = Callable[[Sequence[Rollout]], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,6 @@ class Terms:
     gamma: float
     lam: float
     whiten: bool
-    temperature: float
 
 
 @dataclass(frozen=True)
@@ -86,9 +77,9 @@ class Weighing:
 @dataclass(frozen=True)
 class Weighed:
     """All tables [E, R], with 0 beyond an answer. scores: [E], NaN where there is none. lengths: [E]. drawn: the
-    log-probabilities of the engine that wrote the answers."""
+    log-probabilities of the engine that wrote the answers, NaN where it cannot tell."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[Rollout, ...]
     scores: torch.Tensor
     lengths: torch.Tensor
     drawn: torch.Tensor
@@ -107,9 +98,10 @@ def answer_and_weigh(asked: Asked, write: Write, how: Weighing, temperature: flo
     places = range(how.rank, count, how.world)
     prompts = [asked.prompts[place] for place in places]
     written = write(prompts, places)
-    scores = [] if how.score is None else how.score(prompts, written)
+    scores = [] if how.score is None else how.score(written)
     told = {place: _to_row(answer) for place, answer in zip(places, written, strict=True)}
-    answers = tuple(_from_row(row) for row in gather_rows(told, count, how.totals))
+    rows = gather_rows(told, count, how.totals)
+    answers = tuple(_from_row(prompt, row) for prompt, row in zip(asked.prompts, rows, strict=True))
     found = dict(_weigh(asked, answers, how, temperature))
     numbers = [
         gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals) for part in range(4)
@@ -117,12 +109,13 @@ def answer_and_weigh(asked: Asked, write: Write, how: Weighing, temperature: flo
     logprobs, reference, values, own_scores = numbers
     if how.score is not None:
         own_scores = gather_rows({p: [float(s)] for p, s in zip(places, scores, strict=True)}, count, how.totals)
-    width = max(1, *(len(answer.ids) for answer in answers))
+    width = max(1, *(len(answer.response) for answer in answers))
+    drawn = [answer.logprobs or [torch.nan] * len(answer.response) for answer in answers]
     return Weighed(
         answers,
         torch.tensor([row[0] if row else torch.nan for row in own_scores]),
-        torch.tensor([len(answer.ids) for answer in answers]),
-        *(_table(rows, width) for rows in ([answer.logprobs for answer in answers], logprobs, reference, values)),
+        torch.tensor([len(answer.response) for answer in answers]),
+        *(_table(rows, width) for rows in (drawn, logprobs, reference, values)),
     )
 
 
@@ -143,7 +136,7 @@ def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
     figures = Figures(
         answers=len(kept),
         left_out=left_out,
-        empty=sum(answer.stopped and len(answer.ids) == 1 for answer in answers),
+        empty=sum(answer.stopped and len(answer.response) == 1 for answer in answers),
         reward=float(scores.double().mean()),
         reward_std=float(scores.double().std(correction=0)),
         kl=float(answer_kl(logprobs, reference, real).double().mean()),
@@ -155,9 +148,9 @@ def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
         Episode(
             place,
             asked.prompts[place],
-            answer.ids,
+            answer.response,
             asked.numbers[place],
-            *(table[row, : len(answer.ids)].clone() for table in (logprobs, values, advantages, returns)),
+            *(table[row, : len(answer.response)].clone() for table in (logprobs, values, advantages, returns)),
         )
         for row, (place, answer) in enumerate(zip(kept.tolist(), answers, strict=True))
     )
@@ -165,7 +158,7 @@ def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
 
 
 def _weigh(
-    asked: Asked, answers: Sequence[Answer], how: Weighing, temperature: float
+    asked: Asked, answers: Sequence[Rollout], how: Weighing, temperature: float
 ) -> Iterator[tuple[int, tuple[list[float], ...]]]:
     """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score."""
     with how.cast.still():
@@ -186,27 +179,28 @@ def _weigh(
             start = 0
             for row, place in enumerate(batch.examples):  # none in a blank one
                 assert isinstance(place, int)
-                end = start + len(answers[place].ids)
+                end = start + len(answers[place].response)
                 yield place, (*(numbers[start:end] for numbers in lists), scores[row : row + 1])
                 start = end
 
 
-def _batches(asked: Asked, answers: Sequence[Answer], how: Weighing) -> Iterator[Batch]:
+def _batches(asked: Asked, answers: Sequence[Rollout], how: Weighing) -> Iterator[Batch]:
     """Of all ranks, longest first; an example's number is its place in the rollout."""
-    answered = [place for place, answer in enumerate(answers) if answer.ids]
-    answered.sort(key=lambda place: len(asked.prompts[place]) + len(answers[place].ids), reverse=True)
+    answered = [place for place, answer in enumerate(answers) if answer.response]
+    answered.sort(key=lambda place: len(asked.prompts[place]) + len(answers[place].response), reverse=True)
     for start in range(0, len(answered), how.micro):
         chosen = answered[start : start + how.micro]
-        yield answered_rows([(asked.prompts[place], answers[place].ids, place) for place in chosen], how.pad_id)
+        yield answered_rows([(asked.prompts[place], answers[place].response, place) for place in chosen], how.pad_id)
 
 
-def _to_row(answer: Answer) -> list[float]:
-    return [float(answer.stopped), *map(float, answer.ids), *answer.logprobs]
+def _to_row(answer: Rollout) -> list[float]:
+    return [float(answer.stopped), float(len(answer.response)), *map(float, answer.response), *(answer.logprobs or ())]
 
 
-def _from_row(row: Sequence[float]) -> Answer:
-    size = (len(row) - 1) // 2
-    return Answer(tuple(map(int, row[1 : 1 + size])), bool(row[0]), tuple(row[1 + size :]))
+def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
+    stopped, size, *rest = row
+    response, logprobs = rest[: int(size)], rest[int(size) :]
+    return Rollout(prompt, tuple(map(int, response)), bool(stopped), tuple(logprobs) or None)
 
 
 def _table(rows: Sequence[Sequence[float]], width: int) -> torch.Tensor:

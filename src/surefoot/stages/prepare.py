@@ -26,7 +26,7 @@ from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
 from surefoot.report.plan_table import plan_table
 from surefoot.report.trackers.adapters import require_trackers
-from surefoot.stages.custom import Custom, check_metrics
+from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.evaluating import check_answers
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
@@ -69,7 +69,7 @@ def prepare(
     """Plan, read the data; show each. Every refusal that needs no weights happens here. commits: those that another
     rank found, in place of the hub's word."""
     asked = config
-    with _together_with(lambda: check_metrics(config, custom.all_metrics)):
+    with _together_with(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
         _say_what_was_found(console, found)
         known = saved_commits(found.folder / DATA) if found.checkpoint else {}
@@ -87,6 +87,8 @@ def prepare(
     stage = kind.stage(config, plan, data)
     if custom.objective is not None:
         stage = replace(stage, objective=custom.objective)
+    if custom.reward is not None:
+        stage = replace(stage, reward=custom.reward)
     if config.optim.neftune_alpha is not None:
         stage = replace(stage, objective=with_neftune(stage.objective, config.optim.neftune_alpha))
     timetable = make_timetable(
@@ -112,7 +114,7 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
     """What `prepare` would refuse in the config, for a run that is refused already. What the environment lacks is told
     when the run comes to it."""
     try:
-        with _together_with(lambda: check_metrics(config, custom.all_metrics)):
+        with _together_with(lambda: check_custom(config, custom)):
             make_plan(config, measure=False)
     except InputError as error:
         return error.faults

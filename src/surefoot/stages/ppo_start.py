@@ -1,0 +1,187 @@
+"""Stage ppo with its models: rollouts when a cycle begins, what to learn from at every step, evaluation, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.episodes import PpoBatch, episode_batches, with_texts
+from surefoot.data.loader import dealt
+from surefoot.data.order import ANSWERS
+from surefoot.data.rollout_order import Cycles, Place
+from surefoot.models.cast import Cast
+from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
+from surefoot.planning.plan import RunPlan
+from surefoot.stages.policy import write_policy
+from surefoot.stages.ppo import cycles_of
+from surefoot.stages.ppo_average import Average
+from surefoot.stages.ppo_checks import check_start
+from surefoot.stages.ppo_evaluation import evaluate_answers
+from surefoot.stages.ppo_memory import Limits, Numbers, PpoMemory
+from surefoot.stages.ppo_models import CRITIC_FOLDER
+from surefoot.stages.ppo_rollout import Asked, Terms, Weighing, answer_and_weigh, to_episodes
+from surefoot.stages.ppo_scores import Scores, make_scores
+from surefoot.stages.ppo_texts import TextBatches, read_texts
+from surefoot.stages.stage import ACTOR, Measured, Stage
+from surefoot.training.checkpoint import load_carried
+
+if TYPE_CHECKING:
+    from surefoot.stages.setup import Setup
+
+AVERAGE_FOLDER = "ema"
+
+
+def start_ppo(
+    config: RunConfig,
+    plan: RunPlan,
+    stage: Stage,
+    setup: Setup,
+    tokenizer: PreTrainedTokenizerBase,
+    say: Callable[[str], None],
+) -> Stage:
+    """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
+    not fit together."""
+    cast = setup.model
+    assert isinstance(cast, Cast)
+    ppo, engine = config.ppo, setup.engine
+    scores = make_scores(config, stage.reward, tokenizer)
+    texts = read_texts(config, plan, tokenizer)
+    average = Average(engine.groups[ACTOR], ppo.ema) if ppo.ema is not None else None
+    cycles = cycles_of(config, plan, stage.data)
+    memory = PpoMemory(
+        Numbers(ppo.kl, made_with={"ppo.reward": scores.identity, "ppo.unsup_data": texts.digest if texts else ""}),
+        cycles,
+        Limits(ppo.kl_target, ppo.kl_horizon, ppo.kl_bound, ppo.ratio_bound, ppo.patience),
+        average,
+        say,
+    )
+    if setup.checkpoint is not None:
+        memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
+    rollouts = EmbeddedRollouts(
+        setup.policy, plan.batch.micro.value, setup.settings.forward, lambda own: bool(engine.totals([own])[0])
+    )
+    cycle = _Cycle(config, plan, stage, setup, cycles, memory, rollouts, scores, texts, say)
+
+    def write(folder: Path) -> None:
+        tokenizer.save_pretrained(folder / CRITIC_FOLDER)
+        if average is not None:
+            with average.in_place():
+                write_policy(setup.policy, plan, folder / AVERAGE_FOLDER)
+            tokenizer.save_pretrained(folder / AVERAGE_FOLDER)
+
+    held_out = stage.data.eval
+
+    def evaluate(step: int, give_up: Callable[[], bool]) -> Measured | None:
+        assert held_out is not None
+        asked = asked_of(held_out, range(len(held_out)))
+        return evaluate_answers(step, asked, cycle.greedy, cycle.weighing, tokenizer, give_up)
+
+    measured = None if held_out is None else evaluate
+    return replace(stage, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
+
+
+def asked_of(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Asked:
+    examples = [data[int(place)] for place in places]
+    return Asked([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
+
+
+def answer_seed(seed: int, rollout: int) -> int:
+    """Of the rollout's draws; each of its answers has a stream of its own under it."""
+    words = np.random.SeedSequence(seed, spawn_key=(ANSWERS, rollout)).generate_state(2, np.uint64)
+    return int(words[0])
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """What the steps of a cycle ask for."""
+
+    config: RunConfig
+    plan: RunPlan
+    stage: Stage
+    setup: Setup
+    cycles: Cycles
+    memory: PpoMemory
+    rollouts: Rollouts
+    scores: Scores
+    texts: TextBatches | None
+    say: Callable[[str], None]
+
+    def ready(self, step: int, prompts: Sequence[object]) -> list[PpoBatch]:
+        """This rank's micro-batches of the step; the prompts are known from the step alone."""
+        place = self.cycles.place(step)
+        if place.begins:
+            self._roll_out(step, place)
+        chosen = {int(one): order for order, one in enumerate(self.cycles.episodes(self.config.seed, place))}
+        episodes = [one for one in self.memory.episodes if one.place in chosen]
+        episodes.sort(key=lambda one: chosen[one.place])
+        batches = episode_batches(episodes, self.plan.batch.micro.value, self.plan.tokenizer.pad_id)
+        if self.texts is not None and batches:
+            batches = with_texts(batches, self.texts.of_step(step, len(batches)))
+        return list(dealt(batches, self.setup.engine.rank, self.setup.engine.world))
+
+    def greedy(self, prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
+        return self._answer(prompts, places, temperature=0.0)
+
+    @property
+    def weighing(self) -> Weighing:
+        settings, engine = self.setup.settings, self.setup.engine
+        cast = self.setup.model
+        assert isinstance(cast, Cast)
+        return Weighing(
+            cast=cast,
+            score=self.scores.score,
+            pad_id=self.plan.tokenizer.pad_id,
+            micro=self.plan.batch.micro.value,
+            kernels=settings.kernels,
+            forward=settings.forward,
+            device=engine.device,
+            rank=engine.rank,
+            world=engine.world,
+            totals=engine.totals,
+        )
+
+    def _roll_out(self, step: int, place: Place) -> None:
+        ppo = self.config.ppo
+        asked = asked_of(self.stage.data.train, self.cycles.prompts(self.config.seed, place.rollout))
+        seed = answer_seed(self.config.seed, place.rollout)
+
+        def write(prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
+            return self._answer(prompts, places, temperature=ppo.temperature, top_p=ppo.top_p, seed=seed)
+
+        weighed = answer_and_weigh(asked, write, self.weighing, ppo.temperature)
+        if step == 1:
+            kl, ratio = check_start(weighed, self.plan.precision.compute.value)
+            told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
+            self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}")
+        terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
+        self.memory.begin(step, *to_episodes(asked, weighed, terms, kl=self.memory.numbers.kl_coef))
+
+    def _answer(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        places: Sequence[int],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Sequence[Rollout]:
+        cast, tokens = self.setup.model, self.plan.tokenizer
+        assert isinstance(cast, Cast)
+        with cast.acting():
+            return self.rollouts.answer(
+                prompts,
+                max_new_tokens=self.config.ppo.max_new_tokens,
+                stop_ids=tokens.stop.value,
+                pad_id=tokens.pad_id,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                places=places,
+            )
