@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot.dialects.deepspeed_chat.rows import Step
+from surefoot.dialects.dialogue_texts import is_open_dialogue
 from surefoot.dialects.draft import Draft
 from surefoot.errors import InputError
 from surefoot.locations import DATA_SUFFIXES, is_hub_data
@@ -72,19 +73,13 @@ def _set_template(draft: Draft, step: Step, paths: list[str], read: Read) -> Non
     by turn."""
     records = [_PLAIN_RECORD if any(one in path for one in _PLAIN) else _record(path, read) for path in paths]
     prompts = [record.get("prompt") for record in records if record]
-    dialogues = bool(prompts) and all(_is_open_dialogue(prompt) for prompt in prompts)
+    dialogues = bool(prompts) and all(is_open_dialogue(prompt) for prompt in prompts)
     if step == "sft" or not dialogues:
         draft.set("data.template", "raw", why="its texts go through no template")
     else:
         draft.set(
             "data.template", "human-assistant", why="the texts as they stand, but each earlier answer ends with EOS"
         )
-
-
-def _is_open_dialogue(prompt: Any) -> bool:
-    """As surefoot's reader of preference data sees it."""
-    text = f"\n\n{prompt}" if isinstance(prompt, str) else ""
-    return "\n\nHuman:" in text and text.rstrip().endswith("\n\nAssistant:")
 
 
 def _share(draft: Draft, step: Step) -> dict[str, Any] | None:

@@ -19,12 +19,15 @@ from surefoot.dialects.rows import Row, carried, joint, listed, number, refused,
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.trl.data import reading
+from surefoot.dialects.trl.methods import METHODS, reading_pairs, rows_of
 from surefoot.dialects.voice import Voice
 from surefoot.dialects.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
 
 NAME = "TRL"
-LATER = ("dpo", "kto", "reward", "grpo", "rloo")
+LATER = ("grpo", "rloo", "distillation")
+_SCRIPTS = {"reward_modeling.py": "reward", **{f"{name}.py": name for name in METHODS}}
+_MODULE = "trl.scripts."
 _KERNELS = "is about speed; surefoot chooses its kernels itself"
 _STREAM = "surefoot reads a set whole, or so many records as max_samples says"
 _PACKED = "surefoot does not pack: a step has so many examples, not so many packed rows"
@@ -177,17 +180,32 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
         draft.set("precision.base", held, name)
 
 
-def dialect(read: Callable[[str], str]) -> Dialect:
-    rules = (set_model, set_adapter, reading(read), set_precision, trainer.set_checkpointing, trainer.set_do_train)
-    return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
+def dialect(read: Callable[[str], str], method: str = "sft") -> Dialect:
+    """method: the command's verb."""
+    data = reading(read) if method == "sft" else reading_pairs(method, read)
+    rules = (set_model, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
+    if method == "sft":
+        return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
+    return Dialect(NAME, rows_of(method, OWN_ROWS), (*rules, *trainer.RULES, METHODS[method].rule), ALIASES, ELSEWHERE)
 
 
-_SWITCHES = tuple(name for name, row in ROWS.items() if row.type is truth)
-_LISTS = ("lora_target_modules", "lora_modules_to_save", "lora_target_parameters", "report_to")
+def _switches(rows: Mapping[str, Row]) -> tuple[str, ...]:
+    return tuple(name for name, row in rows.items() if row.type is truth)
+
+
+_SWITCHES = _switches(ROWS)
+_LISTS = (
+    "loss_type",
+    "loss_weights",
+    "lora_target_modules",
+    "lora_modules_to_save",
+    "lora_target_parameters",
+    "report_to",
+)
 
 
 def claims_command(command: Command) -> bool:
-    return command.name in ("trl", "sft.py", "trl.scripts.sft")
+    return command.name in ("trl", "sft.py", *_SCRIPTS) or command.name.startswith(_MODULE)
 
 
 def claims_file(path: str, text: str) -> bool:
@@ -197,13 +215,16 @@ def claims_file(path: str, text: str) -> bool:
 
 def from_command(command: Command, options: Options) -> Translation:
     arguments = list(command.arguments)
+    method = _SCRIPTS.get(command.name, "sft")
     if command.name == "trl":
-        verb = arguments.pop(0) if arguments else ""
-        if verb in LATER:
-            raise InputError(Fault(f"trl {verb}", "comes with a later version", "surefoot trains sft now"))
-        if verb != "sft":
-            raise InputError(Fault(f"trl {verb}".strip(), "is no training that surefoot reads", "it reads `trl sft`"))
-    words, left = read_flags(arguments, switches=_SWITCHES, lists=_LISTS)
+        method = arguments.pop(0) if arguments else ""
+    elif command.name.startswith(_MODULE):
+        method = command.name.removeprefix(_MODULE)
+    if method != "sft" and method not in METHODS:
+        what = "is another method than surefoot's" if method in LATER else "is no training that surefoot reads"
+        raise InputError(Fault(f"trl {method}".strip(), what, f"it reads sft, {', '.join(METHODS)}"))
+    switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
+    words, left = read_flags(arguments, switches=switches, lists=_LISTS)
     if left:
         raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
     held: list[Word] = []
@@ -214,7 +235,8 @@ def from_command(command: Command, options: Options) -> Translation:
         held += [one for one in found if one.name != "env"]
     _check_launch(words)
     words = [word for word in words if word.name not in ("config", *_LAUNCH)]
-    return _translate([*held, *words], options, replace(command, environment={**environment, **command.environment}))
+    command = replace(command, environment={**environment, **command.environment})
+    return _translate([*held, *words], options, command, method)
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
@@ -236,9 +258,9 @@ def _check_launch(words: Sequence[Word]) -> None:
             raise InputError(Fault(word.where, "surefoot starts one process", "leave it out"))
 
 
-def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
+def _translate(words: Sequence[Word], options: Options, command: Command, method: str = "sft") -> Translation:
     settings = {"allow_unknown": options.allow_unknown, "environment": command.environment, "facts": command.facts}
-    draft = Draft(dialect(options.read), words, **settings)
+    draft = Draft(dialect(options.read, method), words, **settings)
     return draft.finish("train", environment=draft.environment)
 
 

@@ -37,17 +37,7 @@ def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
 
 
 def _set_data(draft: Draft, read: Callable[[str], str]) -> None:
-    whole_sets = ("dataset_name", "dataset_config", "dataset_train_split")
-    if draft["datasets"]:
-        sources = _mixture(draft)
-        draft.set("data.train", sources[0] if len(sources) == 1 else sources, "datasets")
-        draft.drop("datasets goes before it", *whole_sets)
-    elif draft["dataset_name"]:
-        source = _source(draft["dataset_name"], draft["dataset_config"], draft["dataset_train_split"])
-        sources = [source]
-        draft.set("data.train", source, *whole_sets)
-    else:
-        draft.refuse("dataset_name", "is required", "name a data set, or give datasets")
+    if (sources := _train_sources(draft)) is None:
         draft.drop("there is no training data", *_ABOUT_DATA)
         return
     field = draft["dataset_text_field"]
@@ -62,6 +52,42 @@ def _set_data(draft: Draft, read: Callable[[str], str]) -> None:
     draft.set("stage", "sft")
     _set_evaluation(draft, sources)
     set_examples(draft, layout)
+
+
+def set_sources(draft: Draft) -> list[Any] | None:
+    """data.train and data.eval, for a training that learns no single answers; None where no data are named."""
+    sources = _train_sources(draft)
+    if sources is None:
+        draft.drop("there is no training data", "dataset_config", "dataset_train_split", "dataset_test_split",
+                   "test_split_size")  # fmt: skip
+        return None
+    _set_evaluation(draft, sources)
+    return sources
+
+
+def first_record(sources: Sequence[Any], read: Callable[[str], str]) -> dict[str, Any] | None:
+    """Of the first source; None where it cannot be seen."""
+    path, split = (sources[0], "train") if isinstance(sources[0], str) else (
+        sources[0]["path"], sources[0].get("split", "train"))  # fmt: skip
+    try:
+        return _first_record(path, split, read)
+    except (InputError, OSError, ValueError, IndexError, KeyError, TypeError):
+        return None
+
+
+def _train_sources(draft: Draft) -> list[Any] | None:
+    whole_sets = ("dataset_name", "dataset_config", "dataset_train_split")
+    if draft["datasets"]:
+        sources = _mixture(draft)
+        draft.set("data.train", sources[0] if len(sources) == 1 else sources, "datasets")
+        draft.drop("datasets goes before it", *whole_sets)
+        return sources
+    if draft["dataset_name"]:
+        source = _source(draft["dataset_name"], draft["dataset_config"], draft["dataset_train_split"])
+        draft.set("data.train", source, *whole_sets)
+        return [source]
+    draft.refuse("dataset_name", "is required", "name a data set, or give datasets")
+    return None
 
 
 def _source(path: str, subset: Any, split: str) -> Any:
