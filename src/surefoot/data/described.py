@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from surefoot.data.json_rows import read_value
+from surefoot.data.kind import Kind
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.locations import DESCRIPTION
 from surefoot.nearest import nearest_word, nearest_words
@@ -53,7 +54,9 @@ _USUAL = {
     "sharegpt": {"conversations": "conversations"},
     "messages": {"messages": "messages"},
 }
-_PREFERENCE = ("chosen", "rejected", "kto_tag")
+_PAIR = {"chosen": "chosen", "rejected": "rejected"}
+_VERDICT = {"kto_tag": "label"}
+_MARKS = (*_PAIR, *_VERDICT)  # columns that make an entry preference data; `ranking` does, too
 _MEDIA = ("images", "videos", "audios")
 _OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 _OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "system_tag": "system"}
@@ -62,7 +65,8 @@ _OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "syste
 @dataclass(frozen=True)
 class Entry:
     """One data set. file: below the folder, None where it lies on the hub as `hub`. subset, split, folder: there.
-    columns: field of the format -> the file's name, all that is read. sample: so many records, None for all."""
+    columns: field of the format -> the file's name, all that is read. sample: so many records, None for all. mark: what
+    says that these are preference data, empty for answers."""
 
     where: str
     file: str | None
@@ -74,6 +78,13 @@ class Entry:
     columns: Mapping[str, str]
     tags: Mapping[str, str]
     sample: int | None
+    mark: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        if not self.mark:
+            return "answers"
+        return "judged" if self.mark in _VERDICT else "pairs"
 
 
 def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | None:
@@ -97,7 +108,7 @@ def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | 
 
 def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str) -> Entry:
     """The entry `name`. folder: for messages. InputError for a name that is not there and for what an entry asks for
-    and supervised training on text cannot give."""
+    and training on text cannot give."""
     where = f"{folder}/{DESCRIPTION}"
     if name not in entries:
         near = nearest_words(name, entries, 2)
@@ -112,7 +123,13 @@ def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str)
         layout = "sharegpt"  # which knows tags; the messages format has the words of OpenAI
     elif layout == "messages":
         tags = {}
-    renamed = _USUAL[layout] if columns is None else {_COLUMNS[layout][ours]: own for ours, own in columns.items()}
+    mark = _mark(entry)
+    if columns is None:
+        renamed = _USUAL[layout] | (_PAIR if mark else {})
+    else:
+        renamed = {(_COLUMNS[layout] | _PAIR | _VERDICT)[ours]: own for ours, own in columns.items()}
+    if mark:
+        layout = "judged" if mark in _VERDICT else "preference"
     return Entry(
         where=where,
         file=None if "hf_hub_url" in entry else entry["file_name"],
@@ -124,7 +141,13 @@ def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str)
         columns=renamed,
         tags=tags,
         sample=entry.get("num_samples"),
+        mark=mark,
     )
+
+
+def _mark(entry: Mapping[str, Any]) -> str:
+    columns = entry.get("columns", {})
+    return "ranking" if entry.get("ranking") else next((column for column in _MARKS if column in columns), "")
 
 
 def _check(entry: Mapping[str, Any], where: str) -> None:
@@ -135,14 +158,10 @@ def _check(entry: Mapping[str, Any], where: str) -> None:
             if key in entry:
                 raise InputError(Fault(where, f"{reason} ({key})", "export it to a file and name that in file_name"))
     columns = entry.get("columns", {})
-    if entry.get("ranking") or any(column in columns for column in _PREFERENCE):
-        mark = "ranking" if entry.get("ranking") else next(column for column in _PREFERENCE if column in columns)
-        what = f"is preference data ({mark}): supervised training would learn its bad answers, too"
-        raise InputError(Fault(where, what, "name an entry without it"))
     if media := [column for column in _MEDIA if column in columns]:
         raise InputError(Fault(where, f"has {media[0]}, and surefoot reads text", "name an entry without it"))
     known = _COLUMNS[_FORMATS[entry.get("formatting", "alpaca")]]
-    if unknown := [column for column in columns if column not in known]:
+    if unknown := [column for column in columns if column not in (*known, *_MARKS)]:
         fix = f"its format reads {', '.join(known)}"
         raise InputError(Fault(where, f"columns has {unknown[0]!r}, which means nothing here", fix))
     if "file_name" in entry and "hf_hub_url" not in entry:

@@ -110,8 +110,9 @@ def prepare_data(
         encoding,
         kind,
     )
-    specs = [replace(spec, max_samples=spec.max_samples or max_samples) for spec in train]
-    eval_specs = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
+    specs = [replace(spec, max_samples=spec.max_samples or max_samples, kind=kind) for spec in train]
+    named = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
+    eval_specs = [replace(spec, kind=kind) for spec in named]
     method, kept, reason = _load_all(specs, method, cache)
     eval_method, held_out = _load_evaluation(eval_specs, method, kept, cache)
     kept, held_out = ([_shared(one, seed) for one in loaded] for loaded in (kept, held_out))

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.described import inside, read_description, read_entry
+from surefoot.data.described import Entry, inside, read_description, read_entry
 from surefoot.data.files import open_file
 from surefoot.data.hub_files import Splits, choose_files, is_data
 from surefoot.data.hub_rows import HubData, open_hub, stream_hub
+from surefoot.data.kind import Kind
 from surefoot.data.rows import Source
 from surefoot.errors import Fault, InputError
 from surefoot.locations import DATA_KINDS, DESCRIPTION, is_hub_data
@@ -25,11 +26,10 @@ class SourceSpec:
     """One entry of data.train or data.eval, as plain values.
 
     path: file, folder or hub id. format: auto or a layout's name. columns: field of the layout -> the file's own name.
-    name: entry of the folder's dataset_info.json. split: of a folder or hub data set; of several
-    the first that is there. subset, revision, streaming: of
-    the latter.
+    name: entry of the folder's dataset_info.json. split: of a folder or hub data set; of several the first that is
+    there. subset, revision, streaming: of the latter.
     weight, epochs: its part in a mixture, see `surefoot.data.order`. share: sizes of the parts of its records and which
-    of them is used, from 1; None: all.
+    of them is used, from 1; None: all. kind: what the records are for; an entry of another kind is refused.
     """
 
     path: str
@@ -44,6 +44,7 @@ class SourceSpec:
     weight: float | None = None
     epochs: float | None = None
     share: tuple[tuple[float, ...], int] | None = None
+    kind: Kind = "answers"
 
 
 def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
@@ -87,7 +88,8 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
         fix = f"set name to one of {', '.join(entries)}"
         raise InputError(Fault(spec.path, f"has a {DESCRIPTION} with {len(entries)} data sets", fix))
     entry = read_entry(entries, spec.name, spec.path)
-    if spec.format not in ("auto", entry.format):
+    _check_kind(entry, spec)
+    if spec.format not in ("auto", entry.format, "prompts"):
         what = f"says {entry.format}, and format says {spec.format}"
         raise InputError(Fault(entry.where, what, "leave format out, or name the file itself"))
     if entry.hub is not None:
@@ -116,6 +118,18 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
         )
         for source in sources
     )
+
+
+def _check_kind(entry: Entry, spec: SourceSpec) -> None:
+    """Prompts can be taken from any entry; answers cannot be learned from preferences, nor preferences from answers."""
+    if spec.kind in ("prompts", entry.kind) or spec.format == "preference":
+        return
+    stage = {"answers": "sft", "pairs": "dpo or reward", "judged": "kto"}[entry.kind]
+    if spec.kind == "answers":
+        what = f"is preference data ({entry.mark}): supervised training would learn its bad answers, too"
+    else:
+        what = f"is data for stage {stage}, and this stage learns from {spec.kind}"
+    raise InputError(Fault(entry.where, what, f"name another entry, or choose stage {stage}"))
 
 
 def _open_hub(spec: SourceSpec, data: HubData) -> tuple[Source, ...]:

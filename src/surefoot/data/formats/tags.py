@@ -34,7 +34,9 @@ def retag(rows: Sequence[Row], tags: Mapping[str, str]) -> Sequence[Row]:
 
 
 def _turns(value: Any, fields: Mapping[str, str], roles: Mapping[str, str]) -> Any:
-    """A list of turns renamed; any other value as it is."""
+    """A turn, or a list of turns, renamed; any other value as it is."""
+    if isinstance(value, dict):
+        return _turns([value], fields, roles)[0]
     if not isinstance(value, list) or not all(
         isinstance(item, dict) and fields.keys() <= item.keys() for item in value
     ):
