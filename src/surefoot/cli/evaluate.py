@@ -6,6 +6,7 @@ from surefoot.cli.main import Entry, LazyGroup
 
 MEASUREMENTS = {
     "loss": Entry("surefoot.cli.evaluate_loss", "Loss, perplexity and token accuracy on a file."),
+    "reward": Entry("surefoot.cli.evaluate_reward", "How well a reward model ranks pairs of answers."),
     "commonsense": Entry("surefoot.cli.evaluate_commonsense", "Eight question sets beside the published numbers."),
     "harness": Entry("surefoot.cli.evaluate_harness", "Tasks of lm-evaluation-harness, offline ones included."),
     "norms": Entry("surefoot.cli.evaluate_norms", "Norms of activations, attention on the first token, by layer."),

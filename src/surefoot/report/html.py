@@ -11,6 +11,7 @@ from typing import Any
 from surefoot import durable
 from surefoot.report import curves, views
 from surefoot.report.audit_view import audit_views
+from surefoot.report.calibration import last_calibration
 from surefoot.report.page import render
 from surefoot.report.record import RunRecord, read_run
 from surefoot.report.status import Status, status_told, verdict
@@ -74,6 +75,7 @@ def _standing_values(record: RunRecord, status: Status) -> dict[str, Any]:
     facts = record.environment
     return {
         "curves": curve_values(record),
+        "calibration": views.guarded("the calibration", lambda: last_calibration(record.rows), None, cautions),
         "plan": views.plan_choices(record),
         "memory": views.plan_memory(record),
         "notes": list(record.plan.cautions) if record.plan else [],

@@ -1,0 +1,80 @@
+"""`surefoot evaluate reward`: how well a reward model ranks pairs of answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from surefoot.cli.answering import check_models, introduce, model_options
+
+
+@click.command()
+@model_options
+@click.argument("data")
+@click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
+@click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Pairs per forward pass; changes no more than rounding.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write reward.json and calibration.png into this folder.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a reward.json of another request in --out.")
+def reward(
+    model: str,
+    adapter: str | None,
+    data: str,
+    template: str | None,
+    max_length: int | None,
+    max_samples: int | None,
+    batch_size: int | None,
+    as_json: bool,
+    out: Path | None,
+    overwrite: bool,
+) -> None:
+    """Accuracy, margin, mean scores and calibration of the reward model MODEL on the pairs in DATA.
+
+    MODEL is a run of stage reward, one of its checkpoints, or a reward model of another tool. DATA is what `data.train`
+    takes: preference records with a better and a worse answer.
+    """
+    from surefoot.out_folder import require_same_request
+    from surefoot.stages.asked_data import DataRequest, check_request
+
+    asked = DataRequest(data, template, max_length, max_samples)
+    check_models(model, adapter)
+    check_request(asked)
+    request = {"model": model, "adapter": adapter, **vars(asked)}
+    if out is not None:
+        require_same_request(out / "reward.json", request, overwrite)
+
+    import json
+    import sys
+
+    from surefoot import durable, hardware
+    from surefoot.objectives.calibration import calibration_bins
+    from surefoot.report.calibration import calibration_picture
+    from surefoot.report.console import open_console
+    from surefoot.report.plots import png
+    from surefoot.report.reward_table import calibration_table, reward_lines
+    from surefoot.stages.measure_reward import measure_reward, reward_to_json
+    from surefoot.stages.open_reward import open_reward
+
+    opened = open_reward(model, adapter)
+    introduce(opened.opened, template=False)
+    measured = measure_reward(opened, asked, pairs=batch_size)
+    found = {"model": model, "adapter": adapter, "opened": opened.opened.described, **reward_to_json(measured)}
+    if out is not None:
+        durable.require_writable(out)
+        out.mkdir(parents=True, exist_ok=True)
+        durable.write_json(out / "reward.json", {"asked": request, **found})
+        durable.write_bytes(out / "calibration.png", png(calibration_picture(measured.sums, f"{model}: calibration")))
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    for line in reward_lines(measured.audit, found):
+        console.say(line)
+    console.show(calibration_table(calibration_bins(measured.sums)))

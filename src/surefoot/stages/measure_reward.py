@@ -1,0 +1,91 @@
+"""`surefoot evaluate reward`: how well a reward model ranks pairs of answers, and how far its confidence may be
+believed.
+
+The data comes the way it comes in training, so the numbers for a run and its evaluation file are those of the run's own
+evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.data.audit import Audit
+from surefoot.evaluate.loss import evaluate_loss
+from surefoot.objectives.calibration import CALIBRATION, calibration_bins, calibration_error
+from surefoot.objectives.reward import reward_objective
+from surefoot.stages.asked_data import DataRequest
+from surefoot.stages.measure_loss import ROWS, evaluation_settings, read_evaluation_data
+from surefoot.stages.open_reward import OpenReward
+from surefoot.stages.pairs import all_pairs
+from surefoot.training.report import EvalReport
+
+
+@dataclass(frozen=True)
+class MeasuredReward:
+    """loss: which one, of `objectives.reward.PAIR_LOSSES`; a run's own. audit: what the data turned out to be."""
+
+    report: EvalReport
+    loss: str
+    audit: Audit
+    template: str
+    max_length: int
+
+    @property
+    def sums(self) -> Sequence[Sequence[float]]:
+        """Pairs, right ones and confidence by bin."""
+        return self.report.tables[CALIBRATION]
+
+
+def measure_reward(opened: OpenReward, asked: DataRequest, *, pairs: int | None = None) -> MeasuredReward:
+    """pairs: of a forward pass; None takes the run's micro-batch. Raises InputError for anything wrong with the data,
+    before the model runs."""
+    data, max_length = read_evaluation_data(opened.opened, asked, stage="reward")
+    plan = opened.plan
+    planned = plan.reward if plan else None
+    loss = planned.loss.value if planned else "last"
+    device = opened.model.v_head.summary.weight.device
+    report = evaluate_loss(
+        opened.model,
+        reward_objective(loss, center=planned.center, surplus=planned.surplus) if planned else reward_objective(loss),
+        all_pairs(data.train, pairs or (plan.batch.micro.value if plan else ROWS), opened.opened.pad_id),
+        step=0,
+        settings=evaluation_settings(opened.opened, device),
+        device=device,
+        unit="pairs",
+    )
+    assert report is not None
+    return MeasuredReward(report, loss, data.audit, data.template.name, max_length)
+
+
+def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:
+    """Plain values; a number that is not finite is null."""
+    audit, report = measured.audit, measured.report
+    metrics = report.metrics
+    return {
+        "data": {
+            "file": audit.source.file,
+            "sha256": audit.source.sha256,
+            "records": audit.source.used,
+            "pairs": report.weight,
+            "cut": audit.truncated,
+            "without_answers": len(audit.source.dropped),
+        },
+        "template": measured.template,
+        "max_length": measured.max_length,
+        "accuracy": metrics["reward_accuracy"],
+        "margin": _finite(metrics["reward_margin"]),
+        "score_chosen": _finite(metrics["reward_chosen"]),
+        "score_rejected": _finite(metrics["reward_rejected"]),
+        "loss": {"kind": measured.loss, "value": _finite(report.loss)},
+        "calibration": {
+            "expected_error": _finite(calibration_error(measured.sums)),
+            "bins": [vars(one) for one in calibration_bins(measured.sums)],
+        },
+        "seconds": report.seconds,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
