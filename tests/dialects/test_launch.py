@@ -1,4 +1,4 @@
-"""What starts a program is taken away; more than one process is refused."""
+"""What starts a program is taken away; how many processes it starts is kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from surefoot.dialects.launch import Options, check_one_process, no_files, read_command
+from surefoot.dialects.launch import Options, no_files, read_command
 from surefoot.dialects.tools import translate_command
 from surefoot.errors import InputError
 
@@ -45,23 +45,58 @@ def test_the_program_and_its_words(text, program, arguments):
 
 
 @pytest.mark.parametrize(
-    ("text", "devices", "named"),
+    ("text", "devices", "count"),
     [
-        ("torchrun --nproc_per_node 4 finetune.py", 1, "4 processes"),
-        ("torchrun --nnodes 2 --nproc_per_node 1 finetune.py", 1, "2 machines"),
-        ("torchrun --nproc_per_node gpu finetune.py", 8, "8 processes"),
-        ("accelerate launch --config_file four.yaml finetune.py", 1, "4 processes"),
-        ("accelerate launch finetune.py", 2, "2 processes"),
-        ("accelerate launch --gpu_ids 0,1 finetune.py", 8, "2 processes"),
-        ("deepspeed finetune.py", 8, "8 processes"),
-        ("deepspeed --include localhost:0,1 finetune.py", 8, "2 processes"),
-        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed finetune.py", 8, "2 processes"),
+        ("torchrun --nproc_per_node 4 finetune.py", 1, 4),
+        ("torchrun --nproc_per_node gpu finetune.py", 8, 8),
+        ("accelerate launch --config_file four.yaml finetune.py", 1, 4),
+        ("accelerate launch finetune.py", 2, 2),
+        ("accelerate launch --gpu_ids 0,1 finetune.py", 8, 2),
+        ("deepspeed finetune.py", 8, 8),
+        ("deepspeed --include localhost:0,1 finetune.py", 8, 2),
+        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed finetune.py", 8, 2),
+        ("torchrun finetune.py", 8, 1),
     ],
 )
-def test_several_processes_are_refused(text, devices, named):
-    with pytest.raises(InputError, match=named) as caught:
-        check_one_process(read(text, devices))
-    assert "later version" in str(caught.value)
+def test_several_processes_are_counted(text, devices, count):
+    command = read(text, devices)
+    assert command.processes == count
+    assert command.facts.get("processes", 1) == count
+
+
+def test_several_machines_are_left_to_the_launcher():
+    with pytest.raises(InputError, match=r"2 machines.*docs/several-processes.md"):
+        read("torchrun --nnodes 2 --nproc_per_node 1 finetune.py", 1)
+
+
+PER_DEVICE = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+
+
+def test_a_launchers_processes_become_surefoots_and_the_batch_is_the_one_asked_for():
+    trainer = f"sft.py --model_name_or_path m --dataset_name d --output_dir o {PER_DEVICE}"
+    two = told(f"torchrun --nproc_per_node 2 {trainer}", {}).config
+    assert two["parallel"] == {"nproc": 2}
+    assert two["batch"] == {"size": 16, "micro": 2}
+    assert "parallel" not in told(trainer, {}).config
+    assert told(trainer, {}).config["batch"]["size"] == 8
+
+
+def test_a_script_that_counts_all_processes_itself_keeps_its_batch():
+    two = told(f"torchrun --nproc_per_node 2 {FINETUNE} --batch_size 16 --micro_batch_size 4", {}).config
+    assert (two["parallel"], two["batch"]["size"]) == ({"nproc": 2}, 16)
+
+
+def test_one_of_several_processes_reads_the_same():
+    """Each rank of `surefoot run -- torchrun …` reads the command again, now with WORLD_SIZE set."""
+    text = f"torchrun --nproc_per_node 2 sft.py --model_name_or_path m --dataset_name d --output_dir o {PER_DEVICE}"
+    assert told(text, {"WORLD_SIZE": "2"}).config == told(text, {}).config
+
+
+def test_llamafactory_starts_as_many_as_it_is_told():
+    asked = told(f"FORCE_TORCHRUN=1 NPROC_PER_NODE=2 {TUNED} {PER_DEVICE}", {}).config
+    assert (asked["parallel"], asked["batch"]["size"]) == ({"nproc": 2}, 16)
+    launched = told(f"torchrun --nproc_per_node 4 src/train.py {TUNED.partition('train ')[2]} {PER_DEVICE}", {}).config
+    assert (launched["parallel"], launched["batch"]["size"]) == ({"nproc": 4}, 32)
 
 
 def test_a_word_on_the_line_goes_before_the_config_file():
@@ -98,11 +133,9 @@ FINETUNE = "finetune.py --base_model m --data_path d.json"
 @pytest.mark.parametrize(
     ("text", "environment", "said"),
     [
-        (TUNED, {"NPROC_PER_NODE": "4"}, "NPROC_PER_NODE: asks for 4"),
+        (TUNED, {"NPROC_PER_NODE": "some"}, "NPROC_PER_NODE: expected a number"),
         (TUNED, {"NNODES": "2"}, "NNODES: asks for 2"),
         (TUNED, {"USE_MODELSCOPE_HUB": "1"}, "does not read ModelScope"),
-        (FINETUNE, {"WORLD_SIZE": "2"}, "a launcher started 2 processes"),
-        (TUNED, {"WORLD_SIZE": "2"}, "a launcher started 2 processes"),
         (FINETUNE, {"ACCELERATE_MIXED_PRECISION": "fp8"}, "does not compute in fp8"),
         (FINETUNE, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "torch_compile: true"),
     ],
@@ -170,7 +203,8 @@ def test_llamafactory_on_several_devices_keeps_its_batch():
     size = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
     two = told(f"{TUNED} {size}", {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert two.config["batch"] == {"size": 16, "micro": 2}
-    assert any("2 devices" in note.word and "batch.size" in note.keys for note in two.notes)
+    assert any("2 processes" in note.word and "batch.size" in note.keys for note in two.notes)
+    assert two.config["parallel"] == {"nproc": 2}
     assert told(f"{TUNED} {size}", {}, devices=4).config["batch"]["size"] == 32
     assert told(f"{TUNED} {size}", {"CUDA_VISIBLE_DEVICES": "3"}, devices=4).config["batch"]["size"] == 8
     assert told(f"{TUNED} {size}", {"CUDA_VISIBLE_DEVICES": ""}, devices=4).config["batch"]["size"] == 8

@@ -32,7 +32,8 @@ import click
 from surefoot import durable, hardware
 from surefoot.errors import EnvironmentFault
 
-_GRACE = 20.0  # seconds that ranks have to end after the first one failed
+_GRACE = 20.0  # seconds that ranks have to say why the first one failed
+_TOLD = 5.0  # seconds that they have to end once it is said
 _POLL = 0.05
 _ERROR = re.compile(rb"(.*: )?(internal )?error: ")
 _UNWRITTEN = 1 << 20  # bytes of output that wait for the run folder
@@ -58,13 +59,12 @@ def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
 
 def _wait(children: Sequence[_Child], signals: _Signals) -> int:
     """Until all have ended, or some seconds after the first one failed."""
-    deadline: float | None = None
     first: _Child | None = None
+    failed = 0.0
     while any(child.code is None for child in children):
         if first is None:
-            first = next((child for child in children if child.code), None)
-            deadline = None if first is None else time.monotonic() + _GRACE
-        if deadline is not None and time.monotonic() > deadline:
+            first, failed = next((child for child in children if child.code), None), time.monotonic()
+        elif time.monotonic() - failed > (_TOLD if any(child.said_error for child in children) else _GRACE):
             break
         time.sleep(_POLL)
     first = first or next((child for child in children if child.code), None)

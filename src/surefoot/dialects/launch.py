@@ -58,8 +58,8 @@ class Options:
 class Command:
     """program: as written, a file or the name of a command; the dotted name where `module`. launcher: "" for none.
     facts: what the launcher settles for the program, such as mixed_precision. notes: on the words of the launch.
-    folder: where it is started. processes: how many the launcher starts. facts["processes"]: the same, or how many there
-    are already where one of them reads this."""
+    folder: where it is started. processes: how many the launcher starts. facts["processes"]: the same, or how
+    many there are already where one of them reads this."""
 
     program: str
     arguments: tuple[str, ...] = ()

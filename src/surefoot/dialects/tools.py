@@ -23,7 +23,7 @@ from surefoot.dialects.script import SCRIPT
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.torchtune import TORCHTUNE
 from surefoot.dialects.train_sft import TRAIN_SFT
-from surefoot.dialects.translation import Translation
+from surefoot.dialects.translation import Translation, in_processes
 from surefoot.dialects.trl import TRL
 from surefoot.dialects.voice import SILENT, Voice
 from surefoot.errors import Fault, InputError
@@ -57,13 +57,6 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
         raise InputError(Fault(command.program, "is a file, and no command", fix))
     known = ", ".join(tool.name for tool in tools())
     raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
-
-
-def in_processes(found: Translation, count: int) -> Translation:
-    """With as many processes as the launcher starts, where it starts several and the tool has not settled it."""
-    if count == 1 or found.command != "train" or "parallel" in found.config:
-        return found
-    return replace(found, config={**found.config, "parallel": {"nproc": count}})
 
 
 def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:

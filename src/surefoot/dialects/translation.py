@@ -8,7 +8,7 @@ does not know, or whose meaning surefoot cannot give, is an error and no note (`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Fate = Literal["carried", "changed", "assumed", "listed"]
@@ -49,3 +49,10 @@ class Translation:
     given: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     resumes: str | None = None
+
+
+def in_processes(found: Translation, count: int) -> Translation:
+    """With as many processes as the launcher starts, where it starts several and the tool has not settled it."""
+    if count == 1 or found.command != "train" or "parallel" in found.config:
+        return found
+    return replace(found, config={**found.config, "parallel": {"nproc": count}})

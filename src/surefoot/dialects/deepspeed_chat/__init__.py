@@ -8,7 +8,6 @@ Each step's program is called `main.py`; the folder says which it is, else a fla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 from surefoot.dialects.deepspeed_chat import ppo, rules
@@ -19,7 +18,7 @@ from surefoot.dialects.deepspeed_chat.voice import voice
 from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import Command, Options
 from surefoot.dialects.tool import Tool
-from surefoot.dialects.translation import Note, Translation
+from surefoot.dialects.translation import Translation
 from surefoot.dialects.words import read_flags
 from surefoot.errors import Fault, InputError
 

@@ -17,7 +17,7 @@ from surefoot.dialects.llamafactory.rows import ROWS
 from surefoot.dialects.llamafactory.rules import RULES
 from surefoot.dialects.llamafactory.voice import voice
 from surefoot.dialects.tool import Tool
-from surefoot.dialects.translation import Note, Translation
+from surefoot.dialects.translation import Note, Translation, in_processes
 from surefoot.dialects.words import Word, parse_document, plain_truth, read_document, read_flags, read_pairs
 from surefoot.errors import Fault, InputError
 
@@ -42,21 +42,21 @@ _ELSEWHERE = {
     "help": "`surefoot --help` lists commands",
 }
 _ENVIRONMENT = {
-    "FORCE_TORCHRUN": "surefoot starts itself, in one process",
+    "FORCE_TORCHRUN": "surefoot starts its processes itself",
     "NNODES": "one machine",
     "NODE_RANK": "one machine",
-    "NPROC_PER_NODE": "one process",
-    "MASTER_ADDR": "one process needs no address",
-    "MASTER_PORT": "one process needs no address",
+    "NPROC_PER_NODE": "as many processes (parallel.nproc)",
+    "MASTER_ADDR": "surefoot picks one on this machine",
+    "MASTER_PORT": "surefoot picks one on this machine",
     "MAX_RESTARTS": "surefoot resumes with --resume",
-    "RDZV_ID": "one process needs no meeting point",
+    "RDZV_ID": "processes on one machine need no meeting point",
     "MIN_NNODES": "one machine",
     "MAX_NNODES": "one machine",
     "DISABLE_VERSION_CHECK": "surefoot has no such check",
     "LLAMAFACTORY_VERBOSITY": "surefoot's own lines are few",
     "RECORD_VRAM": "peak memory is always logged",
     "OPTIM_TORCH": "surefoot starts itself",
-    "USE_RAY": "surefoot starts one process",
+    "USE_RAY": "surefoot starts its processes itself",
     "ALLOW_EXTRA_ARGS": "words that LLaMA-Factory does not know are listed, not refused",
 }
 _REFUSED_SWITCHES = {
@@ -74,7 +74,7 @@ def from_command(command: Command, options: Options) -> Translation:
         raise InputError(
             Fault(f"{command.name} {verb}", "is no command of LLaMA-Factory", "it has train, export, chat")
         )
-    _check_processes(command.environment, options)
+    _check_processes(command.environment)
     given = _words(words, options)
     allow = options.allow_unknown or plain_truth(command.environment.get("ALLOW_EXTRA_ARGS", False)) is True
     if verb == "train":
@@ -132,7 +132,7 @@ def _words(words: Sequence[str], options: Options) -> list[Word]:
 
 def _train(words: Sequence[Word], options: Options, command: Command) -> Translation:
     rules = tuple(reading(options.read) if rule is set_data else rule for rule in RULES)
-    devices = 1 if command.launcher else visible_devices(command.environment, {}, options)
+    devices = _processes(command, options)
     draft = Draft(
         replace(DIALECT, rules=rules),
         words,
@@ -141,20 +141,26 @@ def _train(words: Sequence[Word], options: Options, command: Command) -> Transla
         facts={**command.facts, "processes": devices},
     )
     if devices > 1:
-        whole = (
-            f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples in a step, in one process"
-        )
-        draft.assume(f"one process on each of {devices} devices", whole, "batch.size")
-    return draft.finish("train", environment=draft.environment)
+        whole = f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples in a step"
+        draft.assume(f"{devices} processes", whole, "batch.size", "parallel.nproc")
+    return in_processes(draft.finish("train", environment=draft.environment), devices)
 
 
-def _check_processes(environment: Mapping[str, str], options: Options) -> None:
-    for name in ("NNODES", "NPROC_PER_NODE", "MIN_NNODES", "MAX_NNODES"):
+def _processes(command: Command, options: Options) -> int:
+    """One on each device, unless a launcher or the environment says how many."""
+    if command.launcher or "processes" in command.facts:
+        return command.facts.get("processes", 1)
+    asked = command.environment.get("NPROC_PER_NODE", "").strip()
+    return int(asked) if asked.isdecimal() else visible_devices(command.environment, {}, options)
+
+
+def _check_processes(environment: Mapping[str, str]) -> None:
+    for name in ("NNODES", "MIN_NNODES", "MAX_NNODES"):
         value = environment.get(name, "1").strip()
-        if value in ("gpu", "auto"):
-            value = str(visible_devices(environment, {}, options))
         if value not in ("", "1"):
-            raise InputError(Fault(name, f"asks for {value}, and surefoot starts one process", MORE))
+            raise InputError(Fault(name, f"asks for {value}, and surefoot starts processes on one machine", MORE))
+    if (value := environment.get("NPROC_PER_NODE", "").strip()) not in ("", "gpu", "auto") and not value.isdecimal():
+        raise InputError(Fault("NPROC_PER_NODE", f"expected a number of processes, got {value!r}"))
     for name, reason in _REFUSED_SWITCHES.items():
         if plain_truth(environment.get(name, False)):
             raise InputError(Fault(name, reason, "leave it out, and name what lies on this machine or the hub"))
