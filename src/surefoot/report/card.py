@@ -17,18 +17,21 @@ from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
+from surefoot.report.rows import UNITS
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
 _METRICS = {
-    "train_loss": "training loss (mean over supervised tokens)",
+    "train_loss": "training loss (mean over {})",
     "eval_loss": "evaluation loss",
     "perplexity": "evaluation perplexity",
     "eval_accuracy": "evaluation accuracy of supervised tokens",
+    "eval_reward_accuracy": "evaluation reward accuracy",
+    "eval_reward_margin": "evaluation reward margin",
     "chance": "accuracy by chance",
     "accuracy_before": "accuracy before training",
     "accuracy_after": "accuracy after training",
 }
-_SHARES = frozenset({"eval_accuracy", "chance", "accuracy_before", "accuracy_after"})
+_SHARES = frozenset({"eval_accuracy", "eval_reward_accuracy", "chance", "accuracy_before", "accuracy_after"})
 
 _METHODS = {
     "sft": "supervised fine-tuning",
@@ -232,6 +235,7 @@ def _plan_table(plan: RunPlan) -> str:
         ("template", plan.tokenizer.template),
         ("examples per optimizer step", plan.batch.size),
         ("gradient checkpointing", plan.memory.gradient_checkpointing),
+        *([("reference", plan.reference)] if plan.reference else []),
     ]
     if plan.adapter:
         rows.insert(0, ("method", plan.adapter.kind))
@@ -247,7 +251,12 @@ def _data_table(files: Iterable[DataFile]) -> str:
 
 
 def _results_table(results: Mapping[str, object]) -> str:
-    rows = [(label, _figure(key, results[key])) for key, label in _METRICS.items() if results.get(key) is not None]
+    counted = next((unit for unit in UNITS if f"train_{unit}" in results and unit != "tokens"), "supervised tokens")
+    rows = [
+        (label.format(counted.replace("_", " ")), _figure(key, results[key]))
+        for key, label in _METRICS.items()
+        if results.get(key) is not None
+    ]
     return _table(("figure", "value"), rows)
 
 

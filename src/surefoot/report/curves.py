@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from surefoot.report.plots import SMOOTH_FROM, Quantity, metric_quantities, smooth
-from surefoot.report.rows import Row
+from surefoot.report.plots import SMOOTH_FROM, Quantity, loss_unit, metric_quantities, smooth
+from surefoot.report.rows import Row, is_train_row, step_metrics
 
 Point = tuple[int, float | None]  # optimizer step, value
 Style = Literal["line", "raw", "smooth", "points"]
@@ -82,12 +82,29 @@ _LATER = (
 
 def charts_of(rows: Sequence[Row]) -> list[Chart]:
     """Every chart for which the rows hold a point, with all its points."""
-    metrics = [
-        _Recipe(quantity.key, quantity.label.capitalize(), "", ((quantity, "points"),))
-        for quantity in metric_quantities(rows)
-    ]
-    charts = [_chart(recipe, rows) for recipe in (*_RECIPES, *metrics, *_LATER)]
+    first = [replace(recipe, unit=recipe.unit.replace("nats per token", loss_unit(rows))) for recipe in _RECIPES]
+    charts = [_chart(recipe, rows) for recipe in (*first, *_metrics(rows), *_LATER)]
     return [chart for chart in charts if chart.lines]
+
+
+def _metrics(rows: Sequence[Row]) -> list[_Recipe]:
+    """One for each metric of evaluations, together with the training's own of that name, and one for each of the
+    training's that no evaluation has."""
+    own = dict.fromkeys(key for row in rows if is_train_row(row) for key in step_metrics(row))
+    found: list[_Recipe] = []
+    for quantity in metric_quantities(rows):
+        name = quantity.key.removeprefix("eval_")
+        title = quantity.label.capitalize()
+        if name in own:
+            del own[name]
+            both = ((Quantity(name, "training"), "raw"), (replace(quantity, label="evaluation"), "points"))
+            found.append(_Recipe(quantity.key, title, "", both))
+        else:
+            found.append(_Recipe(quantity.key, title, "", ((quantity, "points"),)))
+    for name in own:
+        label = name.replace("_", " ")
+        found.append(_Recipe(name, label.capitalize(), "", ((Quantity(name, label), "raw"),)))
+    return found
 
 
 def thinned(charts: Sequence[Chart], most: int = MOST_POINTS) -> list[Chart]:

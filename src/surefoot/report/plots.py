@@ -10,13 +10,13 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot import durable
 from surefoot.families.files import read_json
-from surefoot.report.rows import Row, metric_fields
+from surefoot.report.rows import Row, metric_fields, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +54,17 @@ class Curve:
     gaps: tuple[int, ...]
 
 
+def loss_unit(rows: Sequence[Row]) -> str:
+    """In what the losses of these rows are: nats per token where the loss is a cross entropy."""
+    unit = unit_of(rows)
+    return "nats per token" if unit == "tokens" else f"mean over {unit.replace('_', ' ')}"
+
+
+def in_unit(quantity: Quantity, rows: Sequence[Row]) -> Quantity:
+    """With the unit that the rows are in."""
+    return replace(quantity, label=quantity.label.replace("nats per token", loss_unit(rows)))
+
+
 def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], list[str]]:
     """Draw what the rows hold. name: of the run, for the titles. Returns the names of the files and cautions."""
     written: list[str] = []
@@ -65,7 +76,9 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
             continue
         path = run / f"training_{quantity.key}.png"
         try:
-            durable.write_bytes(path, png(draw(curve, quantity, name, evaluation if quantity.key == "loss" else None)))
+            durable.write_bytes(
+                path, png(draw(curve, in_unit(quantity, rows), name, evaluation if quantity.key == "loss" else None))
+            )
             written.append(path.name)
         except Exception as error:  # fonts, back ends, disk: whatever it is, the model is worth more than its picture
             cautions.append(f"{path.name} was not drawn: {type(error).__name__}: {error}")

@@ -122,6 +122,11 @@ def metric_fields(row: Row) -> list[str]:
     return [key for key in row if key.startswith("eval_") and key not in EVAL_FIELDS]
 
 
+def step_metrics(row: Row) -> list[str]:
+    """What the stage has to say of a step besides what every train row has."""
+    return [key for key in row if key not in _TRAIN_FIELDS and key not in TIMING_FIELDS]
+
+
 def without_timing(row: Row) -> Row:
     """What must be equal in two equal runs."""
     return {key: value for key, value in row.items() if key not in TIMING_FIELDS}
@@ -196,6 +201,13 @@ def _times(timing: Timing) -> Row:
     return {key: value for key, value in times.items() if value is not None}
 
 
+_TRAIN_FIELDS = frozenset(
+    {
+        *("current_steps", "total_steps", "epoch", "percentage", "total_tokens", "loss", "lr", "grad_norm"),
+        *("step_tokens", "non_finite", "skipped", "scale"),
+        *(name for unit in UNITS for name in (weight_field(unit), f"total_{weight_field(unit)}")),
+    }
+)
 # Ours -> theirs. No times: equal runs write equal files.
 _TRAIN_NAMES = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate", "skipped": "skipped"}
 _NOT_IN_HISTORY = frozenset({*(f"eval_{unit}" for unit in UNITS), "eval_runtime"})

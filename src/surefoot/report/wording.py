@@ -11,6 +11,9 @@ if TYPE_CHECKING:  # torch is not needed to say what happened
     from surefoot.data.batch import RecordName
 
 
+_SHOWN = (("reward_accuracy", "accuracy", ".1%"), ("reward_margin", "margin", ".3g"))  # of a step's metrics
+
+
 def step_line(report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None) -> str:
     """One step in one line; `state` is the guard's word."""
     fields = [f"step {report.step}/{total_steps}", *step_numbers(report, timing, last_eval)]
@@ -24,6 +27,7 @@ def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | Non
     evaluation = "" if last_eval is None else f" (eval {last_eval.loss:.4g} @ {last_eval.step})"
     fields = [
         f"loss {number(report.loss)}{evaluation}",
+        *(f"{said} {format(report.metrics[name], form)}" for name, said, form in _SHOWN if name in report.metrics),
         f"lr {report.lr:.3g}",
         f"grad {number(report.grad_norm, 3)}",
     ]

@@ -18,6 +18,8 @@ from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.stages.trained_template import is_on_texts
 from surefoot.training.optimizer import MUON_MOMENTUM
 
+_COUNTED = {"reward": "pairs", "dpo": "pairs", "kto": "answers", "ppo": "prompts"}  # by stage
+
 
 def card_facts(
     config: RunConfig,
@@ -43,7 +45,8 @@ def card_facts(
             "schedule": f"{optim.schedule}, warm-up {optim.warmup}",
             "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
             "duration": str(config.duration),
-            "examples per step": str(config.batch.size),
+            **_alignment(config),
+            f"{_COUNTED.get(config.stage, 'examples')} per step": str(config.batch.size),
             "longest example": f"{plan.tokenizer.max_length.value} tokens",
             "seed": str(config.seed),
         },
@@ -72,6 +75,19 @@ def _data_file(role: str, audit: Audit) -> DataFile:
         audit.tokens,
         audit.supervised_tokens,
     )
+
+
+def _alignment(config: RunConfig) -> dict[str, str]:
+    """The loss of stages dpo and kto, with the constants that it reads."""
+    given = config.alignment
+    if config.stage == "kto":
+        return {"loss": f"KTO, beta {given.beta:g}, weights of good and bad answers {given.good:g} and {given.bad:g}"}
+    if config.stage != "dpo":
+        return {}
+    more = f", margin {given.margin:g}" if given.loss == "simpo" else ""
+    more += f", label smoothing {given.label_smoothing:g}" if given.label_smoothing else ""
+    more += f", {given.sft:g} times the cross entropy of the better answers" if given.sft else ""
+    return {"loss": f"{given.loss}, beta {given.beta:g}{more}"}
 
 
 def _optimizer(optim: OptimConfig) -> str:
