@@ -10,6 +10,7 @@ it returns travels back by pickle, so plain values and numpy arrays only.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import traceback
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Any
 
 WORLD = 2
 _LONGEST = 60  # seconds; a pair that hangs is killed, and its test fails instead of the whole suite
-_IMPORTS = ["torch", "peft", "transformers.models.llama.modeling_llama", "surefoot.training.engine"]
+_IMPORTS = ["torch", "peft", "transformers.models.llama.modeling_llama", "surefoot.training.engine", "deepspeed"]
 
 
 def on_two_ranks(case: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
@@ -59,6 +60,7 @@ def _work(rank: int, meeting: Path, connection: Connection, case: Callable[..., 
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LONGEST)
+    os.environ["LOCAL_RANK"] = str(rank)  # every launcher sets it, and DeepSpeed asks for it
     torch.set_num_threads(1)
     try:
         dist.init_process_group(

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from surefoot.errors import Fault, InputError
+
 _LONGEST = 160  # characters of a library's own message
 
 
@@ -37,6 +39,23 @@ def import_bitsandbytes() -> Any:
         return sys.modules["bitsandbytes"]
     with _silent("bitsandbytes"), _hidden("kernels"):
         return importlib.import_module("bitsandbytes")
+
+
+def import_deepspeed(kind: str) -> Any:
+    """The module, set to the kind of device that the run is on. kind: cpu | cuda. Nothing is compiled by that. Raises
+    InputError where it is not installed."""
+    if not is_installed("deepspeed"):
+        what = "deepspeed is not installed"
+        raise InputError(Fault("parallel.engine", what, "pip install 'surefoot[deepspeed]', or take fsdp2 or ddp"))
+    with _silent("DeepSpeed"):
+        deepspeed = importlib.import_module("deepspeed")
+        if kind == "cpu":  # it would take a GPU that is there and not asked for
+            from deepspeed.accelerator import set_accelerator
+            from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+            set_accelerator(CPU_Accelerator())
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, and gloo serves
+    return deepspeed
 
 
 @functools.cache

@@ -82,7 +82,7 @@ class Together:
     """Optimizers over disjoint parameters that act as one: groups side by side, one state, one step."""
 
     def __init__(self, parts: Sequence[Optimizer]):
-        self._parts = [leaf for part in parts for leaf in (part._parts if isinstance(part, Together) else [part])]
+        self._parts = [leaf for part in parts for leaf in parts_of(part)]
         self.param_groups: list[dict[str, Any]] = [group for part in parts for group in part.param_groups]
         self.state: defaultdict[torch.Tensor, Any] = self._parts[0].state
         for part in self._parts[1:]:
@@ -95,6 +95,11 @@ class Together:
     def zero_grad(self, set_to_none: bool = True) -> None:
         for part in self._parts:
             part.zero_grad(set_to_none)
+
+
+def parts_of(optimizer: Optimizer) -> list[Optimizer]:
+    """The library's own optimizers that act as one here."""
+    return list(optimizer._parts) if isinstance(optimizer, Together) else [optimizer]
 
 
 def _adamw(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:

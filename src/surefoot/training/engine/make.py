@@ -12,6 +12,7 @@ from torch import nn
 from surefoot.errors import Fault, InputError
 from surefoot.training.engine.base import Engine, Groups, Members, groups_of
 from surefoot.training.engine.ddp import DdpEngine
+from surefoot.training.engine.deepspeed import DeepSpeedEngine
 from surefoot.training.engine.fsdp2 import Fsdp2Engine
 from surefoot.training.engine.single import SingleEngine
 from surefoot.training.optimizer import Optimizer, trainable_parameters
@@ -49,6 +50,13 @@ def make_engine(
         if choice.name == "ddp":
             return DdpEngine(model, make_optimizer(groups), groups, ranks, device)
         return SingleEngine(model, trainable_parameters(model), make_optimizer(groups), groups)
+    if choice.name == "deepspeed":
+        if choice.offload == "all" and choice.zero_stage < 3:
+            what = f"ZeRO {choice.zero_stage} keeps all weights on every device"
+            raise InputError(Fault("parallel.offload", what, "take optimizer, or zero_stage: 3"))
+        return DeepSpeedEngine(
+            model, members, make_optimizer, ranks, device, stage=choice.zero_stage, offload=choice.offload
+        )
     if choice.offload == "optimizer":
         what = "fsdp2 keeps weights, gradients and moments in one place"
         raise InputError(Fault("parallel.offload", what, "take all, or engine: deepspeed"))

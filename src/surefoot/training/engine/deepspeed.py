@@ -1,0 +1,254 @@
+"""ZeRO by DeepSpeed: moments (1), gradients (2) and weights (3) shared out over the ranks.
+
+DeepSpeed moves gradients and weights; what a step is stays ours. Its mean over ranks is undone (losses are divided by
+the weight of all ranks already), it accumulates until it is told that a step ends, it neither clips nor scales, and the
+optimizer it steps is wrapped in a gate that only `apply` opens: a step that the guard refused goes through DeepSpeed's
+own clearing up, and moves nothing. Its checkpoints are pickles and are not used: moments go in and out by name.
+
+Optimizers see flat pieces, not matrices, so only those that treat each element alone can be used.
+
+Written for the DeepSpeed that `constraints.txt` names; it reads names that are not DeepSpeed's public ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from surefoot.errors import Fault, InputError
+from surefoot.libraries import import_deepspeed
+from surefoot.models.decoder import decoder_layers
+from surefoot.models.forward import language_models
+from surefoot.training.engine.base import ALL, Elements, Groups, Members, PerGroup, groups_of, of_group
+from surefoot.training.engine.stepping import clip, norms_of_shares
+from surefoot.training.engine.whole import whole_parameters
+from surefoot.training.engine.zero_config import deepspeed_config
+from surefoot.training.engine.zero_shares import Share, put_state, share_of_parameter, share_of_row, whole_state
+from surefoot.training.optimizer import Optimizer, parts_of, trainable_parameters
+from surefoot.training.ranks import Ranks, totals
+from surefoot.training.scaling import LossScale
+
+
+class DeepSpeedEngine:
+    """See `Engine` for what each call does. Raises InputError for an optimizer that needs whole matrices, for
+    quantised weights, and where DeepSpeed is not installed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        members: Members,
+        make_optimizer: Callable[[Groups], Optimizer],
+        ranks: Ranks,
+        device: torch.device,
+        *,
+        stage: Literal[1, 2, 3],
+        offload: Literal["none", "optimizer", "all"],
+    ):
+        deepspeed = import_deepspeed(device.type)
+        _require_shareable(model)
+        self.model, self.device, self.ranks = model, device, ranks
+        self.rank, self.world = ranks.rank, ranks.world
+        self.parameters: Mapping[str, nn.Parameter] = trainable_parameters(model)
+        self.groups = groups_of(model, members)
+        self._shapes = {name: one.shape for name, one in self.parameters.items()}
+        self._stage, self._offload = stage, offload != "none"
+        self._gate = Gate(make_optimizer(self.groups))
+        self.optimizer: Optimizer = self._gate  # pyright: ignore[reportAttributeAccessIssue]
+        if stage == 3:
+            _fetch_by_layer(deepspeed, model)
+        self.config = deepspeed_config(
+            stage=stage,
+            offload=offload,
+            world=ranks.world,
+            trained=sum(shape.numel() for shape in self._shapes.values()),
+            pinned=device.type == "cuda",
+        )
+        self._deepspeed = deepspeed
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=self._gate, config=self.config, dist_init_required=False
+        )
+        self._zero = self._engine.optimizer
+        self._pending = False  # gradients since the last step
+        self._reduced = False
+        self._forget()
+
+    def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
+        # DeepSpeed would do the first two when its own forward begins and ends, which stages go around.
+        self._zero.clear_backward_seen_flag()
+        self._engine._backward_prologue()
+        # It divides what it adds up by the number of ranks.
+        factor = self.world if scale is None else self.world * scale.scale
+        self._engine.backward(loss * factor, scale_wrt_gas=False)
+        self._pending, self._reduced = True, False
+
+    def reduce(self) -> None:
+        if self._stage == 1:
+            self._zero.set_gradient_accumulation_boundary(True)
+            self._zero.reduce_gradients()
+        else:
+            self._zero.finalize_gradient_accumulation_boundary()
+        self._reduced = True
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        return totals(values, self.ranks)
+
+    def unscale(self, scale: LossScale | None) -> None:
+        if scale is not None:
+            everything = [tensor for tensors in self._own_gradients().values() for tensor in tensors]
+            torch._foreach_mul_(everything, 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
+
+    def grad_norms(self) -> dict[str, torch.Tensor]:
+        return norms_of_shares(self._own_gradients(), self.ranks, self.device)
+
+    def apply(
+        self, lr: PerGroup[float], norms: Mapping[str, torch.Tensor], max_grad_norm: PerGroup[float | None]
+    ) -> None:
+        for name, tensors in self._own_gradients().items():
+            if (limit := of_group(max_grad_norm, name)) is not None:
+                clip(tensors, limit, norms[name])
+        for group in self.optimizer.param_groups:
+            group["lr"] = of_group(lr, group.get("name", ALL))
+        with self._gate.opened():
+            self._zero.step()
+        self._forget()
+
+    def discard(self) -> None:
+        if not self._pending:
+            return
+        if not self._reduced:
+            self.reduce()
+        self._zero.step()  # through a closed gate
+        self._forget()
+
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        if not (self._pending and self._reduced):
+            return {}
+        own = self._own_gradients()
+        return {f"{name} [{number}]": tensor for name, tensors in own.items() for number, tensor in enumerate(tensors)}
+
+    def gather_state(self) -> dict[str, torch.Tensor]:
+        return whole_state(self._shares(), self._states(), self.ranks, self.device)
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        put_state(self._shares(), self._flats(), self._states(), tensors, self.ranks)
+
+    def gathered(self, frozen: bool = True) -> AbstractContextManager[None]:
+        if self._stage < 3:
+            return nullcontext()
+        return whole_parameters(self.model, self._whole, keep=self.ranks.is_first, frozen=frozen)
+
+    def check_replicas(self) -> None:
+        pass  # moments are held once, and weights are sent to all ranks after every step
+
+    def elements(self) -> Elements:
+        trained = sum(shape.numel() for shape in self._shapes.values())
+        kept = sum(flat.numel() for flat in self._flats())
+        if self._stage == 3:
+            held = sum(one.numel() + one.ds_tensor.numel() for one in self.model.parameters())  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            held = sum(one.numel() for one in self.model.parameters())
+        return Elements(held, trained if self._stage == 1 else kept, kept)
+
+    def _whole(self, parameter: nn.Parameter) -> torch.Tensor:
+        with self._deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+
+    def _own_gradients(self) -> dict[str, list[torch.Tensor]]:
+        """This rank's, by group of parameters, once they are reduced."""
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in self.groups}
+        for index, flat in enumerate(self._flats()):
+            group = index if self._stage < 3 else self._zero.sub_group_to_group_id[index]
+            name = self.optimizer.param_groups[group].get("name", ALL)
+            own = [flat.grad] if self._offload else self._zero.averaged_gradients[index]
+            found[name] += [tensor for tensor in own if tensor is not None]
+        return found
+
+    def _forget(self) -> None:
+        """Gradients of stage 3 lie in a buffer that keeps those of a parameter that the next step does not use."""
+        if self._stage == 3:
+            self._zero.grad_partitions_flat_buffer.zero_()
+        self._pending = self._reduced = False
+
+    def _flats(self) -> list[torch.Tensor]:
+        zero = self._zero
+        return zero.single_partition_of_fp32_groups if self._stage < 3 else zero.fp32_partitioned_groups_flat
+
+    def _states(self) -> list[dict[str, Any]]:
+        return [self.optimizer.state[flat] for flat in self._flats()]
+
+    def _shares(self) -> dict[str, Share]:
+        zero, found = self._zero, {}
+        if self._stage == 3:
+            for name, one in self.parameters.items():
+                flat, place, _ = zero.grad_position[zero.get_param_id(one)]
+                found[name] = share_of_parameter(flat, place, self._shapes[name], one.partition_numel(), self.ranks)  # pyright: ignore[reportAttributeAccessIssue]
+            return found
+        names = {id(one): name for name, one in self.parameters.items()}
+        for flat, (row, starts) in enumerate(
+            zip(zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
+        ):
+            for one, start in zip(row, starts, strict=True):
+                name = names[id(one)]
+                found[name] = share_of_row(flat, start, self._shapes[name], zero.partition_size[flat], self.ranks)
+        return {name: found[name] for name in self.parameters}
+
+
+class Gate(torch.optim.Optimizer):
+    """The run's optimizer as DeepSpeed sees it: it steps the groups that DeepSpeed asks for, and only while open."""
+
+    def __init__(self, inner: Optimizer):
+        self._parts = parts_of(inner)
+        for part in self._parts:
+            if not isinstance(part, torch.optim.AdamW | torch.optim.SGD):
+                what = (
+                    f"{type(part).__name__} needs whole matrices, and deepspeed gives an optimizer flat pieces of them"
+                )
+                raise InputError(Fault("optim.name", what, "take adamw or sgd, or engine: ddp"))
+        self.defaults: dict[str, Any] = {}
+        self.param_groups = inner.param_groups
+        self.state = inner.state
+        self._open = False
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self._open:
+            return
+        for part in self._parts:
+            groups = part.param_groups
+            part.param_groups = [group for group in groups if any(group is asked for asked in self.param_groups)]
+            part.step()
+            part.param_groups = groups
+
+
+def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
+    """Under stage 3 a weight is empty outside of its module. PEFT's DoRA computes norms from weights of several modules
+    of a layer, so a decoder layer is fetched as one."""
+    layers = {type(layer) for inner in language_models(model) for layer in decoder_layers(inner)}
+    if layers:
+        deepspeed.utils.set_z3_leaf_modules(model, list(layers))
+    for inner in language_models(model):
+        inner.get_input_embeddings().register_forward_hook(_with_gradient)
+
+
+def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """DeepSpeed takes a layer for done when its input has a gradient: at once, before its weights have theirs, where the
+    output of a frozen embedding needs none."""
+    return output.requires_grad_() if torch.is_grad_enabled() and output.is_leaf else output
+
+
+def _require_shareable(model: nn.Module) -> None:
+    packed = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
+    if packed:
+        what = f"deepspeed cannot share out quantised weights, such as {packed[0]}"
+        raise InputError(Fault("parallel.engine", what, "take ddp, or an unquantised base"))
