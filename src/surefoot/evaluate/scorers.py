@@ -53,7 +53,11 @@ def function_in(file: Path, name: str, key: str) -> Callable[..., Any]:
     module = _module(file)
     found = getattr(module, name, None)
     if not callable(found):
-        own = [one for one, value in vars(module).items() if isinstance(value, FunctionType) and one[0] != "_"]
+        own = [
+            one
+            for one, value in vars(module).items()
+            if isinstance(value, FunctionType) and value.__module__ == module.__name__ and one[0] != "_"
+        ]
         near = nearest_word(name, own)
         has = f"it has {', '.join(own)}" if own else "it has no function"
         what = f"{file} has no function {name!r}" if found is None else f"{name!r} in {file} is no function"
