@@ -83,7 +83,7 @@ WRONG = {
     "train_sft.py --model m --data d --out o --compile-mode over-head": "did you mean reduce-overhead?",
     "train_sft.py --model m --data d": "--out: is needed",
     "train_sft.py --model m --data d --out o --acum 3": "did you mean accum?",
-    "trl dpo --model_name_or_path m": "comes with a later version",
+    "trl grpo --model_name_or_path m": "is another method than surefoot's",
     "trl sft --model_name_or_path m --dataset_name d --packing": "does not pack",
     "trl sft --model_name_or_path m --dataset_name d --lora_alfa 3": "did you mean lora_alpha?",
     "trl sft --model_name_or_path m --dataset_name d --lora_rank 3": "did you mean lora_r?",

@@ -304,8 +304,7 @@ REFUSED = {
     "lora_rnk: 8": "did you mean lora_rank",
     "template: phi2": "did you mean phi",
     "template: glm4": "takes the tokenizer's own",
-    "stage: dpo": "later version",
-    "stage: ppo": "later version",
+    "stage: grpo": "has no stage grpo",
     "finetuning_type: freeze": "use lora or full",
     "finetuning_type: oft": "use lora or full",
     "use_badam: true": "no BAdam",
@@ -371,8 +370,8 @@ def test_unknown_words_are_listed_on_request(environment):
     ("environment", "outcome"),
     [
         ("FORCE_TORCHRUN=1 NNODES=1 DISABLE_VERSION_CHECK=1", None),
-        ("NPROC_PER_NODE=4", "later version"),
-        ("NNODES=2", "later version"),
+        ("NPROC_PER_NODE=four", "expected a number"),
+        ("NNODES=2", "several-processes.md"),
         ("USE_MODELSCOPE_HUB=1", "ModelScope"),
     ],
 )

@@ -54,7 +54,7 @@ def _source(draft: Draft, name: str, read: Callable[[str], str] | None) -> dict[
     if draft["stage"] == "pt" and read is not None and (plain := _texts(folder, name, read)):
         return plain
     if (
-        (layout := LAYOUTS.get(draft["stage"]))
+        (layout := LAYOUTS.get(str(draft["stage"])))
         and read is not None
         and (found := _compared(folder, name, read, layout))
     ):

@@ -28,7 +28,7 @@ _FTX = "the mean over the tokens of the step's better answers; there each answer
 
 
 def set_method(draft: Draft) -> None:
-    stage = draft["stage"]
+    stage = str(draft["stage"])
     read = _READ.get(stage, set())
     draft.drop(f"stage is {stage}", *(name for name in OWN if name not in read and not _needs_refusal(draft, name)))
     {"dpo": _dpo, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)

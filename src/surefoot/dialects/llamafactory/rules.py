@@ -14,7 +14,7 @@ _PRECISION = "it computes in the type of the checkpoint; surefoot takes the fast
 
 
 def set_stage(draft: Draft) -> None:
-    stage = draft["stage"]
+    stage = str(draft["stage"])
     if stage not in STAGES:
         draft.refuse("stage", f"LLaMA-Factory has no stage {stage}", "it has pt, sft, rm, ppo, dpo, kto")
         return

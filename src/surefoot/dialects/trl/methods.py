@@ -106,7 +106,9 @@ def _set_dpo(draft: Draft) -> None:
         draft.refuse("loss_weights", f"{main[0]} has weight 1 in surefoot", "divide all weights, and multiply the rate")
         return
     draft.set("alignment.loss", main[0], "loss_type")
-    draft.set("alignment.sft", float(held.get("sft", 0.0)), "loss_type", "loss_weights")
+    if "sft" in held:
+        draft.set("alignment.sft", float(held["sft"]), "loss_type", "loss_weights")
+    draft.note("loss_weights", "carried", "", "alignment.loss")
     reference = "cached" if draft["precompute_ref_log_probs"] else "auto"
     draft.set("alignment.reference", reference, "precompute_ref_log_probs")
 
