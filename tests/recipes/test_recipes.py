@@ -34,6 +34,8 @@ PHI3_MINI = LLAMA2_7B | {
     "sliding_window": 2047,
 }
 TEXTS = [{"text": "A heron stands still until a fish comes near. " * count} for count in range(1, 30)]
+PAIRS = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "heron"} for n in range(1, 41)]
+JUDGED = [{"prompt": f"Say sky {n} times.", "completion": "sky " * n, "label": n % 3 > 0} for n in range(1, 41)]
 TOOLS = [
     {
         "conversations": [
@@ -69,7 +71,14 @@ def workplace(tmp_path, monkeypatch):
     """A working folder with the data files that recipes name."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "alpaca.json").write_text(json.dumps(ALPACA))
-    files = {"chats": CHATS, "chats-heldout": CHATS, "tools": TOOLS, "texts": TEXTS}
+    files = {
+        "preference": PAIRS,
+        "judged": JUDGED,
+        "chats": CHATS,
+        "chats-heldout": CHATS,
+        "tools": TOOLS,
+        "texts": TEXTS,
+    }
     for name, rows in files.items():
         (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     shutil.copytree(RECIPES, tmp_path / "recipes")
@@ -94,7 +103,7 @@ def plan(name: str, models: dict[str, Path], *overrides: str):
 def test_names_say_stage_model_and_adapter():
     assert NAMES
     for name in NAMES:
-        assert re.fullmatch(r"(sft|pretrain)-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
+        assert re.fullmatch(r"(sft|pretrain|dpo|kto)-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -176,13 +185,18 @@ def test_the_smoke_recipe_runs_on_a_small_model(workplace):
 
 @pytest.mark.parametrize(
     ("name", "kept"),
-    [("sft-llama3-8b-tools-lora.yaml", ["precision=fp32"]), ("pretrain-llama3-8b-lora.yaml", [])],
+    [
+        ("sft-llama3-8b-tools-lora.yaml", ["precision=fp32"]),
+        ("pretrain-llama3-8b-lora.yaml", []),
+        ("dpo-llama3-8b-lora.yaml", ["samples.count=0"]),
+        ("kto-llama3-8b-lora.yaml", ["samples.count=0"]),
+    ],
 )
 def test_recipes_of_mixtures_and_texts_run_on_a_small_model(name, kept, workplace):
     """Two steps; the base in fp32 where the recipe holds it in 4 bits, which narrow layers do not take."""
     tiny_llama(workplace / "models" / "small-llama")
     small = ["model=models/small-llama", "duration=2 steps", "data.max_length=512", "batch.size=4", "adapter.rank=4"]
-    evaluation = [] if name.startswith("pretrain") else ["metrics.max_new_tokens=4"]
+    evaluation = ["metrics.max_new_tokens=4"] if name.startswith("sft") else []
     with ForkServer() as server:
         log = workplace / "log.txt"
         assert server.run(["train", f"recipes/{name}", *small, *kept, *evaluation, "data.eval=4"], log) == 0, (
