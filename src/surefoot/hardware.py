@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -269,6 +270,19 @@ def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str
     }
     usual = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return {**usual, **os.environ, **{name: str(value) for name, value in told.items()}}
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when that one, its parent, ends. On Linux; elsewhere the watchdog of a run with
+    several ranks looks for it."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def take_device(local_rank: int, local_world: int) -> None:

@@ -33,7 +33,7 @@ from surefoot.training.beat import Activity, Beat, is_gone
 
 PERIOD = 1.0  # seconds from beat to beat
 SILENT = 30.0
-_PATIENCE = timedelta(seconds=25)  # for the store's answer
+_PATIENCE = 25.0  # seconds for the store's answer
 _FAULT = "fault"
 LINGER = 5.0  # seconds that the rank with the store stays, so that the others can read why it ends
 
@@ -88,19 +88,22 @@ class Watchdog:
         self._watched = sorted({0, (rank + 1) % world} - {rank})
         self._seen: dict[int, tuple[Beat, float]] = {}
         self._halt = threading.Event()
+        self._answered = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        self._answered = time.monotonic()
         self._thread.start()
+        threading.Thread(target=self._guard, name="watchdog of the store", daemon=True).start()
 
     def stop(self) -> None:
         """The last beat says that this rank's part is done."""
         self._halt.set()
-        self._thread.join(timeout=_PATIENCE.total_seconds())
+        self._thread.join(timeout=_PATIENCE)
 
     def _work(self) -> None:
         store = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue]
-        store.set_timeout(_PATIENCE)
+        store.set_timeout(timedelta(seconds=_PATIENCE))
         looked = time.monotonic()
         while True:
             halt = self._halt.wait(PERIOD)
@@ -109,6 +112,7 @@ class Watchdog:
             if time.monotonic() - looked > self._silent / 2:  # this process was stopped: what it saw before is old
                 self._seen.clear()
             looked = time.monotonic()
+            self._answered = looked
             try:
                 store.set(_key(self._rank), self._activity.beat().to_bytes().decode())
                 if halt:
@@ -121,6 +125,17 @@ class Watchdog:
             except RuntimeError:  # every failure of a store is one
                 if halt:
                     return
+                self._without_store()
+
+    def _guard(self) -> None:
+        """A question to a store whose process is stopped is never answered, whatever its time limit."""
+        looked = time.monotonic()
+        while not self._halt.wait(PERIOD):
+            now = time.monotonic()
+            if now - looked > self._silent / 2:
+                self._answered = now  # this process was stopped itself
+            looked = now
+            if now - self._answered > min(_PATIENCE, self._silent):
                 self._without_store()
 
     def _fault_of_others(self, store: Store) -> str | None:

@@ -1,0 +1,175 @@
+"""Runs of several processes for tests: a tiny model and data, real commands, and whoever they leave behind.
+
+`hurried` is a folder for PYTHONPATH. Its sitecustomize.py shortens how long a rank may be silent or slow, and can make
+one hang; the commands stay what a user types.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from tiny import tiny_llama
+
+LONGEST = 240  # seconds: a machine that is busy with other tests is slow, and nothing here is timed by the clock
+SILENT = 6.0  # seconds without a beat, in a hurried run
+SETTINGS = {"batch": {"size": 4, "micro": 1}, "duration": "6 steps", "optim": {"lr": 1e-2}}
+ENDLESS = {"duration": "100000 steps", "eval_every": None}
+
+_HURRIED = """
+import os, sys, importlib.abc, importlib.util
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name not in ("surefoot.training.watchdog", "surefoot.training.beat", "surefoot.stages.steps"):
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        sys.meta_path.insert(0, self)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            change(name, module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def change(name, module):
+    if name.endswith("watchdog"):
+        module.SILENT = {silent}
+    elif name.endswith("beat"):
+        module.LEAST_LIMIT = {silent}
+    elif os.environ.get("RANK") == "1":
+        {rank_1}
+
+sys.meta_path.insert(0, Finder())
+"""
+HANGS = """
+        import time
+        whole = module.dealt
+        calls = []
+        def dealt(batches, rank, world):
+            calls.append(1)
+            if len(calls) == 8:
+                while True:
+                    time.sleep(0.1)
+            return whole(batches, rank, world)
+        module.dealt = dealt
+"""
+FAILS_IN_SETUP = """
+        from surefoot.errors import Fault, InputError
+        def broken(*arguments):
+            raise InputError(Fault("train.json", "cannot be read here", "look at the disk"))
+        module.make_ready = broken
+"""
+
+
+def hurried(folder: Path, rank_1: str = "pass") -> dict[str, str]:
+    """Environment for commands. rank_1: what is changed in its module surefoot.stages.steps."""
+    folder.mkdir(exist_ok=True)
+    body = _HURRIED.replace("{silent}", str(SILENT)).replace("        {rank_1}", f"        {rank_1}".rstrip())
+    (folder / "sitecustomize.py").write_text(body)
+    return {"PYTHONPATH": str(folder)}
+
+
+def write_world(folder: Path) -> Path:
+    """A base model and data; returns the folder."""
+    tiny_llama(folder / "base")
+    rows = [
+        {"instruction": f"Say {word} {k} times.", "input": "", "output": " ".join([word] * k)}
+        for word in ("one", "two", "heron", "sky")
+        for k in (1, 2, 4)
+    ]
+    (folder / "train.json").write_text(json.dumps(rows))
+    return folder
+
+
+def write_config(world: Path, output: Path, **changes: Any) -> Path:
+    """11 examples and 3 of an evaluation, so that neither is dealt out evenly."""
+    config = {
+        "stage": "sft",
+        "model": str(world / "base"),
+        "adapter": {"kind": "lora", "rank": 4},
+        "data": {"train": str(world / "train.json"), "eval": 3, "max_length": 128},
+        "precision": "fp32",
+        "eval_every": "3 steps",
+        "checkpoint": {"every": "2 steps"},
+        "output": str(output),
+        **SETTINGS,
+        **changes,
+    }
+    path = output.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {**{name: value for name, value in os.environ.items() if name not in ranks}, **more}
+
+
+def surefoot(*words: object) -> list[str]:
+    return [sys.executable, "-m", "surefoot", *map(str, words)]
+
+
+def run(command: Sequence[str], log: Path, more: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Exit code, and all that was said."""
+    with log.open("w") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, env=environment(more or {}), timeout=LONGEST)
+    return done.returncode, log.read_text()
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
+
+
+@dataclass
+class Started:
+    """A command that is running."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    log: Path
+
+    def await_step(self, step: int) -> None:
+        until = time.monotonic() + LONGEST
+        path = self.output / "trainer_log.jsonl"
+        while not path.is_file() or len(path.read_text().splitlines()) < step:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.1)
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return {int(child.environ()["RANK"]): child for child in children if "RANK" in child.environ()}
+
+    def end(self) -> tuple[int, str, float]:
+        """Exit code, what was said, seconds from now."""
+        began = time.monotonic()
+        code = self.process.wait(LONGEST)
+        return code, self.log.read_text(), time.monotonic() - began
+
+
+def start(command: Sequence[str], output: Path, more: Mapping[str, str] | None = None) -> Started:
+    log = output.with_suffix(".txt")
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment(more or {}))
+    return Started(process, output, log)
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def stop(process: psutil.Process, number: int = signal.SIGSTOP) -> None:
+    os.kill(process.pid, number)

@@ -1,0 +1,249 @@
+"""A run on two processes through the commands that people type: what it trains, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from distributed.runs import (
+    ENDLESS,
+    FAILS_IN_SETUP,
+    HANGS,
+    alive,
+    hurried,
+    rows,
+    run,
+    start,
+    stop,
+    surefoot,
+    write_config,
+    write_world,
+)
+
+TWO = {"nproc": 2}
+# fp32 sums over two ranks are rounded in another order; Adam's first steps divide by small moments.
+LOSS_TOLERANCE = 1e-5
+WEIGHT_TOLERANCE = 1e-4
+SOON = 60.0  # seconds within which a broken run has ended
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def one(world):
+    """The same run in one process."""
+    output = world / "one"
+    code, said = run(surefoot("train", write_config(world, output)), world / "one.txt")
+    assert code == 0, said
+    return output
+
+
+@pytest.fixture(scope="module")
+def two(world):
+    output = world / "two"
+    code, said = run(surefoot("train", write_config(world, output, parallel=TWO)), world / "two.txt")
+    assert code == 0, said
+    return output, said
+
+
+def same(first: Path, second: Path) -> bool:
+    """Weights of two run folders, within WEIGHT_TOLERANCE."""
+    a, b = (load_file(folder / "adapter_model.safetensors") for folder in (first, second))
+    return a.keys() == b.keys() and all((a[name] - b[name]).abs().max() <= WEIGHT_TOLERANCE for name in a)
+
+
+def test_two_ranks_train_what_one_does(one, two):
+    output, _ = two
+    assert [row.keys() for row in rows(one)] == [row.keys() for row in rows(output)]
+    for ours, theirs in zip(rows(one), rows(output), strict=True):
+        for name in ("loss", "eval_loss", "eval_accuracy", "eval_tokens", "total_tokens"):
+            assert ours.get(name) == pytest.approx(theirs.get(name), abs=LOSS_TOLERANCE)
+    assert same(one, output)
+
+
+def test_twin_another_order_of_examples_is_seen(world, one):
+    output = world / "other"
+    code, said = run(surefoot("train", write_config(world, output, parallel=TWO, seed=7)), world / "other.txt")
+    assert code == 0, said
+    assert not same(one, output)
+
+
+def test_every_rank_is_recorded_and_the_plan_says_what_each_holds(two):
+    output, said = two
+    ranks = json.loads((output / "environment.json").read_text())["ranks"]
+    assert [(one["rank"], one["engine"]) for one in ranks] == [(0, "DdpEngine"), (1, "DdpEngine")]
+    assert all(one["parameters"] == one["of"] and one["optimizer"] == one["of_trainable"] for one in ranks)
+    plan = json.loads((output / "plan.json").read_text())["plan"]
+    assert plan["parallel"]["ranks"]["value"] == 2
+    assert plan["batch"]["accumulation"] == 2
+    assert "parallel.engine" in said
+    assert said.count("step 6/6") == 1, "one rank talks"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_run_and_it_resumes(world, victim):
+    output = world / f"killed-{victim}"
+    config = write_config(world, output, parallel=TWO, **ENDLESS)
+    started = start(surefoot("train", config), output)
+    started.await_step(4)
+    ranks = started.ranks()
+    stop(ranks[victim], signal.SIGKILL)
+    code, said, seconds = started.end()
+    assert code == 3, said
+    assert seconds < SOON
+    assert alive(list(ranks.values())) == []
+    errors = [line for line in said.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1, said
+    assert f"rank {victim} (pid {ranks[victim].pid})" in errors[0]
+    code, said = run(surefoot("train", config, "--resume", "duration=8 steps"), world / "again.txt")
+    assert code == 0, said
+    assert "resuming from" in said
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_ends_the_run(world, victim):
+    output = world / f"stopped-{victim}"
+    started = start(
+        surefoot("train", write_config(world, output, parallel=TWO, **ENDLESS)), output, hurried(world / "h")
+    )
+    started.await_step(3)
+    ranks = started.ranks()
+    stop(ranks[victim])
+    code, said, seconds = started.end()
+    assert (code, said.count("error:")) == (3, 1), said
+    assert re.search(rf"rank {victim} \(pid {ranks[victim].pid}\) (has not answered|is gone or does not answer)", said)
+    assert "at step" in said
+    assert seconds < SOON
+    assert alive(list(ranks.values())) == []
+
+
+def test_ranks_end_with_the_process_that_started_them(world):
+    output = world / "orphans"
+    started = start(surefoot("train", write_config(world, output, parallel=TWO, **ENDLESS)), output)
+    started.await_step(1)
+    ranks = started.ranks()
+    stop(ranks[1])  # a stopped one, too
+    started.process.kill()
+    gone, left = psutil.wait_procs(list(ranks.values()), timeout=SOON)
+    assert (len(gone), left) == (2, [])
+
+
+def test_a_rank_that_hangs_ends_the_run(world):
+    output = world / "hanging"
+    more = hurried(world / "hanging-rank", HANGS)
+    started = start(surefoot("train", write_config(world, output, parallel=TWO, **ENDLESS)), output, more)
+    started.await_step(3)
+    ranks = started.ranks()
+    code, said, _ = started.end()
+    assert (code, said.count("error:")) == (3, 1), said
+    assert "rank 1" in said
+    assert "has made no progress" in said
+    assert alive(list(ranks.values())) == []
+
+
+@pytest.mark.parametrize("to", ["launcher", "rank 1"])
+def test_a_request_to_stop_stops_all_ranks_at_one_step(world, to):
+    output = world / f"asked-{to[-1]}"
+    config = write_config(world, output, parallel=TWO, **ENDLESS)
+    started = start(surefoot("train", config), output)
+    started.await_step(3)
+    if to == "launcher":
+        os.kill(started.process.pid, signal.SIGTERM)
+    else:
+        stop(started.ranks()[1], signal.SIGTERM)
+    code, said, _ = started.end()
+    assert code == 75, said
+    assert "error" not in said
+    step = int(said.partition("saved checkpoint-")[2].split()[0]) and rows(output)[-1]["current_steps"]
+    code, said = run(surefoot("train", config, "--resume", f"duration={step + 2} steps"), world / "on.txt")
+    assert code == 0, said
+
+
+def test_another_number_of_ranks_goes_on_and_it_is_said(world):
+    output = world / "fewer"
+    config = write_config(world, output, parallel=TWO, duration="4 steps")
+    assert run(surefoot("train", config), world / "a.txt")[0] == 0
+    code, said = run(surefoot("train", config, "--resume", "duration=6 steps", "parallel.nproc=null"), world / "b.txt")
+    assert code == 0, said
+    assert "continuing, but not bit for bit: ranks were 2, are 1" in said
+    assert "engine was ddp, is single" in said
+    code, said = run(surefoot("train", config, "--resume", "duration=8 steps"), world / "c.txt")
+    assert code == 0, said
+    assert "ranks were 1, are 2" in said
+
+
+def test_a_rank_that_fails_says_so_once(world):
+    output = world / "failing"
+    more = hurried(world / "failing-rank", FAILS_IN_SETUP)
+    code, said = run(surefoot("train", write_config(world, output, parallel=TWO)), world / "failing.txt", more)
+    assert code == 2, said
+    assert said.count("error:") == 1, said
+    assert "rank 1: train.json: cannot be read here" in said
+
+
+def test_a_fault_of_the_config_is_said_once(world):
+    output = world / "refused"
+    (output).mkdir()
+    (output / "mine.txt").write_text("mine")
+    code, said = run(surefoot("train", write_config(world, output, parallel=TWO)), world / "refused.txt")
+    assert code == 2, said
+    assert said.count("error:") == 1, said
+    assert [path.name for path in output.iterdir()] == ["mine.txt"]
+
+
+LAUNCHERS = {
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"],
+    "accelerate": [
+        sys.executable,
+        *["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"],
+        *["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"],
+    ],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers_start_the_same_run(world, two, launcher):
+    output = world / launcher
+    words = surefoot("train", write_config(world, output))[1:]
+    code, said = run([*LAUNCHERS[launcher], *words], world / f"{launcher}.txt")
+    assert code == 0, said
+    assert same(two[0], output)
+    assert said.count("step 6/6") == 1
+
+
+def test_the_place_that_deepspeeds_launcher_gives_the_rank_is_accepted(world):
+    assert run(surefoot("--local_rank=0", "plan", write_config(world, world / "planned")), world / "p.txt")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "what"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR and MASTER_PORT are not set"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK: is 2"),
+        ({"WORLD_SIZE": "two"}, "RANK"),
+    ],
+)
+def test_a_wrong_environment_is_one_line(world, told, what):
+    code, said = run(surefoot("train", write_config(world, world / "wrong")), world / "wrong.txt", told)
+    assert code == 3, said
+    assert what in said
+    assert len(said.splitlines()) == 1, said
+
+
+def test_single_among_several_is_refused(world):
+    parallel = {"nproc": 2, "engine": "single"}
+    code, said = run(surefoot("train", write_config(world, world / "single", parallel=parallel)), world / "single.txt")
+    assert code == 2, said
+    assert "parallel.engine: single is one process, and there are 2" in said
+    assert said.count("error:") == 1
