@@ -18,6 +18,7 @@ from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingC
 
 # What every evaluation of a stage has, and what is better the higher it is.
 _STAGE_METRICS: dict[str, tuple[str, ...]] = {
+    "ppo": ("reward", "ended"),
     "reward": ("reward_accuracy", "reward_margin"),
     "dpo": ("reward_accuracy", "reward_margin"),
     "kto": ("reward_accuracy", "reward_margin"),

@@ -14,29 +14,42 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.config.schema import RunConfig
+from surefoot.models.adapters import ADAPTER
 from surefoot.models.cast import Cast, Part, ScoredPart
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.dropout import set_dropout
 from surefoot.models.load import load_model
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.roles import Trunk
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
+from surefoot.planning.memory import fits
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.stages.policy import write_policy
+from surefoot.stages.ppo_parts import Source, critic_source, reward_source
 from surefoot.stages.stage import ACTOR, CRITIC, Built
 
 CRITIC_FOLDER = "critic"
+REWARD = "reward"  # the reward model's adapter on the trunk
 
 
 def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:
-    """Actor, critic, reference and reward model around the policy."""
-    if isinstance(policy, PeftModel):
-        critic = ScoredModel(policy, _head(policy))
-        cast = _on_one_trunk(policy, critic)
-    else:
-        critic = _critic_apart(plan, base, policy)
-        cast = _apart(policy, critic, plan, base)
+    """Actor, critic, reference and reward model around the policy. Raises InputError for a critic or a reward model
+    that is none, or has another tokenizer."""
+    begins, scored = critic_source(config, plan, base), reward_source(config, plan, base)
+    if config.model.dropout is None and not (plan.adapter and plan.adapter.dropout):
+        set_dropout(policy, 0.0)  # ratios compare log-probabilities: noise of our own would look like a step
+    trunk = Trunk(policy) if isinstance(policy, PeftModel) else None
+    critic = _critic(begins, trunk, plan, base, policy)
+    cast = Cast(
+        actor=Part(policy, None if trunk is None else trunk.now),
+        critic=critic,
+        reference=Part(policy if trunk else _load(plan, base, plan.precision.compute.value)),
+        reward=None if scored is None else _reward(scored, trunk, policy),
+        trunk=trunk,
+        offload=plan.device.value != "cpu" and not fits(plan.memory),
+    )
     actor, learned = cast.actor_parameters, cast.critic_parameters
     return Built(
         model=cast,
@@ -48,25 +61,29 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
     )
 
 
-def _on_one_trunk(policy: PeftModel, critic: ScoredModel) -> Cast:
-    trunk = Trunk(policy)
-    trunk.add_copy(CRITIC, trainable=True)
-    return Cast(
-        actor=Part(policy, trunk.now), critic=ScoredPart(critic, CRITIC), reference=Part(policy, None), trunk=trunk
-    )
-
-
-def _apart(policy: nn.Module, critic: ScoredModel, plan: RunPlan, base: Path) -> Cast:
-    """The reference is the policy's base once more, as its products are computed."""
-    reference = _load(plan, base, plan.precision.compute.value)
-    return Cast(actor=Part(policy), critic=ScoredPart(critic), reference=Part(reference))
-
-
-def _critic_apart(plan: RunPlan, base: Path, policy: nn.Module) -> ScoredModel:
-    backbone = _load(plan, base, "fp32")
+def _critic(begins: Source | None, trunk: Trunk | None, plan: RunPlan, base: Path, policy: nn.Module) -> ScoredPart:
+    if trunk is not None and (begins is None or begins.saved is not None):
+        if begins is None or begins.saved is None:
+            trunk.add_copy(CRITIC, trainable=True)
+        else:
+            trunk.add_saved(CRITIC, begins.saved, trainable=True)
+        head = _head(policy) if begins is None else begins.head_for(policy)
+        return ScoredPart(ScoredModel(trunk.model, head), CRITIC)
+    critic = ScoredModel(_load(plan, base, "fp32"), _head(policy)) if begins is None else begins.open()
+    for parameter in critic.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     if plan.memory.gradient_checkpointing.value:
-        enable_gradient_checkpointing(backbone)
-    return ScoredModel(backbone, _head(policy)).train()
+        enable_gradient_checkpointing(critic.backbone)
+    set_dropout(critic, 0.0)
+    return ScoredPart(critic.train())
+
+
+def _reward(scored: Source, trunk: Trunk | None, policy: nn.Module) -> ScoredPart:
+    if trunk is None or scored.saved is None:
+        return ScoredPart(scored.open())
+    trunk.add_saved(REWARD, scored.saved, trainable=False)
+    return ScoredPart(ScoredModel(trunk.model, scored.head_for(policy)), REWARD)
 
 
 def _load(plan: RunPlan, folder: Path, dtype: DType) -> PreTrainedModel:
@@ -84,21 +101,27 @@ def _head(model: nn.Module) -> ValueHead:
     return ValueHead(value_width(model)).to(next(model.parameters()).device)
 
 
-def _write(policy: nn.Module, critic: ScoredModel, plan: RunPlan, folder: Path) -> None:
+def _write(policy: nn.Module, critic: ScoredPart, plan: RunPlan, folder: Path) -> None:
     write_policy(policy, plan, folder)
-    own = folder / CRITIC_FOLDER
-    if isinstance(critic.backbone, PeftModel):
-        save_adapter(critic.backbone, own, save_embedding=plan.tokenizer.added_rows > 0, name=CRITIC)
+    own, model = folder / CRITIC_FOLDER, critic.model
+    if isinstance(model.backbone, PeftModel):
+        save_adapter(model.backbone, own, save_embedding=_embedding(critic, plan), name=critic.adapter or ADAPTER)
     else:
-        save_full(critic.backbone, own)
-    save_value_head(critic.v_head, own)
+        save_full(model.backbone, own)
+    save_value_head(model.v_head, own)
 
 
-def _load_critic(critic: ScoredModel, plan: RunPlan, folder: Path) -> None:
+def _load_critic(critic: ScoredPart, plan: RunPlan, folder: Path) -> None:
     """Bit for bit as `_write` left it."""
-    if isinstance(critic.backbone, PeftModel):
-        load_adapter_weights(critic.backbone, folder, save_embedding=plan.tokenizer.added_rows > 0, name=CRITIC)
+    model = critic.model
+    if isinstance(model.backbone, PeftModel):
+        save_embedding = _embedding(critic, plan)
+        load_adapter_weights(model.backbone, folder, save_embedding=save_embedding, name=critic.adapter or ADAPTER)
     else:
-        saved = _load(plan, folder, "fp32")
-        critic.backbone.load_state_dict(saved.state_dict())
-    load_value_head(critic.v_head, folder)
+        model.backbone.load_state_dict(_load(plan, folder, "fp32").state_dict())
+    load_value_head(model.v_head, folder)
+
+
+def _embedding(critic: ScoredPart, plan: RunPlan) -> bool:
+    """Whether rows were added to the critic's base: on the trunk those of the policy's."""
+    return critic.adapter is not None and plan.tokenizer.added_rows > 0

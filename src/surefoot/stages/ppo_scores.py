@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from surefoot import durable
 from surefoot.config.schema import RunConfig
-from surefoot.errors import Fault, InputError
+from surefoot.evaluate.scorers import Scorer, checked, is_address, is_function, open_scorer
+from surefoot.models.hub import resolve_folder
 from surefoot.models.rollout import Rollout
+from surefoot.models.value_head import value_head_tensors
 from surefoot.stages.stage import RewardFunction
 
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
@@ -23,26 +28,45 @@ class Scores:
     identity: str
 
 
+def reward_model(config: RunConfig) -> str | None:
+    """The reward model that the config names; None where scores come from a function or a server."""
+    named = config.ppo.reward
+    return None if named is None or is_function(named) or is_address(named) else named
+
+
 def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: PreTrainedTokenizerBase) -> Scores:
-    """function: a Python caller's. Raises InputError where nothing or too much is named."""
-    if function is None:
-        raise InputError(Fault("ppo.reward", "no score is named", "name one, or pass reward= from Python"))
+    """function: a Python caller's; of others the config says where they are. Raises InputError for a function or
+    address that is none."""
+    named = config.ppo.reward
+    if function is not None:
+        kind = type(function)  # of a callable object, which has no name of its own
+        name = f"{function.__module__}.{getattr(function, '__qualname__', kind.__qualname__)}"
+        return Scores(_of_texts(checked(function, name), tokenizer), name)
+    assert named is not None, "checked before"
+    scorer = open_scorer(named)
+    if scorer is None:
+        return Scores(None, _identity_of_model(resolve_folder(named, None, weights=True)))
+    file = Path(named.rpartition(":")[0])
+    identity = f"{named} {durable.sha256_file(file)}" if is_function(named) else named
+    return Scores(_of_texts(scorer, tokenizer), identity)
+
+
+def _of_texts(scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> Score:
+    """Prompts and answers as people read them, without control tokens."""
 
     def score(answers: Sequence[Rollout]) -> Sequence[float]:
+        if not answers:
+            return []
         prompts = [_text(tokenizer, one.prompt) for one in answers]
-        responses = [_text(tokenizer, one.response) for one in answers]
-        return checked(function(prompts, responses), len(answers))
+        return scorer(prompts, [_text(tokenizer, one.response) for one in answers])
 
-    return Scores(score, f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}")
+    return score
 
 
-def checked(found: Sequence[float], count: int) -> list[float]:
-    """As numbers. Raises InputError for another number of them than of answers."""
-    numbers = [float(one) for one in found]
-    if len(numbers) != count:
-        what = f"returned {len(numbers)} scores for {count} answers"
-        raise InputError(Fault("ppo.reward", what, "return one number for each response"))
-    return numbers
+def _identity_of_model(folder: Path) -> str:
+    """Of its value head: every training changes it."""
+    tensors = sorted(value_head_tensors(folder).items())
+    return hashlib.sha256(b"".join(tensor.float().numpy().tobytes() for _, tensor in tensors)).hexdigest()
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
