@@ -92,6 +92,7 @@ def make_job(
                 write_model=write_model,
                 trainer_state=_trainer_state(config, plan, timetable, observer, state),
                 identity=identity,
+                frozen=plan.adapter is None or plan.tokenizer.added_rows > 0,
             )
             if setup.engine.rank == 0:
                 retain(run, config.checkpoint.keep, state.best.step if keep_best and state.best else None)

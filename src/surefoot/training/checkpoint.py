@@ -53,29 +53,30 @@ def save_checkpoint(
     trainer_state: Mapping[str, Any],
     identity: Mapping[str, Any],
     carried: Mapping[str, torch.Tensor] | None = None,
+    frozen: bool = True,
 ) -> Path:
     """Write checkpoint-<step> under `run` and return its folder. Every rank must ask; the first one writes, and commits
     once all have done their part.
 
     write_model: writes weights, config and tokenizer into a folder. identity: hashes and versions that tell which run,
     data and environment this belongs to; kept in the manifest. carried: tensors that the stage carries from step to
-    step. Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite on any
-    rank.
+    step. frozen: whether `write_model` reads weights that do not train. Raises Diverged before anything is written when
+    a parameter, moment or carried tensor is not finite on any rank.
     """
     tensors = engine.gather_state()
     carried = carried or {}
-    bad = _not_finite({**dict(engine.parameters), **tensors, **carried})
+    bad = _not_finite({**engine.weights(), **tensors, **carried})
     if engine.totals([len(bad)])[0]:
         what = f"{len(bad)} tensors are not finite, first {bad[0]}" if bad else "tensors of another rank are not finite"
         raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched"))
     final = run / f"checkpoint-{state.step}"
     if engine.rank != 0:
-        with engine.gathered():
+        with engine.gathered(frozen):
             pass
         engine.totals([1.0])  # the first rank waits for this word
         return final
     with durable.staged_folder(final, replace=True) as staging, _disk_faults(final):
-        with engine.gathered():
+        with engine.gathered(frozen):
             write_model(staging)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         if carried:

@@ -5,7 +5,7 @@ Used only after a run has given up, so it may be slow: one hook per module, one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,17 +16,22 @@ from torch import nn
 from surefoot.data.batch import RecordName, Weighted
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
+from surefoot.training.ranks import text_from
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import LOSS, StepSettings, add_gradient, draw, step_size
+
+Phase = Literal["forward", "loss", "gradient", "parameter"]
+_PHASES: tuple[Phase, ...] = ("forward", "loss", "gradient", "parameter")  # the most certain first
 
 
 @dataclass(frozen=True)
 class Origin:
-    """module: full name; of the loss function: "loss". phase: where its value was first seen non-finite.
-    examples: of the micro-batch that was replayed."""
+    """module: full name; of the loss function: "loss"; of a gradient that overflowed although all that led to it was
+    finite: the parameter. phase: where its value was first seen non-finite. examples: of the micro-batch that was
+    replayed."""
 
     module: str
-    phase: Literal["forward", "loss", "gradient"]
+    phase: Phase
     examples: tuple[RecordName, ...]
 
     def __str__(self) -> str:
@@ -34,6 +39,7 @@ class Origin:
             "forward": f"the output of {self.module}",
             "loss": "the loss itself, from finite outputs,",
             "gradient": f"the output gradient of {self.module}",
+            "parameter": f"the gradient of {self.module}",
         }[self.phase]
         numbers = ", ".join(str(number) for number in self.examples)
         return f"{what} was the first non-finite value (examples {numbers})"
@@ -49,29 +55,53 @@ def find_origin(
     settings: StepSettings,
 ) -> Origin | None:
     """Replay a step that was not finite, with its own draws, and look after each micro-batch; None when everything is
-    finite this time."""
+    finite this time. Every rank must replay all of its own, because they wait for each other in every pass."""
     weight = step_size(engine, micro_batches).weight
+    origin = None
     try:
         for number, batch in enumerate(micro_batches):
             draw(engine, settings, step, number)
             with _watch(engine.model) as seen:
                 sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
-            if not torch.isfinite(sums[LOSS]) and not any(phase == "forward" for _, phase in seen):
-                return Origin("loss", "loss", batch.examples)
-            if seen:
-                return Origin(*seen[0], batch.examples)
-            gradient = _non_finite_gradient(engine)
-            if gradient is not None:
-                return Origin(gradient, "gradient", batch.examples)
-        return None
+            origin = origin or _origin(engine, seen, sums, batch.examples)
+            if origin is not None and engine.world == 1:
+                break
+        return origin
     finally:
         engine.discard()
 
 
+def agreed_origin(engine: Engine, origin: Origin | None) -> str | None:
+    """In words, the same on all ranks: of the one that is most certain, and among those of the lowest rank. Gradients
+    of parameters may have been added up over the ranks already when they are looked at, so they come last."""
+    places = [0.0] * engine.world
+    places[engine.rank] = 1.0 + _PHASES.index(origin.phase) if origin else 0.0
+    found = [(place, rank) for rank, place in enumerate(engine.totals(places)) if place]
+    if not found:
+        return None
+    source = min(found)[1]
+    said = f"on rank {source} {origin}" if engine.world > 1 else str(origin)
+    return text_from(source, said, engine.ranks)
+
+
+def _origin(
+    engine: Engine,
+    seen: Sequence[tuple[str, Phase]],
+    sums: Mapping[str, torch.Tensor],
+    examples: tuple[RecordName, ...],
+) -> Origin | None:
+    if not torch.isfinite(sums[LOSS]) and not any(phase == "forward" for _, phase in seen):
+        return Origin("loss", "loss", examples)
+    if seen:
+        return Origin(*seen[0], examples)
+    gradient = _non_finite_gradient(engine)
+    return None if gradient is None else Origin(gradient, "parameter", examples)
+
+
 @contextmanager
-def _watch(model: nn.Module) -> Iterator[list[tuple[str, Literal["forward", "gradient"]]]]:
+def _watch(model: nn.Module) -> Iterator[list[tuple[str, Phase]]]:
     """Collect (module, phase) in the order in which non-finite values appear. Children come before their parents."""
-    seen: list[tuple[str, Literal["forward", "gradient"]]] = []
+    seen: list[tuple[str, Phase]] = []
 
     def watch_output(name: str):
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -110,7 +140,4 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
 
 def _non_finite_gradient(engine: Engine) -> str | None:
     """A parameter whose own gradient overflowed although every activation gradient was finite."""
-    for name, parameter in engine.parameters.items():
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            return name
-    return None
+    return next((name for name, gradient in engine.gradients().items() if not torch.isfinite(gradient).all()), None)

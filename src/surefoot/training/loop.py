@@ -15,7 +15,7 @@ import torch
 from surefoot.data.batch import Weighted
 from surefoot.errors import Diverged, Fault
 from surefoot.objectives.base import Objective
-from surefoot.training.diagnose import find_origin
+from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import Engine
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
@@ -121,7 +121,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
             origin = find_origin(
                 job.engine, job.objective, micro_batches, step=step, scale=scale, settings=job.settings
             )
-            raise _diverged(report, state, str(origin) if origin else None)
+            raise _diverged(report, state, agreed_origin(job.engine, origin))
         stop.agree()
         saved = False
         if not stop.requested:

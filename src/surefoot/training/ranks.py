@@ -56,6 +56,18 @@ def add_over_ranks(tensors: Sequence[torch.Tensor], ranks: Ranks) -> None:
     )
 
 
+def text_from(source: int, text: str, ranks: Ranks) -> str:
+    """The text that rank `source` gives; what the others give is not looked at. Every rank must ask."""
+    if ranks.world == 1:
+        return text
+    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if ranks.rank == source else None
+    length = torch.tensor([0 if content is None else len(content)])
+    dist.broadcast(length, src=source)
+    received = torch.empty(int(length), dtype=torch.uint8) if content is None else content
+    dist.broadcast(received, src=source)
+    return received.numpy().tobytes().decode()
+
+
 def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> str | None:
     """The name of the first tensor whose bytes are not the same on all ranks; None where all are. The names must be the
     same everywhere, which is looked at first. Every rank must ask; 32 bytes of each tensor travel."""

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from surefoot.training.optimizer import Optimizer, trainable_parameters
+from surefoot.training.ranks import Ranks
 from surefoot.training.scaling import LossScale
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class Engine(Protocol):
     groups: Groups
     optimizer: Optimizer
     device: torch.device
+    ranks: Ranks
     rank: int
     world: int
 
@@ -99,6 +101,10 @@ class Engine(Protocol):
 
     def gradients(self) -> Mapping[str, torch.Tensor]:
         """What this rank holds of the gradients, by the name of a parameter or of what it was put together to."""
+        ...
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """What this rank holds of the parameters that train, by name."""
         ...
 
     def gather_state(self) -> dict[str, torch.Tensor]:

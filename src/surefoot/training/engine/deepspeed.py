@@ -130,6 +130,11 @@ class DeepSpeedEngine:
         own = self._own_gradients()
         return {f"{name} [{number}]": tensor for name, tensors in own.items() for number, tensor in enumerate(tensors)}
 
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        if self._stage < 3:
+            return self.parameters
+        return {name: one.ds_tensor for name, one in self.parameters.items()}  # pyright: ignore[reportAttributeAccessIssue]
+
     def gather_state(self) -> dict[str, torch.Tensor]:
         return whole_state(self._shares(), self._states(), self.ranks, self.device)
 
@@ -242,8 +247,8 @@ def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
 
 
 def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    """DeepSpeed takes a layer for done when its input has a gradient: at once, before its weights have theirs, where the
-    output of a frozen embedding needs none."""
+    """DeepSpeed takes a layer for done when its input has a gradient: at once, before its weights have theirs, where
+    the output of a frozen embedding needs none."""
     return output.requires_grad_() if torch.is_grad_enabled() and output.is_leaf else output
 
 

@@ -70,6 +70,9 @@ class Stepping(ABC):
     def gradients(self) -> Mapping[str, torch.Tensor]:
         return {name: own_part(one.grad) for name, one in self.parameters.items() if one.grad is not None}
 
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return {name: own_part(one) for name, one in self.parameters.items()}
+
     @abstractmethod
     def gather_state(self) -> dict[str, torch.Tensor]: ...
 
