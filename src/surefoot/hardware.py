@@ -268,8 +268,13 @@ def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str
         "MASTER_PORT": port,
         LAUNCHER: os.getpid(),
     }
-    usual = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**usual, **os.environ, **{name: str(value) for name, value in told.items()}}
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **{name: str(value) for name, value in told.items()}}
+
+
+def quiet_sockets() -> None:
+    """Before torch is imported: its sockets warn of every rank that leaves, in lines of C++. What the user has set
+    stands."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def end_with(parent: int) -> None:

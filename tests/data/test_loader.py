@@ -9,7 +9,8 @@ import pytest
 
 from surefoot.data import loader
 from surefoot.data.dataset import TokenisedDataset, TokenisedFile, of_files
-from surefoot.data.loader import micro_batches, prefetched
+from surefoot.data.loader import dealt, micro_batches, prefetched
+from toy import toy_batches, toy_examples
 
 LENGTHS = (3, 2, 8)
 WAIT = 10  # seconds; a thread that is not there by then never comes
@@ -112,3 +113,18 @@ def test_twin_that_hands_out_whatever_is_ready(monkeypatch):
     monkeypatch.setattr(loader.Prefetcher, "__call__", lambda self, step: self._batches(step + 1))
     with pytest.raises(AssertionError):
         test_every_step_gets_its_own_batches(2)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_batches_are_dealt_in_turn_and_every_rank_has_as_many(world):
+    batches = toy_batches(toy_examples(5), 1)
+    hands = [list(dealt(iter(batches), rank, world)) for rank in range(world)]
+    assert len({len(hand) for hand in hands}) == 1
+    names = [batch.examples for turn in zip(*hands, strict=True) for batch in turn]
+    assert names[: len(batches)] == [batch.examples for batch in batches]
+    assert all(batch.weight == 0 and batch.examples == () for hand in hands for batch in hand if not batch.examples)
+    assert sum(batch.weight for hand in hands for batch in hand) == sum(batch.weight for batch in batches)
+
+
+def test_nothing_is_dealt_of_nothing():
+    assert list(dealt([], 1, 2)) == []

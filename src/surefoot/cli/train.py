@@ -108,6 +108,8 @@ def _train(
 
         typed = click.get_current_context().ensure_object(Invocation).typed
         return start_ranks(config.parallel.nproc or 1, typed, Path(config.output))
+    if launch is not None:
+        hardware.quiet_sockets()
     if launch is not None and launch.parent is not None:
         hardware.end_with(launch.parent)
     from surefoot.report.console import open_console

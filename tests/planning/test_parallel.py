@@ -1,0 +1,72 @@
+"""Which engine several processes use, and what of the forecast each of them holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from surefoot.config.schema import ParallelConfig
+from surefoot.hardware import GIB
+from surefoot.planning.notes import Notes
+from surefoot.planning.parallel import RanksFacts, per_rank, plan_parallel, shared_words
+from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
+
+OFF = Choice(False, "", "default")
+
+
+def states(size: int, available: int = 80) -> MemoryPlan:
+    """Weights, gradients and optimizer of so many GiB each."""
+    return MemoryPlan(size * GIB, size * GIB, size * GIB, 0, 0, available * GIB, OFF)
+
+
+def plan(world: int, size: int = 1, **asked) -> tuple[ParallelPlan, Notes]:
+    notes = Notes()
+    return plan_parallel(ParallelConfig(**asked), RanksFacts(world, world), states(size), notes), notes
+
+
+def test_one_process_is_single():
+    found, notes = plan(1)
+    assert (found.engine.value, found.ranks.value, notes.faults) == ("single", 1, [])
+
+
+def test_several_take_ddp_where_the_states_fit_and_fsdp2_where_they_do_not():
+    assert plan(8)[0].engine.value == "ddp"
+    found, _ = plan(8, size=40)
+    assert found.engine.value == "fsdp2"
+    assert "120.0 GiB, exceed" in found.engine.reason
+    assert "each of 8 ranks holds a share of: weights, gradients, optimizer state" in found.engine.reason
+
+
+def test_single_is_refused_for_several():
+    assert [fault.where for fault in plan(2, engine="single")[1].faults] == ["parallel.engine"]
+
+
+def test_offload_needs_an_engine_that_has_it():
+    assert [fault.where for fault in plan(2, engine="ddp", offload="all")[1].faults] == ["parallel.offload"]
+    assert plan(2, engine="fsdp2", offload="all")[1].faults == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "shares"),
+    [
+        ("ddp", None, (8, 8, 8)),
+        ("fsdp2", None, (2, 2, 2)),
+        ("deepspeed", 1, (8, 8, 2)),
+        ("deepspeed", 2, (8, 2, 2)),
+        ("deepspeed", 3, (2, 2, 2)),
+    ],
+)
+def test_a_rank_holds_its_share(engine, stage, shares):
+    parallel = ParallelPlan(Choice(engine, "", "user"), Choice(4, "", "user"), stage)
+    found = per_rank(states(8), parallel)
+    assert (found.weights, found.gradients, found.optimizer) == tuple(size * GIB for size in shares)
+
+
+def test_what_lies_in_host_memory_counts_nowhere():
+    parallel = ParallelPlan(Choice("fsdp2", "", "user"), Choice(4, "", "user"), None, "all")
+    found = per_rank(states(8), parallel)
+    assert (found.weights, found.optimizer) == (0, 0)
+
+
+def test_what_is_shared_is_said_in_words():
+    assert shared_words("deepspeed", 1, 4) == "each of 4 ranks holds a share of: optimizer state"
+    assert shared_words("ddp", None, 4) == "every rank holds everything"

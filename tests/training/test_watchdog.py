@@ -1,0 +1,177 @@
+"""Who is told to have ended, stopped or stalled, by which rank, and once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from surefoot.training import watchdog
+from surefoot.training.beat import LEAST_LIMIT, SLOWER, Activity, Beat, is_gone
+from surefoot.training.watchdog import Told, Watchdog, slowest, tell, told_fault
+
+GONE = 2**22 + 1  # above the largest process id of Linux
+# A thread that "ends the process" ends itself in these tests.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+LONG = 30.0  # seconds: far more than any of this takes
+
+
+def beat(**changes) -> Beat:
+    return replace(Activity().beat(), **changes)
+
+
+def test_a_beat_arrives_as_it_was_sent():
+    one = beat(step=7, doing="training")
+    assert Beat.from_bytes(one.to_bytes()) == one
+
+
+def test_a_process_that_ended_is_known_by_its_id_and_its_birth():
+    own = beat()
+    assert not is_gone(own, own.host)
+    assert is_gone(replace(own, pid=GONE), own.host)
+    assert is_gone(replace(own, born=own.born + 1), own.host), "another process has its number now"
+    assert not is_gone(replace(own, pid=GONE), "another machine"), "which cannot be seen from here"
+
+
+def test_the_rank_that_is_behind_is_named():
+    ahead, behind = beat(step=3, ticks=4), beat(step=3, ticks=2)
+    assert slowest([ahead, behind]) == [1]
+    assert slowest([ahead, beat(step=2, ticks=9)]) == [1]
+    assert slowest([ahead, ahead]) == []
+
+
+def test_of_ranks_that_came_equally_far_the_one_outside_a_collective_is_named():
+    waits, works = beat(step=3, waiting=True), beat(step=3, waiting=False)
+    assert slowest([waits, works, waits]) == [1]
+    assert slowest([waits, waits]) == []
+
+
+class Clock:
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def test_only_steps_after_the_first_are_bounded(monkeypatch):
+    clock = Clock(monkeypatch)
+    activity = Activity()
+    activity.step_begins(1)
+    clock.now += 10 * LEAST_LIMIT
+    assert activity.stalled is None, "the first step loads and compiles"
+    activity.step_begins(2)
+    clock.now += LEAST_LIMIT - 1
+    assert activity.stalled is None
+    slow = 10 * LEAST_LIMIT
+    assert activity.limit == SLOWER * slow
+    clock.now += SLOWER * slow
+    assert activity.stalled == pytest.approx(LEAST_LIMIT - 1 + SLOWER * slow)
+
+
+def test_what_is_declared_may_take_its_time_and_counts_as_no_step(monkeypatch):
+    clock = Clock(monkeypatch)
+    activity = Activity()
+    for step in (1, 2, 3):
+        activity.step_begins(step)
+        clock.now += 1
+    with activity.during("saving"):
+        assert activity.doing == "saving"
+        clock.now += 100 * LEAST_LIMIT
+        assert activity.stalled is None
+    assert activity.doing == "training"
+    assert activity.limit == LEAST_LIMIT
+    clock.now += LEAST_LIMIT + 1
+    assert activity.stalled is not None, "twin: outside of it, it is a stall"
+
+
+def test_the_first_word_counts():
+    store = HashStore()
+    assert told_fault(store) is None
+    first, second = Told(1, 3, ("rank 0 is gone",)), Told(0, 2, ("bad",))
+    assert tell(store, first) == first
+    assert tell(store, second) == first
+    assert told_fault(store) == first
+
+
+@pytest.fixture
+def server():
+    return TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+
+
+def watch(store, monkeypatch, activity=None, **changes):
+    """The watchdog of rank 0, and what it ended with."""
+    monkeypatch.setattr(watchdog, "PERIOD", 0.05)
+    monkeypatch.setattr(watchdog, "LINGER", 0.2)
+    ended, codes = threading.Event(), []
+
+    def end(code):
+        codes.append(code)
+        ended.set()
+        raise SystemExit  # ends the thread, as the process would
+
+    dog = Watchdog(store, 0, 2, activity or Activity(), end=end, **changes)
+    return dog, ended, codes
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"pid": GONE, "step": 5, "doing": "saving"}, "rank 1 (pid 4194305) has ended without a word; it was saving"),
+        ({}, "has not answered for 1 s"),
+    ],
+)
+def test_a_rank_that_is_gone_or_silent_ends_the_run(server, monkeypatch, capfd, other, said):
+    server.set("beat/1", beat(**other).to_bytes().decode())
+    notes = []
+    dog, ended, codes = watch(server, monkeypatch, silent=1.0, note=notes.append)
+    dog.start()
+    assert ended.wait(LONG)
+    assert codes[0] == 3
+    assert said in capfd.readouterr().err
+    assert said in notes[0]
+    assert told_fault(server) is not None, "the others can read it"
+
+
+def test_twin_a_rank_that_beats_or_is_over_ends_nothing(server, monkeypatch):
+    server.set("beat/1", beat(pid=GONE, over=True).to_bytes().decode())
+    dog, ended, _ = watch(server, monkeypatch, silent=0.5)
+    dog.start()
+    assert not ended.wait(1.5)
+    dog.stop()
+    assert Beat.from_bytes(server.get("beat/0")).pid == os.getpid()
+
+
+def test_a_fault_of_another_rank_ends_this_one_with_its_code_and_without_a_word(server, monkeypatch, capfd):
+    server.set("beat/1", beat().to_bytes().decode())
+    tell(server, Told(1, 5, ("diverged",)))
+    dog, ended, codes = watch(server, monkeypatch)
+    dog.start()
+    assert ended.wait(LONG)
+    assert codes[0] == 5
+    assert "error" not in capfd.readouterr().err
+
+
+def test_a_stall_names_who_is_behind(server, monkeypatch, capfd):
+    monkeypatch.setattr("surefoot.training.beat.LEAST_LIMIT", 0.3)
+    server.set("beat/1", beat(step=2, ticks=0, doing="training").to_bytes().decode())
+    activity = Activity()
+    activity.step_begins(1)
+    activity.step_begins(2)
+    activity.tick()
+    dog, ended, codes = watch(server, monkeypatch, activity)
+    dog.start()
+    assert ended.wait(LONG)
+    assert codes[0] == 3
+    assert "rank 1" in (said := capfd.readouterr().err)
+    assert "has made no progress" in said
+    assert "at step 2" in said
+
+
+def test_a_process_without_its_launcher_ends(server, monkeypatch):
+    dog, ended, codes = watch(server, monkeypatch, launcher=GONE)
+    dog.start()
+    assert ended.wait(LONG)
+    assert codes[0] == 3
