@@ -132,3 +132,20 @@ def test_equal_runs_have_equal_trainer_states():
 def test_every_timing_field_is_one_that_rows_have():
     written = train_row(STEP, POSITION, TIMING).keys() | eval_row(EVALUATION, POSITION, TIMING).keys()
     assert written >= rows.TIMING_FIELDS
+
+
+@pytest.mark.parametrize("unit", rows.UNITS)
+def test_a_row_says_what_its_loss_is_a_mean_over(unit):
+    metrics = {"reward_margin": 0.25}
+    perplexity = math.exp(1.301) if unit == "tokens" else None
+    report = dataclasses.replace(EVALUATION, unit=unit, perplexity=perplexity, accuracy=None, metrics=metrics)
+    row = eval_row(report, dataclasses.replace(POSITION, unit=unit), TIMING)
+    assert row[f"eval_{unit}"] == 4012
+    assert ("eval_perplexity" in row) == (unit == "tokens")
+    assert rows.eval_report(row) == report
+    step = train_row(dataclasses.replace(STEP, metrics=metrics), dataclasses.replace(POSITION, unit=unit), TIMING)
+    assert step[rows.weight_field(unit)] == STEP.weight
+    assert step[f"total_{rows.weight_field(unit)}"] == POSITION.total_weight
+    assert rows.step_metrics(step) == ["reward_margin"]
+    assert rows.unit_of([step]) == rows.unit_of([row]) == unit
+    assert rows.metric_fields(row) == ["eval_reward_margin"]
