@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import zoo
 from compat.seeds import SEEDS, blocks
+from surefoot.cli.main import main
 from surefoot.compat import write_scripts
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command
@@ -81,12 +83,11 @@ def repaired(text: str) -> str:
 
 
 def filled(number: int, place: Path, output: str) -> str:
-    step, _, own = MAIN[number]
+    _, _, own = MAIN[number]
     text = BLOCKS[number].text
     for name, used in NAMES.items():
         text = text.replace(name, str(place / used))
-    split = {1: "10,0,0", 2: "0,10,0"}[step]
-    more = f"{SHORT.format(pairs=place / 'pairs.json')} --data_split {split} {own} --output_dir {output}"
+    more = f"{SHORT.format(pairs=place / 'pairs.json')} {own} --output_dir {output}"
     assert "# ... other params" in text
     return text.replace("# ... other params", more)
 
@@ -144,15 +145,17 @@ def test_what_main_py_is_read_as(number, place):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_module_name_of_the_other_family_is_refused_with_the_right_one(number, place):
+def test_a_module_name_of_the_other_family_is_refused_with_the_right_one(number, place, monkeypatch):
     names = {"model.layers.": "decoder.layers.", "decoder.layers.": "model.layers."}
     text = filled(number, place, "never")
     (written,) = [name for name in names if name in text]
-    code, said = shell(place, 1, text.replace(written, names[written]))
-    assert code == 2, said
-    assert f"the layers lie in '{written}'" in said
-    assert f"--lora_module_name: no linear layer lies in '{names[written]}'" in said
-    assert not (place / "deepspeed_chat" / STEPS[1] / "never").exists()
+    monkeypatch.chdir(place / "deepspeed_chat" / STEPS[1])
+    words = repaired(text.replace(written, names[written])).replace("\\\n", " ").split()
+    result = CliRunner().invoke(main, ["run", "--", *words])
+    assert result.exit_code == 2, result.output
+    assert f"the layers lie in '{written}'" in result.output
+    assert f"--lora_module_name: no linear layer lies in '{names[written]}'" in result.output
+    assert not Path("never").exists()
 
 
 @pytest.mark.parametrize("number", RLHF)
@@ -164,7 +167,7 @@ def test_step_3_from_the_folder_of_its_script(number, place):
     models = {"ACTOR_MODEL_PATH": str(place / f"out-{sft}"), "CRITIC_MODEL_PATH": str(place / f"out-{reward}")}
     assert all(Path(path).is_dir() for path in models.values()), "made by the tests above"
     output = place / f"out-{number}"
-    command = f"{repaired(BLOCKS[number].text)} 2 2 {output} --data_split 0,0,10 {SHORT_RLHF}"
+    command = f"{repaired(BLOCKS[number].text)} 2 2 {output} {SHORT_RLHF}"
     assert script in command
     code, said = shell(place, 3, f"cd training_scripts/single_node; {command}", **models)
     assert code == 0, said
@@ -179,7 +182,7 @@ LAST = [part for part in BLOCKS[11].text.split("\n\n") if part.strip()] if BLOCK
 @pytest.mark.parametrize("part", LAST, ids=["old", "new"][: len(LAST)])
 def test_the_quick_example(part, place):
     """From the folder above training/, as it says `cd training/…`."""
-    more = "--data_split 10,0,0 --num_train_epochs 1 --max_seq_len 96 --dtype bf16"
+    more = "--num_train_epochs 1 --max_seq_len 96 --dtype bf16"
     command = "\n".join(f"{line} {more}" if line.startswith("bash ") else line for line in part.splitlines())
     model = place / ("llama" if "llama" in part else "opt")
     more_words = " --lora_dim 4" if "lora" in part else ""
@@ -188,8 +191,9 @@ def test_the_quick_example(part, place):
     output = place / "deepspeed_chat" / STEPS[1] / re.search(r"(\./\w+) 2", part)[1]
     trained(output)
     assert "ppl: " in (output / "training.log").read_text()
-    code, again = shell(place, 1, f"cd ../..\n{command}{more_words}", MODEL=str(model))
-    assert code == 0, again  # as its users were promised: the same command goes on, and here there is nothing left
+    if "llama" not in part:  # once is enough
+        code, again = shell(place, 1, f"cd ../..\n{command}{more_words}", MODEL=str(model))
+        assert code == 0, again  # as its users were promised: the same command goes on; here there is nothing left
 
 
 def test_the_scripts_it_names_are_there(place):

@@ -8,14 +8,19 @@ from pages import ROOT
 from surefoot.config.dump import shown
 from surefoot.dialects import finetune, torchtune, train_sft, trl
 from surefoot.dialects.axolotl.rows import ROWS as AXOLOTL
+from surefoot.dialects.deepspeed_chat import TITLES
+from surefoot.dialects.deepspeed_chat.rows import STEPS
 from surefoot.dialects.llamafactory.rows import GROUPS
 from surefoot.dialects.llamafactory.templates import NAMES, SAME, writes_bos
 from surefoot.dialects.rows import Row
+from surefoot.dialects.trl.methods import METHODS
 
 OTHERS = {
     "Flags of finetune.py": tuple(finetune.ROWS.values()),
     "Flags of train_sft.py": tuple(train_sft.ROWS.values()),
     "Settings of TRL": trl.OWN_ROWS,
+    **{f"Settings of trl {name}": method.rows for name, method in METHODS.items()},
+    **{f"Flags of DeepSpeed-Chat, {title}": tuple(STEPS[step].values()) for step, title in TITLES.items()},
     "Settings of Axolotl": tuple(AXOLOTL.values()),
     "Settings of torchtune": tuple(torchtune.ROWS.values()),
 }

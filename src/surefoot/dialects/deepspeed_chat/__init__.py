@@ -29,7 +29,7 @@ FOLDERS: Mapping[Step, str] = {
     "dpo": "step2_dpo_finetuning",
     "ppo": "step3_rlhf_finetuning",
 }
-_TITLES: Mapping[Step, str] = {"sft": "step 1", "reward": "step 2", "dpo": "step 2 with DPO", "ppo": "step 3"}
+TITLES: Mapping[Step, str] = {"sft": "step 1", "reward": "step 2", "dpo": "step 2 with DPO", "ppo": "step 3"}
 _OWN: Mapping[Step, tuple[str, ...]] = {  # flags that no other step has
     "ppo": ("--actor_model_name_or_path", "--critic_model_name_or_path"),
     "dpo": ("--beta", "--label_smoothing"),
@@ -82,7 +82,7 @@ def _from_command(step: Step, command: Command, options: Options) -> Translation
     words, left = read_flags(command.arguments, switches=switches(step), lists=LISTS)
     if left:
         raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
-    name = f"{NAME} {_TITLES[step]}"
+    name = f"{NAME} {TITLES[step]}"
     data = reading(step, options.read, command.folder)
     dialect = Dialect(name, STEPS[step], (data, *_RULES[step]), ALIASES[step])
     draft = Draft(
@@ -107,7 +107,7 @@ def _from_unknown(command: Command, options: Options) -> Translation:
 TOOLS = (
     *(
         Tool(
-            name=f"{NAME} {_TITLES[step]}",
+            name=f"{NAME} {TITLES[step]}",
             claims_command=partial(_claims, step),
             from_command=partial(_from_command, step),
             voice=partial(voice, step),

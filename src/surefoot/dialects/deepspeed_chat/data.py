@@ -97,7 +97,8 @@ def _share(draft: Draft, step: Step) -> dict[str, Any] | None:
         return None
     if parts[take - 1] == sum(parts):
         return None
-    return {"of": [int(part) if part == int(part) else part for part in parts], "take": take}
+    filled = [int(part) if part == int(part) else part for part in parts if part]
+    return {"of": filled, "take": take - parts[:take].count(0)}
 
 
 def _paths(draft: Draft, name: str, read: Read, folder: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from surefoot.config.dump import shown
 from surefoot.dialects.arithmetic import counted, switch
 from surefoot.dialects.deepspeed_chat import rules
 from surefoot.dialects.draft import Draft
@@ -31,7 +30,8 @@ def set_rollouts(draft: Draft) -> None:
     count = rules.processes(draft)
     if rollout % step and (step % rollout or draft["ppo_epochs"] > 1):
         what = f"{rollout} answers of a rollout make no whole number of steps of {step}"
-        draft.refuse("per_device_generation_batch_size", what, "give as many answers as steps take, or a multiple")
+        given = next((name for name in reversed(names) if draft.given(name)), names[2])
+        draft.refuse(given, what, "give as many answers as steps take, or a multiple")
         return
     several = f"times {count} processes" if count > 1 else ""
     draft.set("batch.size", step * count, *names[:2], why=several)
@@ -111,7 +111,8 @@ def set_stop(draft: Draft) -> None:
         rules.set_length(draft)
         return
     if draft["test_stop_step"] < 1:
-        draft.refuse("test_stop_step", f"expected a number of steps from 1, got {shown(draft['test_stop_step'])}")
+        what = f"needs a number of steps from 1, and test_stop_step is {draft['test_stop_step']}"
+        draft.refuse("enable_test_mode", what, "give --test_stop_step")
         return
     draft.set("duration", counted(draft["test_stop_step"], "step"), "enable_test_mode", "test_stop_step")
     draft.drop("test_stop_step goes before it", "num_train_epochs")
