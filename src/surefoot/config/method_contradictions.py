@@ -101,10 +101,10 @@ def alignment(config: RunConfig) -> Iterator[Problem]:
 
 def references(config: RunConfig) -> Iterator[Problem]:
     if config.stage == "kto" and config.alignment.reference == "cached":
-        what = "the KL term pairs prompts with other answers in each step, whose log-probabilities are not known before"
+        what = "stage kto pairs prompts with other answers in each step, whose log-probabilities nobody knows before"
         yield problem("alignment.reference", what, "use adapter-off or model, or leave it out", "stage")
     if config.stage == "kto" and config.batch.size == 1:
-        what = "the KL term pairs each prompt with the answer of another example of the step, and a step of 1 has none"
+        what = "stage kto pairs each prompt with the answer of another example of the step, and a step of 1 has none"
         yield problem("batch.size", what, "use at least 2", "stage")
     if config.stage in ("dpo", "kto") and config.alignment.reference == "adapter-off" and config.adapter is None:
         what = "there is no adapter that could be switched off"

@@ -1,9 +1,9 @@
 """The policy that another one is held to: log-probabilities of answers under it, without gradient.
 
 A reference is a function from rows to numbers. `adapter_off` is the base under the policy's adapter and costs no
-memory; `frozen` is a model of its own. Dropout is off in both: a reference is one distribution, not a draw. Otherwise it runs
-as the policy does, inside the same autocast and with the same kernels, so that a policy that has not moved yet differs
-from it by nothing.
+memory; `frozen` is a model of its own. Dropout is off in both: a reference is one distribution, not a draw. Otherwise
+it runs as the policy does, inside the same autocast and with the same kernels, so that a policy that has not moved yet
+differs from it by nothing.
 """
 
 from __future__ import annotations

@@ -97,7 +97,10 @@ def _metrics(rows: Sequence[Row]) -> list[_Recipe]:
         title = quantity.label.capitalize()
         if name in own:
             del own[name]
-            both = ((Quantity(name, "training"), "raw"), (replace(quantity, label="evaluation"), "points"))
+            both: tuple[tuple[Quantity, Style], ...] = (
+                (Quantity(name, "training"), "raw"),
+                (replace(quantity, label="evaluation"), "points"),
+            )
             found.append(_Recipe(quantity.key, title, "", both))
         else:
             found.append(_Recipe(quantity.key, title, "", ((quantity, "points"),)))
