@@ -42,7 +42,7 @@ def plan_reward(
         head=Choice("zeros", "every answer has the same score at first", "default")
         if request.init is None
         else Choice(request.init, "asked for: the value head of this reward model", "user"),
-        head_parameters=model.embedding_width + 1,
+        head_parameters=model.embedding_width + (1 if request.center else 0),
         frozen=idle_parameters(config, model, tokens),
     )
 

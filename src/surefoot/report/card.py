@@ -17,6 +17,7 @@ from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
+from surefoot.report.reward_card import scoring_lines
 from surefoot.report.rows import UNITS
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
@@ -63,7 +64,8 @@ class CardFacts:
     name: of the run. base: hub id or folder as the user gave it. settings: what -> value, from the config
     ("learning rate" -> "0.0002"). results: all_results.json. versions: library -> version. prompt: a complete example
     prompt, BOS included, where the saved chat template does not make the prompts of this run, else None. question: one
-    for the chat template. plots: file names in the run folder. merged: the adapter is part of the published weights.
+    for the chat template. plots: file names in the run folder. end: the token that ends every answer of a reward model.
+    merged: the adapter is part of the published weights.
     """
 
     name: str
@@ -80,6 +82,7 @@ class CardFacts:
     prompt: str | None = None
     plots: tuple[str, ...] = ()
     question: str = EXAMPLE_PROMPT
+    end: str = ""
     merged: bool = False
 
     @property
@@ -128,7 +131,7 @@ def _header(facts: CardFacts) -> dict[str, object]:
     if facts.base_is_hub_id:
         header["base_model"] = facts.base
         header["base_model_relation"] = "adapter" if facts.needs_base else "finetune"
-    header["pipeline_tag"] = "text-generation"
+    header["pipeline_tag"] = "text-classification" if facts.plan.reward else "text-generation"
     header["tags"] = ["surefoot", facts.stage, adapter.kind.value if adapter else "full-fine-tuning"]
     return header
 
@@ -203,6 +206,8 @@ def _loading_lines(facts: CardFacts) -> list[str]:
 
 
 def _prompt_lines(facts: CardFacts) -> list[str]:
+    if facts.plan.reward is not None:
+        return scoring_lines(facts.question, facts.end)
     if facts.prompt is None:
         encode = [
             f'messages = [{{"role": "user", "content": {json.dumps(facts.question, ensure_ascii=False)}}}]',

@@ -12,6 +12,7 @@ _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),
     ("model.safetensors", "the trained model"),
     ("model.safetensors.index.json", "the trained model, in several files"),
+    ("value_head.safetensors", "the value head, which makes a score of it"),
     ("README.md", "model card with code to load it"),
     ("report.html", "the whole run on one page"),
     ("all_results.json", "all figures"),
@@ -36,9 +37,10 @@ def finished(
     skipped: int,
     prompt: str = EXAMPLE_PROMPT,
     texts: bool = False,
+    scores: bool = False,
 ) -> list[str]:
     """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. prompt: one to try. texts: the
-    run learned texts without turns."""
+    run learned texts without turns. scores: it made a reward model."""
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
@@ -48,7 +50,7 @@ def finished(
         *files_left(run),
         "",
         "next:",
-        *(f"  {command}" for command in next_commands(run, prompt, texts)),
+        *(f"  {command}" for command in next_commands(run, prompt, texts, scores)),
     ]
 
 
@@ -60,9 +62,12 @@ def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -
     ]
 
 
-def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT, texts: bool = False) -> list[str]:
-    """texts: the model continues the prompt as it is, and there is nothing to chat about."""
+def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT, texts: bool = False, scores: bool = False) -> list[str]:
+    """texts: the model continues the prompt as it is, and there is nothing to chat about. scores: a reward model, which
+    writes nothing."""
     folder, words = shlex.quote(str(run)), shlex.quote(prompt)
+    if scores:
+        return ["surefoot evaluate reward --help", f"surefoot verify {folder}"]
     if texts:
         return [f"surefoot generate {folder} --raw --prompt {words}", f"surefoot verify {folder}"]
     return [
@@ -100,6 +105,7 @@ def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:
         "train_loss": "training loss {:.4g}",
         "eval_loss": "evaluation loss {:.4g}",
         "eval_accuracy": "accuracy {:.1%}",
+        "eval_reward_accuracy": "reward accuracy {:.1%}",
     }
     figures = [form.format(results[key]) for key, form in known.items() if results.get(key) is not None]
     best = [f"best checkpoint-{best_step}"] if best_step is not None else []

@@ -194,6 +194,9 @@ def environment(record: RunRecord) -> Table:
 def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     """(what for, command), each works when pasted in the folder where the run was started."""
     run, config = record.run, shlex.quote(str(record.run / "config.yaml"))
+    if status == "finished" and record.plan is not None and record.plan.reward is not None:
+        measure, verify = footer.next_commands(run, scores=True)
+        return [("measure it on pairs", measure), ("check every file", verify)]
     if status == "finished":
         chat, ask, verify = footer.next_commands(run)
         again = f"surefoot train {config} output={shlex.quote(f'{run}-again')}"

@@ -15,10 +15,13 @@ from surefoot.locations import looks_local
 from surefoot.planning.plan import RunPlan
 from surefoot.report.card import CardFacts, DataFile
 from surefoot.report.footer import EXAMPLE_PROMPT
+from surefoot.report.reward_card import ending_token
 from surefoot.stages.trained_template import is_on_texts
 from surefoot.training.optimizer import MUON_MOMENTUM
 
 _COUNTED = {"reward": "pairs", "dpo": "pairs", "kto": "answers", "ppo": "prompts"}  # by stage
+
+_LOOKED_AT = 32  # examples, of which one surely ends as all do
 
 
 def card_facts(
@@ -60,6 +63,7 @@ def card_facts(
         prompt=_example_prompt(plan, data, tokenizer),
         plots=tuple(plots),
         question=_public_question(data),
+        end=_end(data, tokenizer) if plan.reward else "",
         merged=config.adapter is not None and config.adapter.publish == "merged",
     )
 
@@ -107,6 +111,14 @@ def _optimizer(optim: OptimConfig) -> str:
 def example_question(data: PreparedData) -> str:
     """Something to ask the trained model on this machine: from its data, where that has something short."""
     return data.audit.source.example_prompt or EXAMPLE_PROMPT
+
+
+def _end(data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The stop token behind an answer; empty where no example that was looked at has one."""
+    looked_at = (data.train[index] for index in range(min(len(data.train), _LOOKED_AT)))
+    found = (ending_token(example.ids.tolist(), data.template.stop_ids) for example in looked_at)
+    last = next((token for token in found if token is not None), None)
+    return "" if last is None else str(tokenizer.convert_ids_to_tokens(last))
 
 
 def _public_question(data: PreparedData) -> str:

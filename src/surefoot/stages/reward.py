@@ -37,6 +37,8 @@ def build_reward(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path
     if config.reward.init is not None:
         load_value_head(head, resolve_folder(config.reward.init, None, weights=True))
     head.to(next(policy.parameters()).device)
+    # A difference of scores does not have the bias: its gradient is what rounding leaves of 0, and Adam enlarges that.
+    head.summary.bias.requires_grad_(_planned(plan).center > 0)
     verified = _verified(head, _planned(plan))
 
     def write(folder: Path) -> None:

@@ -219,6 +219,7 @@ def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: 
         skipped=state.guard.skipped,
         prompt=prompt or example_question(run.stage.data),
         texts=is_on_texts(run.stage.data),
+        scores=run.plan.reward is not None,
     )
     for line in lines:
         console.say(line)
