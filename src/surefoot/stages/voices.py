@@ -23,7 +23,7 @@ def run_facts(run: Prepared, setup: Setup) -> RunFacts:
     answer = [token for token, counts in zip(ids, learned, strict=True) if counts]
     return RunFacts(
         config=run.config,
-        embedding=_embedding_name(setup.model),
+        embedding=_embedding_name(setup.policy),
         bos=plan.tokenizer.bos_id,
         pad=plan.tokenizer.pad_token.value,
         pad_id=plan.tokenizer.pad_id,
