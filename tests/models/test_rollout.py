@@ -69,6 +69,15 @@ def test_answers_do_not_depend_on_how_prompts_are_split(model, options):
         assert [one.response for one in wrong] != [together[1].response, together[3].response]
 
 
+@pytest.mark.parametrize("family", zoo.ZOO)
+def test_a_prompt_alone_needs_no_mask(tmp_path, family):
+    """Answers longer than the families' windows, with left padding and a mask, and without either."""
+    model = AutoModelForCausalLM.from_pretrained(zoo.ZOO[family](tmp_path / family)).eval()
+    prompts = [[one % model.config.vocab_size for one in prompt] for prompt in PROMPTS]
+    asked = {"stop_ids": range(60, 64), "pad_id": 0}
+    assert_same(rollouts(model, prompts, rows=1, **asked), rollouts(model, prompts, **asked))
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("family", ["llama3", "gemma2", "opt", "gpt2"])
 def test_log_probabilities_are_those_of_the_training_forward(tmp_path, family, temperature):
