@@ -7,6 +7,8 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "log", "n": 5}      after step 5 moved the weights, before its row is logged
     {"at": "write", "n": 7}    before the 7th write of the command: a flush, a rename or a log row
     {"at": "sync", "n": 7}     the same, counted since training began (saving is a series of them)
+    {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
+    {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
 
 A kill with a number that is never reached ends the log with `writes: <how many there were>`.
 """
@@ -91,13 +93,23 @@ def _child(request: dict[str, Any]) -> None:
 def _arm(at: str, n: int) -> dict[str, int]:
     """Returns the counts. Flushes and renames are caught in `os`, where all libraries make them."""
     from surefoot import durable
-    from surefoot.training import loop
+    from surefoot.models import generate
+    from surefoot.training import loop, step
 
-    counts = {"write": 0, "sync": 0}
+    counts = {"write": 0, "sync": 0, "rollout": 0, "update": 0}
     training = False
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted_at(place: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            counts[place] += 1
+            if at == place and counts[place] == n:
+                die()
+            return function(*arguments, **keywords)
+
+        return call
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -122,6 +134,8 @@ def _arm(at: str, n: int) -> dict[str, int]:
         return report
 
     loop.train_step = armed_step
+    generate.next_logits = counted_at("rollout", generate.next_logits)
+    step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
     durable.append_line = counted(durable.append_line)
     return counts

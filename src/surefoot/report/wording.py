@@ -11,7 +11,12 @@ if TYPE_CHECKING:  # torch is not needed to say what happened
     from surefoot.data.batch import RecordName
 
 
-_SHOWN = (("reward_accuracy", "accuracy", ".1%"), ("reward_margin", "margin", ".3g"))  # of a step's metrics
+_SHOWN = (  # of a step's metrics
+    ("reward_accuracy", "accuracy", ".1%"),
+    ("reward_margin", "margin", ".3g"),
+    ("reward", "reward", ".4g"),
+    ("kl", "kl", ".3g"),
+)
 
 
 def step_line(report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None) -> str:
