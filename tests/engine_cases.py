@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed as dist
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.loader import dealt
+from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.forward import causal_model, hidden_states, logits_at
 from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
+from surefoot.objectives.base import LossSum
 from surefoot.objectives.sft import sft_loss
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
 from surefoot.training.engine.base import Members
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
+from surefoot.training.randomness import draw_seed
 from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.report import StepReport
 from surefoot.training.step import StepSettings, train_step
@@ -110,11 +115,9 @@ MEMBERS: dict[str, Members] = {
 }
 
 
-def engine_for(case: Case, choice: EngineChoice, ranks: Ranks) -> Engine:
-    model = tiny(case.kind, dropout=case.dropout, tied=case.tied, base=case.base)
+def engine_for(case: Case, choice: EngineChoice, ranks: Ranks, model: nn.Module | None = None) -> Engine:
+    model = model or tiny(case.kind, dropout=case.dropout, tied=case.tied, base=case.base)
     if case.checkpointing:
-        from surefoot.models.checkpointing import enable_gradient_checkpointing
-
         enable_gradient_checkpointing(model)
 
     def make(groups: Groups):
@@ -167,3 +170,102 @@ def trained(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
 
 def alone(case: Case) -> dict[str, Any]:
     return trained(ALONE, case, SINGLE)
+
+
+def poisoned(rank: int, step: int, how: str) -> Callable:
+    """sft_loss that goes wrong on one rank in one step. how: nan, or a loss that is infinite with finite gradients."""
+
+    def objective(model: nn.Module, batch: Batch) -> LossSum:
+        out = sft_loss(model, batch)
+        now = torch.initial_seed() in _seeds(step)
+        if not (now and dist.get_rank() == rank and batch.weight):
+            return out
+        return LossSum(out.loss * float("nan") if how == "nan" else out.loss + float("inf"), out.sums)
+
+    return objective
+
+
+def _seeds(step: int) -> set[int]:
+    return {draw_seed(5, step, number) for number in range(16)}
+
+
+def skipping(ranks: Ranks, case: Case, choice: EngineChoice, how: str) -> dict[str, Any]:
+    """Step 2 of three goes wrong on rank 1."""
+    engine = engine_for(case, choice, ranks)
+    objective = poisoned(1, 2, how)
+    first = steps(engine, replace(case, counts=case.counts[:1]), ranks, 1, objective)
+    before = snapshot(engine)
+    second = steps(engine, replace(case, counts=case.counts[1:2]), ranks, 2, objective)
+    after = snapshot(engine)
+    third = steps(engine, replace(case, counts=case.counts[2:]), ranks, 3, objective)
+    reports = [*first, *second, *third]
+    return {
+        "decisions": [report.decision for report in reports],
+        "before": before,
+        "after": after,
+        "end": snapshot(engine),
+    }
+
+
+def through_a_checkpoint(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
+    """Three steps, then weights and moments into a fresh engine of the same kind, then one step more in both."""
+    engine = engine_for(case, choice, ranks)
+    steps(engine, case, ranks)
+    written = _to_all(_numpy(engine.gather_state()))
+    weights = _to_all(_weights(engine))
+    other = tiny(case.kind, dropout=case.dropout, tied=case.tied, base=case.base)
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            parameter.copy_(torch.from_numpy(weights[name]))
+    again = engine_for(case, choice, ranks, other)
+    again.load_state({name: torch.from_numpy(value.copy()) for name, value in written.items()})
+    taken = snapshot(again)
+    more = replace(case, counts=(4,))
+    steps(engine, more, ranks, 4)
+    steps(again, more, ranks, 4)
+    return {"written": {**written, **weights}, "taken": taken, "on": snapshot(engine), "again": snapshot(again)}
+
+
+def _weights(engine: Engine) -> dict[str, np.ndarray]:
+    with engine.gathered():
+        return {} if engine.rank else _numpy(dict(engine.model.named_parameters()))
+
+
+def _numpy(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: tensor.detach().float().cpu().numpy().copy() for name, tensor in tensors.items()}
+
+
+def _to_all(value: Any) -> Any:
+    """What rank 0 has, everywhere."""
+    box = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def paths(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
+    """Every way in which a stage calls a model, in turn, between two steps: hidden states, some logits, answers with a
+    cache. Each by itself, with no pass before that would have left something gathered."""
+    engine = engine_for(case, choice, ranks)
+    steps(engine, replace(case, counts=case.counts[:1]), ranks)
+    batch = micro_batches(9, 1)[0]
+    found: dict[str, np.ndarray] = {}
+    engine.model.eval()
+    with torch.no_grad():
+        found["hidden"] = hidden_states(engine.model, batch).numpy()
+        found["logits"] = logits_at(engine.model, batch, torch.tensor([1, 3])).numpy()
+        cache = DynamicCache(config=causal_model(engine.model).config)
+        ids, tokens = batch.input_ids[:, :3], []
+        for _ in range(4):
+            out = causal_model(engine.model)(input_ids=ids, past_key_values=cache, use_cache=True)
+            ids = out.logits[:, -1:].argmax(-1)
+            tokens.append(ids.numpy())
+        found["answers"] = np.concatenate(tokens, axis=1)
+    engine.model.train()
+    hidden = hidden_states(engine.model, batch)
+    engine.backward(hidden.square().mean() / ranks.world, None)  # the same on every rank, so the sum is one rank's
+    engine.reduce()
+    found["norm"] = np.array([float(norm) for norm in engine.grad_norms().values()])
+    engine.discard()
+    steps(engine, replace(case, counts=(2,)), ranks, 2)
+    return {"found": found, "state": snapshot(engine)}

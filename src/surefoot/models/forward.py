@@ -49,7 +49,8 @@ def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
         seen.append(inputs[0])
         return (inputs[0][:, :0],)
 
-    hook = output_head(model).register_forward_pre_hook(take)
+    # In front of hooks that an engine put there to follow the head's gradient, which will have none.
+    hook = output_head(model).register_forward_pre_hook(take, prepend=True)
     try:
         causal_model(model)(**_inputs(batch))
     finally:

@@ -17,15 +17,14 @@ def whole_parameters(
     parameter, on all ranks at once; they come one after another, so a rank that keeps none needs room for one.
     frozen: also those that do not train. Tied parameters stay tied."""
     former: list[tuple[nn.Module, str, nn.Parameter]] = []
-    made: dict[int, nn.Parameter] = {}
+    made: dict[int, nn.Parameter | None] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if not (frozen or parameter.requires_grad):
                 continue
             if id(parameter) not in made:
                 tensor = whole(parameter)
-                if keep:
-                    made[id(parameter)] = nn.Parameter(tensor.cpu(), requires_grad=parameter.requires_grad)
+                made[id(parameter)] = nn.Parameter(tensor.cpu(), parameter.requires_grad) if keep else None
             if keep:
                 former.append((module, name, parameter))
     try:
