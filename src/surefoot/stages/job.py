@@ -117,6 +117,7 @@ def make_job(
         min_delta=stopping.min_delta if stopping else 0.0,
         profile_every=profile_every,
         memory=stage.memory,
+        check_every=config.parallel.check_every if setup.engine.world > 1 else None,
     )
 
 

@@ -62,7 +62,8 @@ class Job:
     None when it was asked to stop in between.
     save: writes a checkpoint of engine and state.
     goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
-    trains to the end. profile_every: time forward and backward of every N-th step; None times none.
+    trains to the end. profile_every: time forward and backward of every N-th step; None times none. check_every: after
+    so many steps ranks that should hold the same weights compare them; None where there are no others.
     """
 
     engine: Engine
@@ -82,6 +83,7 @@ class Job:
     min_delta: float
     profile_every: int | None = None
     memory: Memory | None = None
+    check_every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
                 job.engine, job.objective, micro_batches, step=step, scale=scale, settings=job.settings
             )
             raise _diverged(report, state, agreed_origin(job.engine, origin))
+        if job.check_every and step % job.check_every == 0:
+            job.engine.check_replicas()
         stop.agree()
         saved = False
         if not stop.requested:
