@@ -42,6 +42,8 @@ def _call(invocation: Invocation, run: Callable[[], object]) -> None:
     except click.ClickException as error:
         raise InputError(error.format_message()) from None
     except SurefootError as error:
+        if not error.faults:  # another rank says why
+            raise
         raise type(error)([invocation.locate(fault) for fault in error.faults]) from None
     if code == _STOPPED:
         raise KeyboardInterrupt("the run was stopped; its last lines say how to go on")
