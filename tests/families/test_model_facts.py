@@ -213,3 +213,13 @@ def test_an_unknown_family_without_its_tree_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "granite"}))
     with pytest.raises(InputError, match="'granite' is not described"):
         read_model_facts(tmp_path)
+
+
+def test_a_share_of_ones_own_replaces_that_of_the_config(tmp_path):
+    from surefoot.families.model_facts import with_dropout
+
+    facts = model_facts(tmp_path, OPT)
+    assert with_dropout(facts, None) is facts
+    without = with_dropout(facts, 0.0)
+    assert (without.dropouts, without.attention_dropout) == ((), 0.0)
+    assert with_dropout(facts, 0.2).dropouts == (("dropout", 0.2),)

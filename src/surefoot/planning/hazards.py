@@ -32,4 +32,4 @@ def _dropout(model: ModelFacts, notes: Notes) -> None:
         shares["attention dropout"] = model.attention_dropout
     if shares:
         named = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-        notes.caution(f"this model drops out in training ({named}); set these to 0 in its config.json to train without")
+        notes.caution(f"this model drops out in training ({named}); model.dropout: 0 trains without")

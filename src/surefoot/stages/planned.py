@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from surefoot import hardware as machine
 from surefoot.config.schema import RunConfig
-from surefoot.families.model_facts import ModelFacts
+from surefoot.families.model_facts import ModelFacts, with_dropout
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
 from surefoot.models.hub import resolve_folder
@@ -46,7 +46,8 @@ def make_plan(
     asked for does not work here.
     """
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
-    model, tokenizer = facts_of(folder), read_tokenizer_facts(folder)
+    model = with_dropout(facts_of(folder), config.model.dropout)
+    tokenizer = read_tokenizer_facts(folder)
     environment = {} if hardware else machine.read_environment()  # this machine's says nothing of another
     found = hardware or machine.detect()
     if hardware is None:

@@ -170,9 +170,14 @@ _ROWS: tuple[Row, ...] = (
         "gradio_server_port gradio_max_new_tokens gradio_temperature",
     ),
     *_refused(
+        "Axolotl's layouts of preference data are not read",
+        "write a config of surefoot's own: stage dpo (alignment.loss), kto or reward",
+        "rl reward_model",
+    ),
+    *_refused(
         "surefoot fine-tunes on answers here, and this asks for another method",
         "leave it out",
-        "rl reward_model process_reward_model relora relora_prune_ratio gptq qat quantization trainer_cls "
+        "process_reward_model relora relora_prune_ratio gptq qat quantization trainer_cls "
         "unfrozen_parameters lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
         "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
     ),
