@@ -231,7 +231,7 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
     (("stage", "dpo"), ("adapter", ""), ("alignment", "{reference: adapter-off}")): ("alignment.reference", "adapter"),
     (("stage", "dpo"), ("data", "{train: a/b, format: alpaca}")): ("data.format", "stage"),
     (("stage", "kto"), ("data", "{train: {path: a/b, format: preference}}")): ("data.train.format", "stage"),
-    (("data", "{train: a/b, format: preference}"),): ("data.format", "stage"),
+    (("data", "{train: a/b, format: judged}"),): ("data.format", "stage"),
     (("stage", "reward"), ("data", "{train: a/b, train_on: everything}")): ("data.train_on", "stage"),
     (("stage", "kto"), ("data", "{train: a/b, encoding: whole}")): ("data.encoding", "stage"),
     (("stage", "dpo"), ("optim", "{neftune_alpha: 5}")): ("optim.neftune_alpha", "stage"),

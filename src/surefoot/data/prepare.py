@@ -10,18 +10,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.audit import Audit, audit_dataset, audit_together, fingerprints
-from surefoot.data.dataset import TokenisedDataset, TokenisedFile, joined, of_files
+from surefoot.data.dataset import TokenisedDataset, joined, of_files
 from surefoot.data.encode import Encoding, TrainOn
 from surefoot.data.facts import SourceFacts
 from surefoot.data.kind import Kind, rows_per_item
 from surefoot.data.mixture import Mixture, Part, mix
+from surefoot.data.parts import Loaded, held_out_of, shared
 from surefoot.data.segments import Template
 from surefoot.data.sources import SourceSpec, open_sources
-from surefoot.data.split import part_of, split
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.data.tokenise import Method, ReadRecord, tokenise
 from surefoot.errors import Fault, InputError
@@ -49,16 +48,6 @@ class PreparedData:
     template_reason: str
     tokenizer_sha256: str
     rows_per_item: int = 1
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """One source: its files, each with its facts."""
-
-    spec: SourceSpec
-    name: str
-    files: tuple[tuple[TokenisedFile, SourceFacts], ...]
-    examples: TokenisedDataset
 
 
 def prepare_data(
@@ -115,9 +104,9 @@ def prepare_data(
     eval_specs = [replace(spec, kind=kind) for spec in named]
     method, kept, reason = _load_all(specs, method, cache)
     eval_method, held_out = _load_evaluation(eval_specs, method, kept, cache)
-    kept, held_out = ([_shared(one, seed) for one in loaded] for loaded in (kept, held_out))
+    kept, held_out = ([shared(one, seed) for one in loaded] for loaded in (kept, held_out))
     if isinstance(evaluation, int | float):
-        kept, held_out = _split(kept, evaluation, seed)
+        kept, held_out = held_out_of(kept, evaluation, seed)
     audit = _Auditor(method, pad_id)
     sources = tuple(audit.source(one, ()) for one in kept)
     data = joined([one.examples for one in kept])
@@ -144,7 +133,7 @@ def prepare_data(
     )
 
 
-def _load_all(specs: Sequence[SourceSpec], method: Method, cache: Path) -> tuple[Method, list[_Loaded], str]:
+def _load_all(specs: Sequence[SourceSpec], method: Method, cache: Path) -> tuple[Method, list[Loaded], str]:
     """The sources, all of whose dialogues are laid out in one way: where nobody asked for a template and one file needs
     another than the planned one, all take that. And why it is another."""
     loaded = [_load(spec, method, cache) for spec in specs]
@@ -165,8 +154,8 @@ def _load_all(specs: Sequence[SourceSpec], method: Method, cache: Path) -> tuple
 
 
 def _load_evaluation(
-    specs: Sequence[SourceSpec], method: Method, train: Sequence[_Loaded], cache: Path
-) -> tuple[Method, list[_Loaded]]:
+    specs: Sequence[SourceSpec], method: Method, train: Sequence[Loaded], cache: Path
+) -> tuple[Method, list[Loaded]]:
     """The sources to evaluate on, by the template that the training data took: what is evaluated changes nothing that
     is learned. Where that has no dialogues, these choose among themselves."""
     trained = _dialogues(train)
@@ -189,12 +178,12 @@ def _for_evaluation(fault: Fault, template: str) -> Fault:
     return replace(fault, what=f"{fault.what}; the training data takes {template}, and evaluation has to")
 
 
-def _dialogues(loaded: Sequence[_Loaded]) -> list[SourceFacts]:
+def _dialogues(loaded: Sequence[Loaded]) -> list[SourceFacts]:
     """Facts of the files that hold other records than plain texts."""
     return [facts for one in loaded for _, facts in one.files if facts.layout != "text"]
 
 
-def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:
+def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
     files, left = [], spec.max_samples
     for source in open_sources(spec):
         if spec.share is not None and source.sample is not None:
@@ -212,67 +201,7 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> _Loaded:
         if method.kind == "prompts":
             what = f"all {used} prompts of {name} have more than "
         raise InputError(Fault("data.max_length", f"{what}{method.max_length} tokens", "raise it"))
-    return _Loaded(spec, name, tuple(files), examples)
-
-
-def _split(loaded: Sequence[_Loaded], held_out: int | float, seed: int) -> tuple[list[_Loaded], list[_Loaded]]:
-    """The sources without what is held out, and that. Whole records are: of a text in several examples all or none,
-    else a model would be asked for the end of what it has learned the beginning of."""
-    kept, taken = [], []
-    records = [one.examples.records() for one in loaded]
-    try:
-        halves = split([int(places[-1]) + 1 for places in records], held_out, seed)
-    except InputError as error:
-        raise InputError([replace(fault, what=fault.what + _left_out(loaded)) for fault in error.faults]) from None
-    for one, places, (train, evaluation) in zip(loaded, records, halves, strict=True):
-        if not len(evaluation):
-            kept.append(one)
-            continue
-        count = f"{len(evaluation)} held out"
-        kept.append(_with_part(one, np.flatnonzero(np.isin(places, train)), f"without {count} for evaluation"))
-        part = np.flatnonzero(np.isin(places, evaluation))
-        taken.append(_with_part(one, part, f"{count} by the seed", forget=True))
-    return kept, taken
-
-
-def _left_out(loaded: Sequence[_Loaded]) -> str:
-    """Why there are fewer records than the files hold, for the end of a sentence."""
-    facts = [facts for one in loaded for _, facts in one.files]
-    rows, used = sum(one.rows for one in facts), sum(one.used for one in facts)
-    dropped = sum(len(one.dropped) for one in facts)
-    parts = [f"{rows - used:,} lie beyond max_samples"] if used < rows else []
-    parts += [f"{dropped:,} have no label within max_length"] if dropped else []
-    return f" (the files hold {rows:,}; {' and '.join(parts)})" if parts else ""
-
-
-def _shared(one: _Loaded, seed: int) -> _Loaded:
-    """The source's part of its records, which are counted as they stand in the files: what cannot be learned in one run
-    may be a prompt in the next."""
-    if one.spec.share is None:
-        return one
-    of, take = one.spec.share
-    counts = [facts.used for _, facts in one.files]
-    chosen = part_of(sum(counts), of, take, seed)
-    words = f"part {take} of {','.join(f'{size:g}' for size in of)}: {len(chosen):,} of {sum(counts):,} records"
-    places, files = [], []
-    for (file, facts), start in zip(one.files, np.cumsum([0, *counts]), strict=False):
-        own = chosen[(chosen >= start) & (chosen < start + facts.used)] - start + 1
-        places.append(np.isin(file.rows[:, 0], own))
-        dropped = tuple(place for place in facts.dropped if place[1] in own)
-        files.append((file, replace(facts, part=words, dropped=dropped)))
-    found = replace(one, files=tuple(files), examples=one.examples.subset(np.flatnonzero(np.concatenate(places))))
-    if not len(found.examples):
-        raise InputError(Fault(one.name, f"has nothing to learn in {words}", "take another part, or raise its size"))
-    return found
-
-
-def _with_part(one: _Loaded, indices: np.ndarray, part: str, *, forget: bool = False) -> _Loaded:
-    """forget: what was said of the records was said of the other part already."""
-    nothing = {"dropped": (), "unused": (), "notes": (), "placeholders": ()} if forget else {}
-    files = tuple(
-        (file, replace(facts, part="; ".join(filter(None, (facts.part, part))), **nothing)) for file, facts in one.files
-    )
-    return replace(one, files=files, examples=one.examples.subset(indices))
+    return Loaded(spec, name, tuple(files), examples)
 
 
 class _Auditor:
@@ -282,7 +211,7 @@ class _Auditor:
         self._method, self._pad_id = method, pad_id
         self._seen: set[bytes] = set()
 
-    def source(self, one: _Loaded, training: Collection[bytes]) -> Audit:
+    def source(self, one: Loaded, training: Collection[bytes]) -> Audit:
         audits, start = [], 0
         for file, facts in one.files:
             end = start + len(file)
@@ -310,7 +239,7 @@ class _Auditor:
         return audit_together(audits, one.examples, one.name)
 
 
-def _main_template(loaded: Sequence[_Loaded], method: Method) -> Template:
+def _main_template(loaded: Sequence[Loaded], method: Method) -> Template:
     """That of the first file with turns; of texts alone, the texts'."""
     files = [facts for one in loaded for _, facts in one.files]
     return method.template_called(next((facts for facts in files if facts.layout != "text"), files[0]).template)
