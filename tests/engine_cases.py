@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,24 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.loader import dealt
+from surefoot.errors import EnvironmentFault
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.forward import causal_model, hidden_states, logits_at
 from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
+from surefoot.models.save import save_adapter
 from surefoot.objectives.base import LossSum
 from surefoot.objectives.sft import sft_loss
+from surefoot.training.checkpoint import save_checkpoint
+from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
 from surefoot.training.engine.base import Members
+from surefoot.training.engine.stepping import own_part
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 from surefoot.training.randomness import draw_seed
 from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.report import StepReport
+from surefoot.training.scaling import LossScale
+from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings, train_step
 from toy import settings
 
@@ -107,6 +115,8 @@ class Case:
     members: str = "one"  # one | two
     optimizer: str = "adamw"
     checkpointing: bool = False
+    scale: float | None = None
+    broken: str = ""  # one of BREAKS, for twins
 
 
 MEMBERS: dict[str, Members] = {
@@ -124,24 +134,74 @@ def engine_for(case: Case, choice: EngineChoice, ranks: Ranks, model: nn.Module 
         chosen = OptimizerSettings(case.optimizer, (0.9, 0.99), 0.9 if case.optimizer == "sgd" else None, 1e-8, 0.01)  # pyright: ignore[reportArgumentType]
         return make_optimizers(groups, dict.fromkeys(groups, chosen), decoder=frozenset())
 
-    return make_engine(choice, model, MEMBERS[case.members], make, ranks, torch.device("cpu"))
+    engine = make_engine(choice, model, MEMBERS[case.members], make, ranks, torch.device("cpu"))
+    if case.broken:
+        BREAKS[case.broken](engine)
+    return engine
+
+
+def _mean_over_ranks(engine: Any) -> None:
+    backward = engine.backward
+    engine.backward = lambda loss, scale: backward(loss / engine.world, scale)
+
+
+def _norm_of_own_share(engine: Any) -> None:
+    engine.grad_norms = lambda: {
+        name: torch.stack([own_part(one).norm() for one in engine.gradients().values()]).norm()
+        for name in engine.groups
+    }
+
+
+def _step_that_was_refused(engine: Any) -> None:
+    proper = engine.discard
+
+    def discard() -> None:
+        engine.discard = proper  # which a step ends with
+        engine.apply(RATE, engine.grad_norms(), None)
+        engine.discard = discard
+
+    engine.discard = discard
+
+
+def _own_totals(engine: Any) -> None:
+    totals = engine.totals
+    # Weights, which are integers, are still those of all ranks: the twin breaks what the guard looks at.
+    engine.totals = lambda values: totals(values) if all(isinstance(one, int) for one in values) else list(values)
+
+
+def _no_reduce(engine: Any) -> None:
+    engine.reduce = lambda: None
+
+
+BREAKS: dict[str, Callable[[Any], None]] = {
+    "mean": _mean_over_ranks,
+    "no reduce": _no_reduce,
+    "norm of own share": _norm_of_own_share,
+    "step that was refused": _step_that_was_refused,
+    "own totals": _own_totals,
+}
 
 
 def steps(engine: Engine, case: Case, ranks: Ranks, first: int = 1, objective: Callable = sft_loss) -> list[StepReport]:
     plain = settings(seed=5)
-    chosen = StepSettings(plain.seed, case.limits, plain.forward, plain.kernels)
+    chosen = StepSettings(plain.seed, _by_group(case.limits), plain.forward, plain.kernels)
     return [
         train_step(
             engine,
             objective,
             list(dealt(micro_batches(step, count), ranks.rank, ranks.world)),
             step=step,
-            lr=case.rates,
-            scale=None,
+            lr=_by_group(case.rates),
+            scale=None if case.scale is None else LossScale(case.scale),
             settings=chosen,
         )
         for step, count in enumerate(case.counts, first)
     ]
+
+
+def _by_group(value: Any) -> Any:
+    """Pairs of a group and its value, because a case has to be hashable; or one value for all."""
+    return dict(value) if isinstance(value, tuple) else value
 
 
 def snapshot(engine: Engine) -> dict[str, np.ndarray]:
@@ -269,3 +329,59 @@ def paths(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
     engine.discard()
     steps(engine, replace(case, counts=(2,)), ranks, 2)
     return {"found": found, "state": snapshot(engine)}
+
+
+def written(ranks: Ranks, case: Case, choice: EngineChoice, folder: Path) -> dict[str, Any]:
+    """Three steps and a checkpoint of an adapter."""
+    engine = engine_for(case, choice, ranks)
+    steps(engine, case, ranks)
+    gathered: list[str] = []
+
+    def write_model(staging: Path) -> None:
+        save_adapter(engine.model, staging, save_embedding=False)  # pyright: ignore[reportArgumentType]
+        gathered.extend(name for name, one in engine.model.named_parameters() if type(one) is nn.Parameter and len(one))
+
+    save_checkpoint(
+        folder, engine, RunState(step=3), write_model=write_model, trainer_state={}, identity={}, frozen=False
+    )
+    return {"state": snapshot(engine), "gathered": gathered}
+
+
+def origin(ranks: Ranks, case: Case, choice: EngineChoice) -> str | None:
+    """Where a value went wrong that goes wrong on rank 1 alone, in its second micro-batch, in the forward pass."""
+    engine = engine_for(case, choice, ranks)
+    seen = [0]
+
+    def spoil(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        seen[0] += 1
+        return output * float("inf") if (seen[0] == 2 and dist.get_rank() == 1) else output
+
+    next(
+        one for name, one in engine.model.named_modules() if name.endswith("layers.1.mlp.down_proj")
+    ).register_forward_hook(spoil)
+    batches = list(dealt(micro_batches(1, 4), ranks.rank, ranks.world))
+    found = find_origin(engine, sft_loss, batches, step=1, scale=None, settings=settings(seed=5))
+    said = agreed_origin(engine, found)
+    report = steps(engine, replace(case, counts=(2,)), ranks)[0]  # and it can go on
+    assert report.decision == "stepped"
+    return said
+
+
+def replicas(ranks: Ranks, choice: EngineChoice, when: str) -> str | None:
+    """The fault of ranks whose weights are not the same: from the beginning, or from a flipped bit later on."""
+    case = Case()
+    model = tiny("lora")
+    parameter = next(one for one in model.parameters() if one.requires_grad)
+    try:
+        with torch.no_grad():
+            if when == "beginning" and ranks.rank == 1:
+                parameter.view(torch.int32).view(-1)[0] ^= 1
+            engine = engine_for(case, choice, ranks, model)
+        steps(engine, case, ranks)
+        engine.check_replicas()
+        if when == "later" and ranks.rank == 1:
+            engine.optimizer.state[parameter]["exp_avg"].view(torch.int32).view(-1)[0] ^= 1
+        engine.check_replicas()
+    except EnvironmentFault as fault:
+        return str(fault)
+    return None

@@ -1,0 +1,234 @@
+"""Two ranks for real: every engine does on two what one process does alone, and every check of it can fail."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import engine_cases
+from engine_cases import ENGINES, KINDS, RATE, SINGLE, Case, alone
+from surefoot.errors import InputError
+from surefoot.training.engine import EngineChoice, make_engine
+from surefoot.training.ranks import ALONE
+from two_ranks import on_two_ranks
+
+# The same sums in another order: gradients differ by some 1e-7 of themselves, and AdamW divides each by its own size,
+# so a weight of size 1 may end up to a rate times that apart, plus its own rounding. Measured: 1.5e-7.
+WEIGHTS = 1e-6
+# Of the largest number of a moment. Measured: 5e-6, in adapters whose gradients are differences of larger numbers.
+MOMENTS = 5e-5
+HALF = 0.6  # of all elements, at most, on one of two ranks: embeddings and pads do not cut evenly
+SHARED = ("fsdp2", "zero3")  # weights too
+DEEPSPEED = ("zero1", "zero2", "zero3")
+
+
+@functools.cache
+def _alone(case: Case):
+    return alone(case)
+
+
+@functools.cache
+def _pair(function: str, case: Case, engine: str, *more):
+    folder = Path(tempfile.mkdtemp())
+    return on_two_ranks(getattr(engine_cases, function), folder, case, ENGINES[engine], *more)
+
+
+def furthest(ours: dict, theirs: dict) -> tuple[float, float]:
+    """Of weights, the largest distance; of moments, in units of the largest number of each."""
+    assert ours.keys() == theirs.keys()
+    apart = {name: float(np.abs(ours[name] - theirs[name]).max()) for name in ours}
+    weights = max(value for name, value in apart.items() if "/" not in name)
+    moments = max(value / float(np.abs(ours[name]).max() or 1) for name, value in apart.items() if "/" in name)
+    return weights, moments
+
+
+def is_same(case: Case, engine: str) -> bool:
+    one, (first, second) = _alone(replace(case, broken="", scale=None)), _pair("trained", case, engine)
+    weights, moments = furthest(one["state"], first["state"])
+    losses = np.allclose(one["losses"], first["losses"], rtol=1e-6) and first["losses"] == second["losses"]
+    norms = np.allclose(one["norms"], first["norms"], rtol=1e-5) and first["norms"] == second["norms"]
+    return weights <= WEIGHTS and moments <= MOMENTS and losses and norms
+
+
+def same_bits(ours: dict, theirs: dict) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(ours[name].view(np.int32), theirs[name].view(np.int32)) for name in ours
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_ranks_are_one_rank(engine, kind):
+    """With dropout, whose draws belong to micro-batches, and with three micro-batches for two ranks in the second
+    step. Every step clips."""
+    assert is_same(Case(kind, dropout=0.1), engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_mean_over_ranks_in_place_of_a_sum_is_noticed(engine):
+    assert not is_same(Case("lora", dropout=0.1, broken="mean"), engine)
+
+
+def test_gradients_that_stay_on_their_rank_are_noticed():
+    assert not is_same(Case("lora", dropout=0.1, broken="no reduce"), "ddp")
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero2", "zero3"])
+def test_clipping_by_the_norm_of_the_own_share_is_noticed(engine):
+    assert not is_same(Case("lora", dropout=0.1, broken="norm of own share"), engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("full", tied=True),
+        Case("lora", base=torch.bfloat16),
+        Case("dora", dropout=0.1, checkpointing=True),
+        Case("lora", optimizer="sgd"),
+        Case("full", scale=1024.0),
+    ],
+    ids=["tied head", "bf16 base", "checkpointing", "sgd", "loss scale"],
+)
+def test_so_they_are_with(engine, case):
+    assert is_same(case, engine)
+
+
+TWO = {"limits": (("actor", 0.1), ("critic", None)), "rates": (("actor", RATE), ("critic", 3 * RATE))}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_groups_have_their_own_rates_and_clipping(engine):
+    case = Case("full", members="two", limits=TWO["limits"], rates=TWO["rates"])
+    assert is_same(case, engine)
+    one, pair = _alone(case), _pair("trained", case, engine)
+    assert pair[0]["metrics"][0]["grad_norm_critic"] == pytest.approx(one["metrics"][0]["grad_norm_critic"], rel=1e-5)
+    other = _alone(replace(case, limits=(("actor", None), ("critic", 0.1))))  # twin: each clipped as the other is
+    assert furthest(other["state"], pair[0]["state"])[1] > MOMENTS
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rank_holds_its_share(engine):
+    for result in _pair("trained", Case("full", dropout=0.1), engine):
+        elements, whole = result["elements"], result["whole"]
+        assert (elements.parameters <= HALF * whole) == (engine in SHARED)
+        assert (elements.gradients <= HALF * whole) == (engine in ("fsdp2", "zero2", "zero3"))
+        assert (elements.optimizer <= HALF * whole) == (engine != "ddp")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("how", ["nan", "inf"])
+def test_what_goes_wrong_on_one_rank_is_skipped_on_all(engine, how):
+    """nan: gradients too. inf: of the loss alone, with finite gradients that every rank could take a step with."""
+    for result in (pair := _pair("skipping", Case("lora"), engine, how)):
+        assert result["decisions"] == ["stepped", "non_finite", "stepped"]
+    assert same_bits(pair[0]["before"], pair[0]["after"])
+    assert not same_bits(pair[0]["after"], pair[0]["end"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_refused_step_that_is_taken_is_noticed(engine):
+    first, _ = _pair("skipping", Case("lora", broken="step that was refused"), engine, "inf")
+    assert not same_bits(first["before"], first["after"])
+
+
+def test_ranks_that_decide_by_their_own_loss_are_noticed():
+    first, second = _pair("skipping", Case("lora", broken="own totals"), "ddp", "inf")
+    assert first["decisions"] != second["decisions"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_state_by_name_goes_out_and_in_again_bit_for_bit(engine):
+    first, _ = _pair("through_a_checkpoint", Case("lora", dropout=0.1), engine)
+    assert same_bits(first["written"], first["taken"])
+    assert same_bits(first["on"], first["again"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_process_goes_on_from_what_two_ranks_wrote(engine, tmp_path):
+    """The files are those of a run in one process, and of the frozen weights only what is written was gathered."""
+    case = Case("dora")
+    first, _ = on_two_ranks(engine_cases.written, tmp_path, case, ENGINES[engine], tmp_path)
+    state = load_file(tmp_path / "checkpoint-3" / "optimizer.safetensors")
+    single = engine_cases.engine_for(case, SINGLE, ALONE)
+    single.load_state(state)
+    moments = {name: value for name, value in first["state"].items() if "/" in name}
+    assert same_bits(moments, {name: tensor.numpy() for name, tensor in single.gather_state().items()})
+    adapter = load_file(tmp_path / "checkpoint-3" / "adapter_model.safetensors")
+    weights = {name.replace(".default", ""): value for name, value in first["state"].items()}
+    assert adapter
+    assert all(np.array_equal(weights[_plain(name)], tensor.numpy()) for name, tensor in adapter.items())
+    frozen = [name for name in first["gathered"] if "lora" not in name]
+    assert (not frozen) == (engine in SHARED)
+
+
+def _plain(name: str) -> str:
+    """PEFT's files call DoRA's magnitude by its module alone."""
+    return name if name.endswith(".weight") else f"{name}.weight"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_way_into_the_model_finds_it_whole(engine):
+    case = Case("dora")
+    one, (first, _) = engine_cases.paths(ALONE, case, SINGLE), _pair("paths", case, engine)
+    assert np.array_equal(one["found"]["answers"], first["found"]["answers"])
+    for name in ("hidden", "logits", "norm"):
+        assert np.allclose(one["found"][name], first["found"][name], rtol=1e-5, atol=1e-5), name
+    assert furthest(one["state"], first["state"]) <= (WEIGHTS, MOMENTS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_ranks_name_the_module_where_one_went_wrong(engine):
+    said = _pair("origin", Case("lora"), engine)
+    assert said[0] == said[1]
+    assert "on rank 1 the output of" in said[0]
+    assert "layers.1.mlp.down_proj" in said[0]
+    assert "(examples 30, 31)" in said[0]  # the second micro-batch of rank 1 is the fourth of all
+
+
+@pytest.mark.parametrize(("when", "name"), [("beginning", "lora_A"), ("later", "/exp_avg")])
+def test_replicas_that_differ_by_a_bit_are_noticed(when, name, tmp_path):
+    for fault in on_two_ranks(engine_cases.replicas, tmp_path, ENGINES["ddp"], when):
+        assert "is not the same on all 2 ranks" in fault
+        assert name in fault.split(":")[0]
+
+
+def test_replicas_that_are_the_same_are_let_be(tmp_path):
+    assert on_two_ranks(engine_cases.replicas, tmp_path, ENGINES["ddp"], "never") == [None, None]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        EngineChoice("fsdp2", offload="all"),
+        EngineChoice("deepspeed", 2, "optimizer"),
+        EngineChoice("deepspeed", 3, "all"),
+    ],
+    ids=lambda choice: f"{choice.name} {choice.offload}",
+)
+def test_offloaded_ranks_are_one_rank(choice, tmp_path):
+    case = Case("lora", dropout=0.1)
+    first, _ = on_two_ranks(engine_cases.trained, tmp_path, case, choice)
+    assert furthest(_alone(case)["state"], first["state"]) <= (WEIGHTS, MOMENTS)
+
+
+@pytest.mark.parametrize(
+    ("choice", "key"),
+    [
+        (EngineChoice("fsdp2", offload="optimizer"), "parallel.offload"),
+        (EngineChoice("deepspeed", 2, "all"), "parallel.offload"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(choice, key):
+    with pytest.raises(InputError) as caught:
+        make_engine(
+            choice, engine_cases.tiny("lora"), engine_cases.ONE, lambda groups: None, ALONE, torch.device("cpu")
+        )
+    assert caught.value.faults[0].where == key
