@@ -17,6 +17,7 @@ from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.loader import dealt
 from surefoot.errors import EnvironmentFault
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model, hidden_states, logits_at
 from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
 from surefoot.models.save import save_adapter
@@ -132,7 +133,7 @@ def engine_for(case: Case, choice: EngineChoice, ranks: Ranks, model: nn.Module 
 
     def make(groups: Groups):
         chosen = OptimizerSettings(case.optimizer, (0.9, 0.99), 0.9 if case.optimizer == "sgd" else None, 1e-8, 0.01)  # pyright: ignore[reportArgumentType]
-        return make_optimizers(groups, dict.fromkeys(groups, chosen), decoder=frozenset())
+        return make_optimizers(groups, dict.fromkeys(groups, chosen), decoder=decoder_matrices(model))
 
     engine = make_engine(choice, model, MEMBERS[case.members], make, ranks, torch.device("cpu"))
     if case.broken:

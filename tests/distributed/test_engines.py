@@ -232,3 +232,15 @@ def test_what_an_engine_cannot_do_is_refused(choice, key):
             choice, engine_cases.tiny("lora"), engine_cases.ONE, lambda groups: None, ALONE, torch.device("cpu")
         )
     assert caught.value.faults[0].where == key
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero2"])
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_optimizers_of_whole_matrices_are_refused_where_ranks_hold_shares(engine, optimizer):
+    with pytest.raises(AssertionError, match=r"InputError: optim.name: .* works on whole matrices"):
+        _pair("trained", Case("full", optimizer=optimizer), engine)
+
+
+def test_optimizers_of_whole_matrices_work_where_ranks_hold_everything():
+    for optimizer in ("muon", "adafactor"):
+        assert is_same(Case("full", optimizer=optimizer, limits=None), "ddp")

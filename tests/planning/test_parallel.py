@@ -7,7 +7,7 @@ import pytest
 from surefoot.config.schema import ParallelConfig
 from surefoot.hardware import GIB
 from surefoot.planning.notes import Notes
-from surefoot.planning.parallel import RanksFacts, per_rank, plan_parallel, shared_words
+from surefoot.planning.parallel import RanksFacts, check_shareable, per_rank, plan_parallel, shared_words
 from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
 
 OFF = Choice(False, "", "default")
@@ -70,3 +70,27 @@ def test_what_lies_in_host_memory_counts_nowhere():
 def test_what_is_shared_is_said_in_words():
     assert shared_words("deepspeed", 1, 4) == "each of 4 ranks holds a share of: optimizer state"
     assert shared_words("ddp", None, 4) == "every rank holds everything"
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked"), [("fsdp2", {"offload": "optimizer"}), ("deepspeed", {"offload": "all", "zero_stage": 2})]
+)
+def test_an_offload_that_an_engine_does_not_have_is_refused(engine, asked):
+    assert [fault.where for fault in plan(2, engine=engine, **asked)[1].faults] == ["parallel.offload"]
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
+def test_what_cannot_be_cut_into_shares_is_refused(engine):
+    asked, _ = plan(2, engine=engine)
+    for optimizer, packed, keys in [
+        ("adamw", False, []),
+        ("sgd", False, []),
+        ("muon", False, ["optim.name"]),
+        ("adamw_8bit", True, ["optim.name", "parallel.engine"]),
+    ]:
+        notes = Notes()
+        check_shareable(asked, optimizer, packed, notes)
+        assert [fault.where for fault in notes.faults] == keys
+    notes = Notes()
+    check_shareable(plan(2, engine="ddp")[0], "muon", True, notes)
+    assert notes.faults == []

@@ -17,6 +17,7 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
 
 SINGLE = ParallelPlan()
+ELEMENTWISE = ("adamw", "sgd")  # optimizers that treat each number alone
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     if request.offload != "none" and request.engine not in ("fsdp2", "deepspeed"):
         what = f"only fsdp2 and deepspeed keep state in host memory, not {request.engine}"
         notes.refuse("parallel.offload", what, "set parallel.engine: fsdp2, or leave it out")
+    if request.engine == "fsdp2" and request.offload == "optimizer":
+        what = "fsdp2 keeps weights, gradients and moments in one place"
+        notes.refuse("parallel.offload", what, "set all, or parallel.engine: deepspeed")
+    if request.engine == "deepspeed" and request.offload == "all" and request.zero_stage < 3:
+        what = f"ZeRO {request.zero_stage} keeps all weights on every device"
+        notes.refuse("parallel.offload", what, "set optimizer, or parallel.zero_stage: 3")
     if request.engine != "auto":
         reason = f"asked for; {shared_words(request.engine, stage, ranks.world)}"
         return ParallelPlan(Choice(request.engine, reason, "user"), count, stage, request.offload)
@@ -60,6 +67,19 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
         f"weights, gradients and optimizer state, {size}, exceed {room}; {shared_words('fsdp2', None, ranks.world)}"
     )
     return ParallelPlan(Choice("fsdp2", reason, "hardware"), count)
+
+
+def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Notes) -> None:
+    """optimizer: by name. packed: the base is quantised."""
+    engine = plan.engine.value
+    if engine not in ("fsdp2", "deepspeed"):
+        return
+    if optimizer not in ELEMENTWISE:
+        what = f"{optimizer} works on whole matrices or blocks, and {engine} gives it shares of them"
+        notes.refuse("optim.name", what, f"use {' or '.join(ELEMENTWISE)}, or parallel.engine: ddp")
+    if packed:
+        what = f"{engine} cannot share out a quantised base"
+        notes.refuse("parallel.engine", what, "use ddp, or precision.base: auto")
 
 
 def shared_words(engine: str, stage: int | None, world: int) -> str:

@@ -19,11 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.errors import Fault, InputError
 from surefoot.libraries import import_deepspeed
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import language_models
 from surefoot.training.engine.base import ALL, Elements, Groups, Members, PerGroup, groups_of, of_group
+from surefoot.training.engine.shareable import elementwise, require_shareable
 from surefoot.training.engine.stepping import clip, norms_of_shares
 from surefoot.training.engine.whole import whole_parameters
 from surefoot.training.engine.zero_config import deepspeed_config
@@ -49,14 +49,14 @@ class DeepSpeedEngine:
         offload: Literal["none", "optimizer", "all"],
     ):
         deepspeed = import_deepspeed(device.type)
-        _require_shareable(model)
+        require_shareable(model, "deepspeed")
         self.model, self.device, self.ranks = model, device, ranks
         self.rank, self.world = ranks.rank, ranks.world
         self.parameters: Mapping[str, nn.Parameter] = trainable_parameters(model)
         self.groups = groups_of(model, members)
         self._shapes = {name: one.shape for name, one in self.parameters.items()}
         self._stage, self._offload = stage, offload != "none"
-        self._gate = Gate(make_optimizer(self.groups))
+        self._gate = Gate(elementwise(make_optimizer(self.groups), "deepspeed"))
         self.optimizer: Optimizer = self._gate  # pyright: ignore[reportAttributeAccessIssue]
         if stage == 3:
             _fetch_by_layer(deepspeed, model)
@@ -207,12 +207,6 @@ class Gate(torch.optim.Optimizer):
 
     def __init__(self, inner: Optimizer):
         self._parts = parts_of(inner)
-        for part in self._parts:
-            if not isinstance(part, torch.optim.AdamW | torch.optim.SGD):
-                what = (
-                    f"{type(part).__name__} needs whole matrices, and deepspeed gives an optimizer flat pieces of them"
-                )
-                raise InputError(Fault("optim.name", what, "take adamw or sgd, or engine: ddp"))
         self.defaults: dict[str, Any] = {}
         self.param_groups = inner.param_groups
         self.state = inner.state
@@ -250,10 +244,3 @@ def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torc
     """DeepSpeed takes a layer for done when its input has a gradient: at once, before its weights have theirs, where
     the output of a frozen embedding needs none."""
     return output.requires_grad_() if torch.is_grad_enabled() and output.is_leaf else output
-
-
-def _require_shareable(model: nn.Module) -> None:
-    packed = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
-    if packed:
-        what = f"deepspeed cannot share out quantised weights, such as {packed[0]}"
-        raise InputError(Fault("parallel.engine", what, "take ddp, or an unquantised base"))

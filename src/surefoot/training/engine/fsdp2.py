@@ -23,9 +23,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from surefoot.errors import Fault, InputError
 from surefoot.models.decoder import decoder_layers
 from surefoot.training.engine.base import Elements, Groups, Members, PerGroup, groups_of
+from surefoot.training.engine.shareable import elementwise, require_shareable
 from surefoot.training.engine.stepping import Stepping, norms_of_shares, own_gradients, own_part
 from surefoot.training.engine.whole import whole_parameters
 from surefoot.training.optimizer import Optimizer, trainable_parameters
@@ -49,7 +49,9 @@ class Fsdp2Engine(Stepping):
     ):
         self._units = shard(model, ranks, device, offload=offload)
         groups = groups_of(model, members)
-        super().__init__(model, trainable_parameters(model), make_optimizer(groups), groups, ranks, device)
+        super().__init__(
+            model, trainable_parameters(model), elementwise(make_optimizer(groups), "fsdp2"), groups, ranks, device
+        )
 
     def reduce(self) -> None:
         pass  # every backward pass has added up and shared out already
@@ -98,7 +100,7 @@ class Fsdp2Engine(Stepping):
 
 def shard(model: nn.Module, ranks: Ranks, device: torch.device, *, offload: bool) -> list[FSDPModule]:
     """Share out all parameters of `model` over the ranks, in place; returns the units."""
-    _require_shareable(model)
+    require_shareable(model, "fsdp2")
     mesh = init_device_mesh(device.type, (ranks.world,))
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     units = []
@@ -119,13 +121,6 @@ def _roots(module: nn.Module) -> list[nn.Module]:
         return [module] if next(module.parameters(), None) is not None else []
     found = [root for child in module.children() for root in _roots(child)]
     return list({id(root): root for root in found}.values())
-
-
-def _require_shareable(model: nn.Module) -> None:
-    packed = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
-    if packed:
-        what = f"fsdp2 cannot share out quantised weights, such as {packed[0]}"
-        raise InputError(Fault("parallel.engine", what, "take ddp, or an unquantised base"))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
