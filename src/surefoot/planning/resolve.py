@@ -25,7 +25,7 @@ from surefoot.planning.measurements import LengthFacts, Measurements, longest_ex
 from surefoot.planning.memory import Workload, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
-from surefoot.planning.parallel import ONE_RANK, RanksFacts, plan_parallel
+from surefoot.planning.parallel import ONE_RANK, RanksFacts, check_shareable, plan_parallel
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
@@ -89,6 +89,7 @@ def resolve(
     work = replace(work, beside=reference_bytes(reference, work))
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
+    check_shareable(parallel, config.optim.name, precision.base.value == "nf4", notes)
     batch, memory = plan_batch(
         config.batch,
         config.gradient_checkpointing,
