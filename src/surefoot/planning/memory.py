@@ -49,6 +49,8 @@ class Workload:
     rows: int = 1  # that an example goes through the model as: a pair of answers is two
     logits: bool = True  # whether any are computed
     beside: int = 0  # bytes of frozen models beside the one that trains
+    learning: int = 0  # parameters of a model beside it that trains as well
+    passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
 
     @property
     def width(self) -> int:
@@ -72,9 +74,10 @@ def forecast(
         activations = layers * tokens * work.model.hidden * BYTES[work.precision.unpacked] + 2 * per_layer
     else:
         activations = layers * per_layer + per_layer  # the last: gradients of the layer that is going backward
+    activations *= work.passes
     return MemoryPlan(
-        weights=_weight_bytes(work),
-        gradients=4 * work.trainable,
+        weights=_weight_bytes(work) + work.learning * (4 + (work.width if work.autocast else 0)),
+        gradients=4 * (work.trainable + work.learning),
         optimizer=work.optimizer,
         activations=activations,
         logits=int(tokens * supervised) * work.model.vocab * _logit_bytes(work) if work.logits else 0,

@@ -129,6 +129,18 @@ class ParallelPlan:
 
 
 @dataclass(frozen=True)
+class PpoPlan:
+    """Each part is an adapter on the policy's trunk or a model of its own; the reference is adapter-off or a model;
+    scores may come from outside. critic_parameters: of the critic, all of which train."""
+
+    actor: Choice[str]
+    critic: Choice[str]
+    reference: Choice[str]
+    reward: Choice[str]
+    critic_parameters: int
+
+
+@dataclass(frozen=True)
 class EnvironmentFinding:
     """An environment variable that matters, or that people believe to matter."""
 
@@ -160,3 +172,4 @@ class RunPlan:
     parallel: ParallelPlan = ParallelPlan()
     reward: RewardPlan | None = None  # of stage reward
     reference: Choice[str] | None = None  # of stages dpo and kto
+    ppo: PpoPlan | None = None  # of stage ppo

@@ -27,6 +27,7 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
 from surefoot.planning.parallel import ONE_RANK, RanksFacts, check_shareable, plan_parallel
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
+from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
 from surefoot.planning.reference import plan_reference, reference_bytes
@@ -47,8 +48,10 @@ def resolve(
     environment: Mapping[str, str],
     lengths: LengthFacts | None = None,
     ranks: RanksFacts = ONE_RANK,
+    roles: Roles = Roles(),  # noqa: B008  # frozen
 ) -> RunPlan:
-    """The plan of the run. environment: variables that matter, by name. Raises InputError with every conflict."""
+    """The plan of the run. environment: variables that matter, by name. roles: of stage ppo. Raises InputError with
+    every conflict."""
     notes = Notes()
     for problem in contradictions(config):  # a config made in code was not read from a file
         notes.refuse(problem.key, problem.what, problem.fix)
@@ -87,6 +90,9 @@ def resolve(
     )
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
+    ppo = None
+    if config.stage == "ppo":
+        ppo, work = plan_ppo(config, roles, work)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     check_shareable(parallel, config.optim.name, precision.base.value == "nf4", notes)
@@ -126,6 +132,7 @@ def resolve(
         parallel=parallel,
         reward=reward,
         reference=reference,
+        ppo=ppo,
     )
     return replace(plan, environment=environment_findings(environment, plan))
 

@@ -72,6 +72,7 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield from _reward_rows(plan)
     if plan.reference is not None:
         yield _row("alignment.reference", plan.reference)
+    yield from _ppo_rows(plan)
     yield _row("optimizer", plan.optimizer)
     yield _row("batch.size", plan.batch.size)
     yield _row("batch.micro", plan.batch.micro, f"{plan.batch.micro.value} x {plan.batch.accumulation}")
@@ -94,6 +95,16 @@ def _reward_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("reward.head", reward.head)
     frozen = f"; the output head's {reward.frozen:,} are of no use and stay as they are" if reward.frozen else ""
     yield "value head", "fp32", "default", f"{reward.head_parameters:,} parameters train besides{frozen}"
+
+
+def _ppo_rows(plan: RunPlan) -> Iterator[Row]:
+    if plan.ppo is None:
+        return
+    yield _row("ppo.actor", plan.ppo.actor)
+    yield _row("ppo.critic", plan.ppo.critic)
+    yield _row("ppo.reference", plan.ppo.reference)
+    yield _row("ppo.reward", plan.ppo.reward)
+    yield "value head", "fp32", "default", f"{plan.ppo.critic_parameters:,} parameters of the critic train besides"
 
 
 def _parallel_rows(parallel: ParallelPlan) -> Iterator[Row]:

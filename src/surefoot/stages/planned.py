@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot import hardware as machine
@@ -19,6 +20,7 @@ from surefoot.planning.kernels import ORDER, mask_reason, obstacle
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_from_json
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.ppo import Roles
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
 from surefoot.planning.tokenizer import plan_max_length
@@ -54,15 +56,41 @@ def make_plan(
         require_libraries(config, found.kind)
         require_trackers(config.report_to)
     ranks = ranks_facts(config)
+    roles = _roles(config, folder)
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
         resolve(  # faults come before anything that takes time
-            config, model, tokenizer, found, measurements=None, environment=environment, lengths=lengths, ranks=ranks
+            config,
+            model,
+            tokenizer,
+            found,
+            measurements=None,
+            environment=environment,
+            lengths=lengths,
+            ranks=ranks,
+            roles=roles,
         )
         seen = _measure(config, model, found, environment, lengths)
     return resolve(
-        config, model, tokenizer, found, measurements=seen, environment=environment, lengths=lengths, ranks=ranks
+        config,
+        model,
+        tokenizer,
+        found,
+        measurements=seen,
+        environment=environment,
+        lengths=lengths,
+        ranks=ranks,
+        roles=roles,
     )
+
+
+def _roles(config: RunConfig, base: Path) -> Roles:
+    """Who plays what in PPO; other stages need no look at other models."""
+    if config.stage != "ppo":
+        return Roles()
+    from surefoot.stages.ppo_parts import find_roles
+
+    return find_roles(config, base)
 
 
 def _measure(

@@ -37,7 +37,7 @@ REWARD = "reward"  # the reward model's adapter on the trunk
 def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:
     """Actor, critic, reference and reward model around the policy. Raises InputError for a critic or a reward model
     that is none, or has another tokenizer."""
-    begins, scored = critic_source(config, plan, base), reward_source(config, plan, base)
+    begins, scored = critic_source(config, base), reward_source(config, base)
     if config.model.dropout is None and not (plan.adapter and plan.adapter.dropout):
         set_dropout(policy, 0.0)  # ratios compare log-probabilities: noise of our own would look like a step
     trunk = Trunk(policy) if isinstance(policy, PeftModel) else None

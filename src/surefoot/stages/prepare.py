@@ -80,7 +80,8 @@ def prepare(
     kind = KINDS[config.stage]
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)
-    plan = with_template(_plan(config, found, length_facts(data.train)), data)
+    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
+    plan = with_template(_plan(config, found, length_facts(data.train, answer)), data)
     carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
     console.show(audit_report(data))

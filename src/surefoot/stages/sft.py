@@ -167,11 +167,14 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
     ]
 
 
-def length_facts(train: TokenisedDataset) -> LengthFacts:
-    """What the planner wants to know of the examples before it chooses kernels and micro-batches."""
+def length_facts(train: TokenisedDataset, answer: int = 0) -> LengthFacts:
+    """What the planner wants to know of the examples before it chooses kernels and micro-batches. answer: tokens that
+    are yet to be written behind each example, all of which carry loss."""
+    longest, typical = int(train.lengths.max()), int(np.percentile(train.lengths, _TYPICAL, method="higher"))
     supervised = max(train.supervised(index) / train.length(index) for index in range(len(train)))
-    typical = int(np.percentile(train.lengths, _TYPICAL, method="higher"))
-    return LengthFacts(longest=int(train.lengths.max()), typical=typical, supervised=supervised)
+    if answer:
+        supervised = answer / (longest + answer)
+    return LengthFacts(longest=longest + answer, typical=typical + answer, supervised=supervised)
 
 
 def batches_by_length(dataset: TokenisedDataset, rows: int, pad_id: int) -> Iterator[Batch]:
