@@ -21,7 +21,7 @@ def test_pairs_fall_into_the_bin_of_their_confidence():
     sums = calibration_sums(margins).tolist()
     assert len(sums) == BINS
     assert [row[0] for row in sums] == [3, 0, 0, 0, 0, 0, 0, 0, 0, 2]
-    assert [row[1] for row in sums] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 2]  # an equal score is not right
+    assert [row[1] for row in sums] == [1.5, 0, 0, 0, 0, 0, 0, 0, 0, 2]  # an equal score is half right
     assert sums[0][2] == pytest.approx(0.52 + 0.53 + 0.5, rel=EXACT)
     first, last = calibration_bins(sums)
     assert (first.low, first.high, first.share) == (0.5, 0.55, 0.6)

@@ -183,7 +183,7 @@ def test_sums_and_tables():
     values = torch.tensor([[0, 2.0], [0, -1.0], [0, 0.5], [0, 1.0], [0, -0.5], [0, 0.5]])
     out = reward_objective("last")(lambda rows: values, batch)
     assert {name: float(value) for name, value in out.sums.items()} == {
-        "reward_accuracy": 1.0,  # an equal score is not higher
+        "reward_accuracy": 1.5,  # an equal score counts half
         "reward_margin": 0.5,
         "reward_chosen": 1.5,
         "reward_rejected": 1.0,
@@ -191,7 +191,7 @@ def test_sums_and_tables():
     assert not out.tables
     with torch.no_grad():
         table = reward_objective("last")(lambda rows: values, batch).tables["calibration"]
-    assert table.sum(dim=0).tolist()[:2] == [3.0, 1.0]
+    assert table.sum(dim=0).tolist()[:2] == [3.0, 1.5]
 
 
 def test_a_batch_without_weight_runs():

@@ -35,13 +35,18 @@ class Bin:
 
 
 def calibration_sums(margin: torch.Tensor) -> torch.Tensor:
-    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. An equal score is not right."""
+    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. An equal score is half right."""
     import torch
 
     confidence = torch.sigmoid(margin.abs().double())
     place = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
-    columns = torch.stack((torch.ones_like(confidence), (margin > 0).double(), confidence), dim=1)
+    columns = torch.stack((torch.ones_like(confidence), right(margin).double(), confidence), dim=1)
     return torch.zeros(BINS, 3, dtype=torch.float64, device=margin.device).index_add(0, place, columns)
+
+
+def right(margin: torch.Tensor) -> torch.Tensor:
+    """[P]: 1 where the better answer has the higher score, a half where both have the same, as of chance, else 0."""
+    return (margin.sign() + 1) / 2
 
 
 def calibration_bins(sums: Sums) -> list[Bin]:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batch import PairBatch
 from surefoot.objectives.base import LossSum, Objective
-from surefoot.objectives.calibration import CALIBRATION, calibration_sums
+from surefoot.objectives.calibration import CALIBRATION, calibration_sums, right
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
 
 def _reward_loss(model: nn.Module, batch: PairBatch, *, compare: PairLoss, center: float, surplus: int) -> LossSum:
     """model: a `ScoredModel`. sums: reward_accuracy (pairs whose better answer has the higher score at its last token;
-    an equal one is not higher), reward_margin between the two, reward_chosen and reward_rejected, the scores
+    equal ones count half, as in stage dpo), reward_margin between the two, reward_chosen and reward_rejected, the scores
     themselves. In evaluation also the table of `calibration_sums`."""
     pairs = pairs_of(model(batch.rows), batch)
     loss = compare(pairs, surplus)
@@ -104,7 +104,7 @@ def _reward_loss(model: nn.Module, batch: PairBatch, *, compare: PairLoss, cente
         loss = loss + center * (better + worse).square()
     margin = (better - worse).detach()
     sums = {
-        "reward_accuracy": (margin > 0).sum(),
+        "reward_accuracy": right(margin).sum(),
         "reward_margin": margin.sum(),
         "reward_chosen": better.detach().sum(),
         "reward_rejected": worse.detach().sum(),
