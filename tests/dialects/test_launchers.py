@@ -89,7 +89,7 @@ def test_each_key_of_the_file_has_a_note():
         ("dynamo_config: {dynamo_backend: INDUCTOR}", "torch_compile: true"),
         ("mixed_precision: fp8", "does not compute in fp8"),
         ("distributed_type: XLA", "does not train with XLA"),
-        ("parallelism_config: {parallelism_config_tp_size: 2}", "later version"),
+        ("parallelism_config: {parallelism_config_tp_size: 2}", "parallel.engine"),
         ("megatron_lm_config: {megatron_lm_tp_degree: 2}", "no Megatron"),
         ("learning_rate: 1.0", "accelerate has no such setting"),
     ],
@@ -99,6 +99,32 @@ def test_what_one_process_cannot_give_is_refused_at_its_line(line, said):
         read("accelerate launch --config_file c.yaml finetune.py", c=f"num_processes: 1\n{line}\n")
     assert caught.value.faults[0].where.startswith("c.yaml:2")
     read("accelerate launch --config_file c.yaml finetune.py", c="num_processes: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        ("distributed_type: MULTI_GPU", {}),
+        ("distributed_type: FSDP", {"engine": "fsdp2"}),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}", {"engine": "fsdp2", "offload": "all"}),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}", {"engine": "deepspeed", "zero_stage": 3}),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 0}", {"engine": "ddp"}),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu}",
+            {"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"},
+        ),
+    ],
+)
+def test_how_memory_is_shared_becomes_the_engine(text, engine):
+    command = read("accelerate launch --config_file c.yaml finetune.py", c=f"num_processes: 2\n{text}\n")
+    assert (command.processes, command.engine) == (2, engine)
+
+
+def test_flags_of_the_launcher_say_the_engine_too():
+    assert read("accelerate launch --use_fsdp --num_processes 2 finetune.py").engine == {"engine": "fsdp2"}
+    flags = "--use_deepspeed --zero_stage 3 --offload_param_device cpu"
+    asked = {"engine": "deepspeed", "zero_stage": 3, "offload": "all"}
+    assert read(f"accelerate launch {flags} --num_processes 2 finetune.py").engine == asked
 
 
 def test_what_tools_read_from_the_environment_is_handed_to_them():

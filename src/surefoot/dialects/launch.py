@@ -59,7 +59,7 @@ class Command:
     """program: as written, a file or the name of a command; the dotted name where `module`. launcher: "" for none.
     facts: what the launcher settles for the program, such as mixed_precision. notes: on the words of the launch.
     folder: where it is started. processes: how many the launcher starts. facts["processes"]: the same, or how
-    many there are already where one of them reads this."""
+    many there are already where one of them reads this. engine: how they share memory out, as keys of `parallel`."""
 
     program: str
     arguments: tuple[str, ...] = ()
@@ -70,6 +70,7 @@ class Command:
     notes: tuple[Note, ...] = ()
     folder: str = ""
     processes: int = 1
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -202,7 +203,15 @@ def _launched(
     devices = launchers.devices(settled)
     shown_devices = {} if devices is None else {_DEVICES: devices}
     return Command(
-        left[at], tuple(left[at + 1 :]), module, shown_devices, launcher.name, facts, tuple(notes), processes=processes
+        left[at],
+        tuple(left[at + 1 :]),
+        module,
+        shown_devices,
+        launcher.name,
+        facts,
+        tuple(notes),
+        processes=processes,
+        engine=launchers.engine(settled),
     )
 
 

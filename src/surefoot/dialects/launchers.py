@@ -157,7 +157,7 @@ def refusal(name: str, value: Any) -> str | None:
         return "compiling is asked for with the program's own setting, such as torch_compile: true"
     parallel = name.startswith("parallelism_config") and name.endswith("_size")
     if parallel and value != 1:
-        return "several processes come with a later version"
+        return "surefoot shares weights out by parallel.engine, and no other way"
     return None
 
 
@@ -189,6 +189,24 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
     if faults:
         raise InputError(faults)
     return dict(document.data), notes
+
+
+def engine(settled: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `parallel` for how a launcher's program shares memory out; none where it does not."""
+    kind = str(settled.get("distributed_type", "")).upper()
+    if kind == "DEEPSPEED" or plain_truth(settled.get("use_deepspeed", False)):
+        told = {**settled, **(settled.get("deepspeed_config") or {})}
+        stage = int(told.get("zero_stage", 2))
+        if stage == 0:
+            return {"engine": "ddp"}
+        whole, moments = (str(told.get(f"offload_{part}_device", "none")) for part in ("param", "optimizer"))
+        offload = "all" if whole == "cpu" and stage == 3 else "optimizer" if "cpu" in (whole, moments) else "none"
+        return {"engine": "deepspeed", "zero_stage": stage} | ({} if offload == "none" else {"offload": offload})
+    if kind == "FSDP" or plain_truth(settled.get("use_fsdp", False)):
+        told = {**settled, **(settled.get("fsdp_config") or {})}
+        offload = plain_truth(told.get("fsdp_offload_params", False))
+        return {"engine": "fsdp2"} | ({"offload": "all"} if offload else {})
+    return {}
 
 
 def devices(settled: Mapping[str, Any]) -> str | None:

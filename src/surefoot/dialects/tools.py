@@ -42,7 +42,7 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
     of_its_file = _tool_of_its_file(command, options)
     for tool in tools() if of_its_file is None else (of_its_file,):
         if tool is of_its_file or tool.claims_command(command):
-            found = in_processes(tool.from_command(command, options), command.processes)
+            found = in_processes(tool.from_command(command, options), command.processes, command.engine)
             check_resumed(found, options)
             told = [(note, tool.environment_note(note)) for note in command.notes]
             typed = {word.partition("=")[0] for word in words}

@@ -12,7 +12,8 @@ from typing import Any
 from surefoot.dialects.arithmetic import switch
 from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, number, refused, text, truth, whole
 
-_NODES = "is about several processes; surefoot starts one"
+_DEEPSPEED = "leave it out, and give parallel: {engine: deepspeed, zero_stage: 2}"
+_NODES = "is about several processes, which surefoot starts itself"
 _LOADING = "is about how batches are fetched, and changes no number"
 _ALWAYS_EXACT = "every run repeats bit for bit on one machine"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -163,10 +164,10 @@ ROWS: tuple[Row, ...] = (
     listed("local_rank", -1, _NODES),
     listed("accelerator_config", None, _NODES),
     listed("eval_use_gather_object", False, _NODES),
-    refused("parallelism_config", None, "several processes come with a later version", "leave it out"),
-    refused("fsdp", None, "several processes come with a later version", "leave it out", same=("", [], False)),
+    refused("parallelism_config", None, "surefoot says it with parallel.engine", "leave it out"),
+    refused("fsdp", None, "surefoot says it with parallel.engine", "leave it out", same=("", [], False)),
     listed("fsdp_config", None, _NODES),
-    refused("deepspeed", None, "DeepSpeed comes with a later version", "leave it out: one process needs none of it"),
+    refused("deepspeed", None, "its file is not read: surefoot has keys of its own", _DEEPSPEED),
     joint("push_to_hub", False, (), "--push OWNER/NAME, privately"),
     joint("hub_model_id", None, (), "--push OWNER/NAME, privately", type=text),
     listed("hub_token", None, "surefoot takes HF_TOKEN, or `hf auth login`", secret=True),

@@ -51,8 +51,8 @@ class Translation:
     resumes: str | None = None
 
 
-def in_processes(found: Translation, count: int) -> Translation:
+def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | None = None) -> Translation:
     """With as many processes as the launcher starts, where it starts several and the tool has not settled it."""
     if count == 1 or found.command != "train" or "parallel" in found.config:
         return found
-    return replace(found, config={**found.config, "parallel": {"nproc": count}})
+    return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {})}})

@@ -145,7 +145,7 @@ _ROWS: tuple[Row, ...] = (
         "use_kernels tiled_mlp bnb_config_kwargs experimental_skip_move_to_device fp32_norms",
     ),
     *_listed(
-        "is about several processes, and surefoot starts one",
+        "is about several processes, which surefoot starts itself",
         "ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters local_rank world_size "
         "accelerator_config fsdp_config fsdp_version device device_map",
     ),
@@ -182,7 +182,7 @@ _ROWS: tuple[Row, ...] = (
         "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
     ),
     *_refused(
-        "several processes come with a later version",
+        "surefoot says it with parallel.engine",
         "leave it out",
         "deepspeed fsdp tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
         "dp_replicate_size use_ray deepcompile",

@@ -122,7 +122,7 @@ DATA = (
     joint("enable_thinking", True, ("data.template",), "qwen3 only"),
     refused("preserve_thinking", False, "a template says itself what stays of earlier turns", "leave it out"),
     joint("tokenized_path", None, (), "refused without dataset", type=text),
-    listed("data_shared_file_system", False, "surefoot starts one process"),
+    listed("data_shared_file_system", False, "surefoot starts its processes itself"),
 )
 
 FINETUNING = (
@@ -133,7 +133,7 @@ FINETUNING = (
     refused("use_adam_mini", False, "surefoot has no Adam-mini", "use optim: adamw_8bit"),
     refused("use_mca", False, "surefoot has no Megatron", "leave it out"),
     refused("use_megatron_bridge", False, "surefoot has no Megatron", "leave it out"),
-    refused("use_hyper_parallel", False, "several processes come with a later version", "leave it out"),
+    refused("use_hyper_parallel", False, "surefoot says it with parallel.engine", "leave it out"),
     listed("hyper_parallel_args", None, "is about several processes"),
     listed("hyper_parallel_cp_size", 1, "is about several processes"),
     joint("use_muon", False, ("optim.name",)),
@@ -250,10 +250,10 @@ EVALUATION = (
 )
 
 PROCESSES = (
-    listed("ray_num_workers", 1, "surefoot starts one process"),
-    listed("ray_init_kwargs", None, "surefoot starts one process"),
-    listed("master_addr", None, "surefoot starts one process"),
-    listed("master_port", None, "surefoot starts one process"),
+    listed("ray_num_workers", 1, "surefoot starts its processes itself"),
+    listed("ray_init_kwargs", None, "surefoot starts its processes itself"),
+    listed("master_addr", None, "surefoot starts its processes itself"),
+    listed("master_port", None, "surefoot starts its processes itself"),
     refused("fp8", False, "surefoot computes in fp32, bf16 or fp16", "use bf16: true"),
     listed("fp8_backend", "auto", "belongs to fp8"),
     listed("fp8_enable_fsdp_float8_all_gather", False, "belongs to fp8"),

@@ -143,7 +143,7 @@ def _train(words: Sequence[Word], options: Options, command: Command) -> Transla
     if devices > 1:
         whole = f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples in a step"
         draft.assume(f"{devices} processes", whole, "batch.size", "parallel.nproc")
-    return in_processes(draft.finish("train", environment=draft.environment), devices)
+    return in_processes(draft.finish("train", environment=draft.environment), devices, command.engine)
 
 
 def _processes(command: Command, options: Options) -> int:

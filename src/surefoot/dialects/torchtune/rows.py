@@ -91,10 +91,10 @@ _ROWS: tuple[Row, ...] = (
     listed("profiler", None, "surefoot train --profile N times forward and backward"),
     listed("profiler.enabled", None, "surefoot train --profile N times forward and backward"),
     listed("low_cpu_ram", None, _MEMORY),
-    listed("custom_sharded_layers", None, "is about several processes; surefoot starts one"),
+    listed("custom_sharded_layers", None, "is about several processes, which surefoot starts itself"),
     refused("quantizer", None, "quantisation-aware training is not in surefoot", "leave it out"),
-    refused("fsdp_cpu_offload", False, "several processes come with a later version", "leave it out"),
-    refused("tensor_parallel_dim", 1, "several processes come with a later version", "leave it out"),
+    refused("fsdp_cpu_offload", False, "surefoot says it with parallel.engine", "leave it out"),
+    refused("tensor_parallel_dim", 1, "surefoot says it with parallel.engine", "leave it out"),
 )  # fmt: skip
 ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
