@@ -250,6 +250,10 @@ def find_launch() -> Launch | None:
         if not text.isdecimal():
             raise EnvironmentFault(Fault(name, f"is {text!r}, not a number", fix))
     numbers = {name: int(text) for name, text in told.items()}
+    if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
+        raise EnvironmentFault(
+            Fault("MASTER_PORT", f"is {os.environ['MASTER_PORT']}", "name a free port, such as 29500")
+        )
     if not numbers["RANK"] < numbers["WORLD_SIZE"]:
         raise EnvironmentFault(Fault("RANK", f"is {told['RANK']}, and WORLD_SIZE is {told['WORLD_SIZE']}", fix))
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

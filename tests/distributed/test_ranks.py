@@ -227,7 +227,7 @@ def test_a_fault_of_the_config_is_said_once(world):
 
 
 LAUNCHERS = {
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"],
     "accelerate": [
         sys.executable,
         *["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"],
@@ -255,6 +255,7 @@ def test_the_place_that_deepspeeds_launcher_gives_the_rank_is_accepted(world):
     [
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR and MASTER_PORT are not set"),
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK: is 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}, "MASTER_PORT: is 0"),
         ({"WORLD_SIZE": "two"}, "RANK"),
     ],
 )
@@ -269,5 +270,5 @@ def test_single_among_several_is_refused(world):
     parallel = {"nproc": 2, "engine": "single"}
     code, said = run(surefoot("train", write_config(world, world / "single", parallel=parallel)), world / "single.txt")
     assert code == 2, said
-    assert "parallel.engine: single is one process, and there are 2" in said
+    assert "2 processes cannot run as one (parallel.engine: single)" in said
     assert said.count("error:") == 1
