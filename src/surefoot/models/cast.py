@@ -108,6 +108,11 @@ class Cast(nn.Module):
         with self._asked(self._reference):
             return logits_at(self._reference.model, batch, places)
 
+    @property
+    def has_reward(self) -> bool:
+        """Whether a model of the cast gives the scores."""
+        return self._reward is not None
+
     def scores(self, batch: Batch) -> torch.Tensor:
         """The reward model's, [B] fp32: at the last token of each row."""
         if self._reward is None:

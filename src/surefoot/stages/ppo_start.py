@@ -26,6 +26,7 @@ from surefoot.stages.ppo_checks import check_start
 from surefoot.stages.ppo_evaluation import evaluate_answers
 from surefoot.stages.ppo_memory import Limits, Numbers, PpoMemory
 from surefoot.stages.ppo_models import CRITIC_FOLDER
+from surefoot.stages.ppo_prior import say_prior
 from surefoot.stages.ppo_rollout import Asked, Terms, Weighing, answer_and_weigh, to_episodes
 from surefoot.stages.ppo_scores import Scores, make_scores
 from surefoot.stages.ppo_texts import TextBatches, read_texts
@@ -62,7 +63,9 @@ def start_ppo(
         average,
         say,
     )
-    if setup.checkpoint is not None:
+    if setup.checkpoint is None:
+        say_prior(config, plan, setup, tokenizer, say)
+    else:
         memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
     rollouts = EmbeddedRollouts(
         setup.policy, plan.batch.micro.value, setup.settings.forward, lambda own: bool(engine.totals([own])[0])

@@ -1,0 +1,81 @@
+"""How good the reward model is, before PPO goes by it: its accuracy on held-out pairs, where the evaluation data are
+preference records.
+
+PPO makes the most of whatever the reward model says. One that tells better from worse answers little more often than a
+coin does teaches noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.errors import InputError
+from surefoot.models.cast import Cast
+from surefoot.planning.plan import RunPlan
+from surefoot.stages.pairs import all_pairs
+from surefoot.stages.sft import prepare_pairs
+
+if TYPE_CHECKING:
+    from surefoot.data.dataset import TokenisedDataset
+    from surefoot.stages.setup import Setup
+
+ENOUGH = 0.6  # as guides to the three steps have it; a coin has 0.5
+
+
+@dataclass(frozen=True)
+class Prior:
+    """accuracy: share of pairs whose better answer has the higher score; equal scores count half."""
+
+    accuracy: float
+    pairs: int
+
+
+def say_prior(
+    config: RunConfig, plan: RunPlan, setup: Setup, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]
+) -> None:
+    """One sentence, and a caution where the reward model is hardly better than chance; nothing where scores come from
+    elsewhere, or no pairs are held out."""
+    cast = setup.model
+    assert isinstance(cast, Cast)
+    if not cast.has_reward or (pairs := _held_out_pairs(config, plan, tokenizer)) is None:
+        return
+    prior = measure_prior(cast, pairs, plan, setup)
+    say(f"the reward model prefers the better answer in {prior.accuracy:.1%} of {prior.pairs:,} held-out pairs")
+    if prior.accuracy <= ENOUGH:
+        say(
+            f"caution: {ENOUGH:.0%} is the least at which PPO is worth while: train the reward model on more pairs, or "
+            "for longer, first"
+        )
+
+
+def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Prior:
+    """pairs: 2 rows each, the better answer first."""
+    right, count = 0.0, 0
+    with torch.no_grad(), cast.still():
+        for batch in all_pairs(pairs, max(1, plan.batch.micro.value // 2), plan.tokenizer.pad_id):
+            with setup.settings.kernels(), setup.settings.forward():
+                better, worse = cast.scores(batch.to(setup.engine.device).rows).chunk(2)
+            right += float((better > worse).sum()) + 0.5 * float((better == worse).sum())
+            count += batch.weight
+    return Prior(right / count, count)
+
+
+def _held_out_pairs(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> TokenisedDataset | None:
+    """Of the evaluation data; None where there is none, or its records are no pairs."""
+    held_out = config.data.eval
+    if held_out == "none":
+        return None
+    data = config.data
+    if isinstance(held_out, tuple):
+        data = data.model_copy(update={"train": held_out, "eval": "none"})
+    try:
+        prepared = prepare_pairs(config.model_copy(update={"data": data}), plan.tokenizer, tokenizer)
+    except InputError:
+        return None
+    return prepared.train if isinstance(held_out, tuple) else prepared.eval
