@@ -11,6 +11,7 @@ Shapes: B rows, T tokens, H width of the hidden states.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from surefoot.data.batch import Batch
 from surefoot.errors import Fault, InputError
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.forward import causal_model, hidden_states, output_head
+from surefoot.models.shared_prefix import states_behind
 from surefoot.models.vocabulary import is_tied
 
 SCORE = "score."
@@ -53,9 +55,15 @@ class ScoredModel(nn.Module):
         self.backbone = backbone
         self.v_head = head
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """One value for every position, [B, T] fp32; those of padding mean nothing."""
-        return self.v_head(hidden_states(self.backbone, batch))
+    def forward(self, batch: Batch, prefixes: Sequence[int] | None = None) -> torch.Tensor:
+        """One value for every position, [B, T] fp32; those of padding mean nothing. prefixes: of pairs, what both rows
+        begin with and is computed once; it gets no values, but zeros."""
+        if prefixes is None:
+            return self.v_head(hidden_states(self.backbone, batch))
+        states, places = states_behind(self.backbone, batch, prefixes)
+        rows, tokens = batch.input_ids.shape
+        values = torch.zeros(rows, tokens + states.shape[1], device=states.device)
+        return values.scatter(1, places, self.v_head(states))[:, :tokens]
 
     def values(self, batch: Batch) -> torch.Tensor:
         """By way of `forward`, whose hooks an engine may need."""

@@ -35,7 +35,7 @@ class Bin:
 
 
 def calibration_sums(margin: torch.Tensor) -> torch.Tensor:
-    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. An equal score is half right."""
+    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. Equal scores are half right."""
     import torch
 
     confidence = torch.sigmoid(margin.abs().double())

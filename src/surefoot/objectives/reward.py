@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batch import PairBatch
+from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.objectives.base import LossSum, Objective
 from surefoot.objectives.calibration import CALIBRATION, calibration_sums, right
 
@@ -48,9 +49,10 @@ class Pairs:
 PairLoss = Callable[[Pairs, int], torch.Tensor]  # pairs, surplus -> [P]
 
 
-def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0) -> Objective:
-    """loss: a key of `PAIR_LOSSES`. center: coefficient, 0 for none. surplus: see `divergence_loss`."""
-    return partial(_reward_loss, compare=PAIR_LOSSES[loss], center=center, surplus=surplus)
+def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared: bool = False) -> Objective:
+    """loss: a key of `PAIR_LOSSES`. center: coefficient, 0 for none. surplus: see `divergence_loss`. shared: compute
+    what both rows of a pair begin with once, where that saves something; for models on which it may be."""
+    return partial(_reward_loss, compare=PAIR_LOSSES[loss], center=center, surplus=surplus, shared=shared)
 
 
 def last_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
@@ -93,11 +95,14 @@ def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
     return Pairs(values[:count], values[count:], lengths[:count], lengths[count:], common)
 
 
-def _reward_loss(model: nn.Module, batch: PairBatch, *, compare: PairLoss, center: float, surplus: int) -> LossSum:
+def _reward_loss(
+    model: nn.Module, batch: PairBatch, *, compare: PairLoss, center: float, surplus: int, shared: bool
+) -> LossSum:
     """model: a `ScoredModel`. sums: reward_accuracy (pairs whose better answer has the higher score at its last token;
-    equal ones count half, as in stage dpo), reward_margin between the two, reward_chosen and reward_rejected, the scores
-    themselves. In evaluation also the table of `calibration_sums`."""
-    pairs = pairs_of(model(batch.rows), batch)
+    equal ones count half, as in stage dpo), reward_margin between the two, and the scores themselves, reward_chosen and
+    reward_rejected. In evaluation also the table of `calibration_sums`."""
+    prefixes = shared_prefixes(batch.rows, batch.common) if shared else None
+    pairs = pairs_of(model(batch.rows) if prefixes is None else model(batch.rows, prefixes), batch)
     loss = compare(pairs, surplus)
     better, worse = last_scores(pairs)
     if center:

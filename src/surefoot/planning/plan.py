@@ -116,6 +116,7 @@ class RewardPlan:
     head: Choice[str]
     head_parameters: int
     frozen: int
+    shared_prompts: Choice[bool]  # what both answers begin with goes through the model once
 
 
 @dataclass(frozen=True)

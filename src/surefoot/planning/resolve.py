@@ -32,6 +32,7 @@ from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
 from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import idle_parameters, plan_reward, without_idle
+from surefoot.planning.shared_prompts import plan_shared_prompts
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -107,7 +108,13 @@ def resolve(
         notes=notes,
         parallel=parallel,
     )
-    reward = plan_reward(config, model, tokenizer, tokens, notes) if config.stage == "reward" else None
+    reward = None
+    if config.stage == "reward":
+        recomputed = memory.gradient_checkpointing.value
+        shared = plan_shared_prompts(
+            config, model, device=hardware.kind, checkpointing=recomputed, engine=parallel.engine.value
+        )
+        reward = plan_reward(config, model, tokenizer, tokens, shared, notes)
     _check_free(memory, hardware, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:

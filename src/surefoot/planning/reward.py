@@ -26,7 +26,12 @@ _COMPARED = {
 
 
 def plan_reward(
-    config: RunConfig, model: ModelFacts, tokenizer: TokenizerFacts, tokens: TokenizerPlan, notes: Notes
+    config: RunConfig,
+    model: ModelFacts,
+    tokenizer: TokenizerFacts,
+    tokens: TokenizerPlan,
+    shared_prompts: Choice[bool],
+    notes: Notes,
 ) -> RewardPlan:
     """Pure. The output head is never applied: it is frozen where all else trains, and refused where it is named."""
     request = config.reward
@@ -44,6 +49,7 @@ def plan_reward(
         else Choice(request.init, "asked for: the value head of this reward model", "user"),
         head_parameters=model.embedding_width + (1 if request.center else 0),
         frozen=idle_parameters(config, model, tokens),
+        shared_prompts=shared_prompts,
     )
 
 

@@ -93,6 +93,7 @@ def _reward_rows(plan: RunPlan) -> Iterator[Row]:
     if reward.center:
         yield "reward.center", f"{reward.center:g}", "user", "asked for: holds scores around 0"
     yield _row("reward.head", reward.head)
+    yield _row("shared prompts", reward.shared_prompts)
     frozen = f"; the output head's {reward.frozen:,} are of no use and stay as they are" if reward.frozen else ""
     yield "value head", "fp32", "default", f"{reward.head_parameters:,} parameters train besides{frozen}"
 

@@ -26,7 +26,9 @@ from surefoot.stages.stage import ONE_GROUP, Built, Stage
 def reward_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The data under a plan."""
     reward = _planned(plan)
-    objective = reward_objective(reward.loss.value, center=reward.center, surplus=reward.surplus)
+    # The plan of memory may change on resume, and with it what keeps no keys and values.
+    shared = reward.shared_prompts.value and not plan.memory.gradient_checkpointing.value
+    objective = reward_objective(reward.loss.value, center=reward.center, surplus=reward.surplus, shared=shared)
     return pair_stage(objective, config, plan, data)
 
 
