@@ -147,3 +147,17 @@ def test_same_as_trl_written_out():
 def test_another_discount_or_a_score_one_token_late_is_noticed(broken):
     mine, theirs = found_flat(**broken)[0], torch.tensor(trl_flat()[0], dtype=torch.float64)
     assert not torch.allclose(mine, theirs, rtol=0.0, atol=FLOAT64)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_whitening_hides_nothing_that_is_not_finite(bad):
+    values = LOGPROBS.clone()
+    values[0, 0] = bad
+    assert REAL[0, 0]
+    found = whiten(values, REAL)
+    assert found[REAL].isnan().all()
+    assert (found[~REAL] == 0).all()
+    centred = LOGPROBS - LOGPROBS[REAL].mean()
+    assert whiten(LOGPROBS, REAL)[REAL].tolist() == pytest.approx(  # the twin: finite ones are as they were
+        (centred / centred[REAL].square().mean().sqrt())[REAL].tolist(), rel=1e-5
+    )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from surefoot.data.batch import Batch, Example, collate
@@ -18,6 +19,7 @@ from surefoot.models.value_head import ScoredModel, ValueHead, value_width
 from surefoot.objectives.ppo import (
     PpoSettings,
     chosen_logprobs,
+    entropy_seen,
     log_distribution,
     policy_loss,
     ppo_objective,
@@ -88,6 +90,31 @@ def test_entropy_of_known_distributions():
     assert token_entropy(log_distribution(even)).item() == pytest.approx(math.log(8))
     sure = torch.tensor([[0.0, -1e9, -1e9]])
     assert token_entropy(log_distribution(sure)).item() == 0.0
+
+
+class _Largest(TorchDispatchMode):
+    """Elements of the largest tensor that an operation made anew."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not func.is_view:
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("rows", [0, 1, 32, 100])
+def test_an_entropy_that_is_only_logged_is_the_same_and_needs_no_second_table(rows):
+    log_p = log_distribution(torch.randn(rows, 11, generator=torch.Generator().manual_seed(0)).requires_grad_())
+    with _Largest() as seen:
+        found = entropy_seen(log_p)
+    with _Largest() as whole:  # the twin
+        wanted = token_entropy(log_p).sum()
+    assert found.item() == pytest.approx(wanted.item(), rel=FP32_RELATIVE)
+    assert (found.requires_grad, wanted.requires_grad) == (False, True)
+    assert seen.elements <= max(32 * 11, rows)
+    assert whole.elements == max(rows * 11, 1)
 
 
 def trl_losses(logits, targets, values, batch: PpoBatch, *, cliprange, cliprange_value):
@@ -218,6 +245,20 @@ def test_the_cut_into_micro_batches_changes_nothing(model, micro, per_text):
     assert whole.keys() == cut_up.keys()
     for name, gradient in whole.items():
         assert distance(cut_up[name], gradient) < FP32_RELATIVE, name
+
+
+def test_every_batch_has_a_text_and_blank_ones_count_nothing(model):
+    """Ranks that share weights must run as many forward passes as each other: 5 batches, 2 of texts."""
+    batches = cut(1, 2)
+    assert [batch.text is not None and batch.text.weight > 0 for batch in batches] == [True, True, False, False, False]
+    assert all(batch.text is not None and batch.text_share == 0 for batch in batches[2:])
+    whole = gradients(model, cut(5, 3), FULL)
+    assert all(
+        distance(gradient, whole[name]) < FP32_RELATIVE for name, gradient in gradients(model, batches, FULL).items()
+    )
+    counted = [replace(batch, text_share=batches[0].text_share) for batch in batches]  # twin
+    found = gradients(model, counted, FULL)
+    assert any(distance(found[name], gradient) > FP32_RELATIVE for name, gradient in whole.items())
 
 
 def test_a_mean_over_each_micro_batch_would_be_noticed(model):

@@ -66,14 +66,16 @@ def advantages_and_returns(
 
 
 def whiten(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """To mean 0 and variance 1 over the real places; where all are the same, to 0."""
+    """To mean 0 and variance 1 over the real places; where all are the same, to 0. One that is no finite number makes
+    all of them NaN: the guard must see it."""
     count = real.sum()
     mean = values.where(real, 0.0).sum() / count
     centred = (values - mean).where(real, 0.0)
     variance = centred.square().sum() / count
     # A spread of rounding errors alone is no spread: it must not be blown up to 1.
     least = (torch.finfo(values.dtype).eps * mean.abs()).square()
-    return torch.where(variance > least, centred * variance.rsqrt(), torch.zeros_like(centred))
+    scale = torch.where(variance <= least, 0.0, variance.rsqrt())  # NaN is no spread of rounding errors, and stays
+    return (centred * scale).where(real, 0.0)
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, real: torch.Tensor) -> float:

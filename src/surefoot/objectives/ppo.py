@@ -28,6 +28,10 @@ from surefoot.objectives.base import LossSum, Objective
 Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at supervised places, targets [N]
 Values = Callable[[Any, Batch], torch.Tensor]  # of the state before every token: [B, T] fp32
 
+_ROWS = (
+    32  # whose probabilities exist at once where the entropy is only logged: 4 MiB at 32 k words, which a cache holds
+)
+
 
 @dataclass(frozen=True)
 class PpoSettings:
@@ -52,7 +56,7 @@ def ppo_objective(settings: PpoSettings, actor: Logits, critic: Values) -> Objec
         with torch.autocast(logits.device.type, enabled=False):
             everything = log_distribution(logits, settings.temperature)
             logprobs = chosen_logprobs(everything, targets)
-            entropy = token_entropy(everything if settings.entropy > 0 else everything.detach()).sum()
+            entropy = token_entropy(everything).sum() if settings.entropy > 0 else entropy_seen(everything)
             policy, sums = policy_loss(logprobs, batch.old_logprobs, batch.advantages, settings.ratio_clip)
             value = value_loss(values.float(), batch.old_values, batch.returns, settings.value_clip)
             loss = policy + value - settings.entropy * entropy
@@ -104,6 +108,12 @@ def chosen_logprobs(log_p: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def token_entropy(log_p: torch.Tensor) -> torch.Tensor:
     """[N, V] -> [N], in nats."""
     return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+@torch.no_grad()
+def entropy_seen(log_p: torch.Tensor) -> torch.Tensor:
+    """Sum of `token_entropy` to be logged, not learned: a few rows at a time, so that no second [N, V] exists."""
+    return torch.stack([token_entropy(rows).sum() for rows in log_p.split(_ROWS)]).sum()
 
 
 def at_places(values: torch.Tensor, batch: Batch) -> torch.Tensor:
