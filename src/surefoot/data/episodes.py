@@ -38,7 +38,8 @@ class PpoBatch:
     """rows: prompts with their answers, padded on the right; targets are the answers' tokens. old_logprobs, advantages,
     returns, old_values: [N] fp32, in the order of the supervised places of `rows`. text: examples whose
     language-modelling loss is mixed in. text_share: response tokens of the whole step / supervised tokens of its texts,
-    by which a sum over the latter becomes a mean over them where it stands beside a sum over response tokens."""
+    by which a sum over the latter becomes a mean over them where it stands beside a sum over response tokens; 0
+    beside a blank text."""
 
     rows: Batch
     old_logprobs: torch.Tensor
@@ -88,11 +89,16 @@ def episode_batches(episodes: Sequence[Episode], micro: int, pad_id: int) -> lis
 
 
 def with_texts(batches: Sequence[PpoBatch], texts: Sequence[Batch]) -> list[PpoBatch]:
-    """The batches of one step, each with its share of the texts, of which there are at most as many."""
+    """The batches of one step, each with its share of the texts, of which there are at most as many. Batches beyond the
+    last text have a blank copy of it that counts nothing: ranks that share weights wait for each other in every forward
+    pass, so all of them must have as many."""
     supervised = sum(text.weight for text in texts)
-    share = sum(batch.weight for batch in batches) / supervised if supervised else 0.0
-    beside = [*texts, *[None] * (len(batches) - len(texts))]
-    return [replace(batch, text=text, text_share=share) for batch, text in zip(batches, beside, strict=True)]
+    if not supervised:
+        return list(batches)
+    share = sum(batch.weight for batch in batches) / supervised
+    beside = [(text, share) for text in texts]
+    beside += [(texts[-1].blank(), 0.0)] * (len(batches) - len(texts))
+    return [replace(batch, text=text, text_share=share) for batch, (text, share) in zip(batches, beside, strict=True)]
 
 
 def _example(prompt: Sequence[int], response: Sequence[int], number: RecordName) -> Example:
