@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import surefoot
+from surefoot.data.batch import Example, collate
 from surefoot.errors import InputError
 from surefoot.objectives.base import LossSum
 from surefoot.objectives.preference import Constants, preference_loss
@@ -237,6 +239,22 @@ def test_a_damaged_cache_is_made_again(train, cache):
     assert reference_cache._read(folder) is None
     _, result = train(**CACHED)
     assert "computing the log-probabilities" in said(result)
+
+
+def test_a_blank_batch_has_a_reference_and_an_unknown_answer_has_none():
+    """A rank without a batch of its own computes a blank one, whose rows are in no cache at their full width."""
+    rows = collate([Example(np.array([5, 6, 7]), np.array([False, False, True]), number) for number in (0, 1)], 0)
+    assert reference_cache._look_up({}, rows.blank()).tolist() == [0.0, 0.0]
+    with pytest.raises(KeyError):
+        reference_cache._look_up({}, rows)
+
+
+@pytest.mark.parametrize(("elsewhere", "kept"), [(0.0, True), (1.0, False)])
+def test_a_cache_counts_only_where_every_rank_has_it(elsewhere, kept):
+    """elsewhere: ranks that have none."""
+    engine = SimpleNamespace(totals=lambda values: [value + elsewhere for value in values])
+    assert (reference_cache._agreed({b"answer": 1.0}, engine) is not None) == kept  # pyright: ignore[reportArgumentType]
+    assert reference_cache._agreed(None, engine) is None  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

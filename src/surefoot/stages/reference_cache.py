@@ -32,6 +32,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.wording import duration_text
 from surefoot.stages.identity import base_fingerprint
 from surefoot.stages.sft import batches_by_length
+from surefoot.training.engine import Engine
 
 if TYPE_CHECKING:
     from surefoot.stages.setup import Setup
@@ -56,9 +57,9 @@ def cached_reference(
     """base: the reference itself. at_hand: asking for it loads nothing. Every rank must call this; each computes its
     share."""
     folder = hardware.cache_folder() / "reference" / _key(config, plan, data)
-    known = _read(folder)
+    known = _agreed(_read(folder), setup.engine)
     if known is not None and at_hand:
-        known = _checked(known, plan, data, setup, base, say)
+        known = _agreed(_checked(known, plan, data, setup, base, say), setup.engine)
     if known is None:
         known = _computed(plan, data, setup, base, say)
         if setup.engine.rank == 0:
@@ -66,6 +67,12 @@ def cached_reference(
     else:
         say(f"reference: log-probabilities of {len(known):,} answers found in the cache")
     return lambda rows: _look_up(known, rows)
+
+
+def _agreed(known: dict[bytes, float] | None, engine: Engine) -> dict[bytes, float] | None:
+    """None on every rank where any has None: nodes may have caches of their own, and all must compute or none."""
+    (missing,) = engine.totals([float(known is None)])
+    return None if missing else known
 
 
 def _key(config: RunConfig, plan: RunPlan, data: PreparedData) -> str:
@@ -158,15 +165,18 @@ def _checked(
 
 
 def _look_up(known: Mapping[bytes, float], rows: Batch) -> torch.Tensor:
+    """Zeros for blank rows: whatever is computed from them counts nothing, and their lengths are gone."""
+    if not rows.lengths:
+        return torch.zeros(len(rows.input_ids), device=rows.input_ids.device)
     found = [known[key] for key in _digests(rows)]
     return torch.tensor(found, dtype=torch.float32, device=rows.input_ids.device)
 
 
 def _digests(rows: Batch) -> list[bytes]:
-    """Of each row's ids and of which are learned; of a blank row, whose lengths are gone, as long as it is wide."""
+    """Of each row's ids and of which are learned."""
     ids, targets = rows.input_ids.cpu().numpy(), rows.targets.cpu().numpy()
     found = []
-    for row, length in enumerate(rows.lengths or [ids.shape[1]] * len(ids)):
+    for row, length in enumerate(rows.lengths):
         content = ids[row, :length].tobytes() + targets[row, :length].tobytes()
         found.append(hashlib.blake2b(content, digest_size=_DIGEST).digest())
     return found
