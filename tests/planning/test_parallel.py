@@ -7,7 +7,7 @@ import pytest
 from surefoot.config.schema import ParallelConfig
 from surefoot.hardware import GIB
 from surefoot.planning.notes import Notes
-from surefoot.planning.parallel import RanksFacts, check_shareable, per_rank, plan_parallel, shared_words
+from surefoot.planning.parallel import RanksFacts, check_average, check_shareable, per_rank, plan_parallel, shared_words
 from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
 
 OFF = Choice(False, "", "default")
@@ -94,3 +94,23 @@ def test_what_cannot_be_cut_into_shares_is_refused(engine):
     notes = Notes()
     check_shareable(plan(2, engine="ddp")[0], "muon", True, notes)
     assert notes.faults == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "refused"),
+    [
+        ({"engine": "fsdp2"}, 1, True),
+        ({"engine": "deepspeed", "zero_stage": 3}, 1, True),
+        ({}, 40, True),  # auto, which takes fsdp2
+        ({"engine": "deepspeed", "zero_stage": 2}, 1, False),
+        ({}, 1, False),
+    ],
+)
+def test_an_average_of_weights_needs_them_whole(asked, size, refused):
+    found, notes = plan(2, size, **asked)
+    check_average(found, 0.9, notes)
+    assert [fault.where for fault in notes.faults] == ["ppo.ema"] * refused
+    assert all(f"parallel.engine {found.engine.value}" in fault.what for fault in notes.faults)
+    _, without = plan(2, size, **asked)
+    check_average(found, None, without)
+    assert without.faults == []

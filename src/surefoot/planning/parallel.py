@@ -82,6 +82,16 @@ def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Not
         notes.refuse("parallel.engine", what, "use ddp, or precision.base: auto")
 
 
+def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None:
+    """decay: of the moving average of the policy's weights, which needs them whole on every rank."""
+    engine, stage = plan.engine.value, plan.zero_stage
+    if decay is None or "weights" not in shared_parts(engine, stage):
+        return
+    named = f"parallel.engine {engine}" + (f" with parallel.zero_stage {stage}" if stage else "")
+    what = f"an average of weights needs them whole, and {named} gives each rank a share"
+    notes.refuse("ppo.ema", what, "leave ppo.ema out, or set parallel.engine: ddp, or deepspeed with zero_stage 1 or 2")
+
+
 def shared_words(engine: str, stage: int | None, world: int) -> str:
     """What each rank holds a share of."""
     parts = [name for name in ("weights", "gradients", "optimizer") if name in shared_parts(engine, stage)]

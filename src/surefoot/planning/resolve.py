@@ -25,7 +25,7 @@ from surefoot.planning.measurements import LengthFacts, Measurements, longest_ex
 from surefoot.planning.memory import Workload, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
-from surefoot.planning.parallel import ONE_RANK, RanksFacts, check_shareable, plan_parallel
+from surefoot.planning.parallel import ONE_RANK, RanksFacts, check_average, check_shareable, plan_parallel
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision
@@ -97,6 +97,7 @@ def resolve(
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     check_shareable(parallel, config.optim.name, precision.base.value == "nf4", notes)
+    check_average(parallel, config.ppo.ema, notes)
     batch, memory = plan_batch(
         config.batch,
         config.gradient_checkpointing,
