@@ -229,6 +229,35 @@ def trained(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
     }
 
 
+def shared(ranks: Ranks, case: Case, choice: EngineChoice, last: str = "default") -> dict[str, Any]:
+    """Steps whose loss runs one trunk under two adapters, as an actor and a critic do, and the first of them again, on
+    other rows: layers that are done several times in one backward pass, each with some of its gradients. last: the
+    adapter of the last pass."""
+    model: Any = tiny(case.kind)
+    model.add_adapter("critic", model.peft_config["default"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+    def objective(model: Any, batch: Batch) -> LossSum:
+        outs = []
+        for adapter, rows in (("default", batch), ("critic", batch), (last, turned(batch))):
+            with torch.no_grad():  # PEFT also switches what trains, which is not meant here
+                needs = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+                model.set_adapter(adapter)
+                for name, parameter in model.named_parameters():
+                    parameter.requires_grad_(needs[name])
+            outs.append(sft_loss(model, rows))
+        return LossSum(outs[0].loss + 2 * outs[1].loss + 3 * outs[2].loss, outs[0].sums)
+
+    engine = engine_for(case, choice, ranks, model)
+    reports = steps(engine, case, ranks, objective=objective)
+    return {"state": snapshot(engine), "losses": [report.loss for report in reports]}
+
+
+def turned(batch: Batch) -> Batch:
+    return replace(batch, input_ids=batch.input_ids.flip(0), targets=batch.targets.flip(0))
+
+
 def alone(case: Case) -> dict[str, Any]:
     return trained(ALONE, case, SINGLE)
 

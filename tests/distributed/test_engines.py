@@ -101,6 +101,19 @@ def test_so_they_are_with(engine, case):
     assert is_same(case, engine)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_passes_through_one_trunk_add_up(engine):
+    """Two adapters, of which each pass uses one, and a pass that uses the first of them again."""
+    case = Case("lora", limits=None)
+    one, (first, second) = engine_cases.shared(ALONE, case, SINGLE), _pair("shared", case, engine)
+    weights, moments = furthest(one["state"], first["state"])
+    assert (weights <= WEIGHTS, moments <= MOMENTS) == (True, True)
+    assert np.allclose(one["losses"], first["losses"], rtol=1e-6)
+    assert first["losses"] == second["losses"]
+    other = engine_cases.shared(ALONE, case, SINGLE, "critic")  # twin: the last pass is the other's
+    assert furthest(other["state"], first["state"])[1] > MOMENTS
+
+
 TWO = {"limits": (("actor", 0.1), ("critic", None)), "rates": (("actor", RATE), ("critic", 3 * RATE))}
 
 

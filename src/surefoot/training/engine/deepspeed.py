@@ -72,6 +72,8 @@ class DeepSpeedEngine:
             model=model, optimizer=self._gate, config=self.config, dist_init_required=False
         )
         self._zero = self._engine.optimizer
+        if stage == 3:
+            _reduce_by_parameter(self._zero)
         self._pending = False  # gradients since the last step
         self._reduced = False
         self._forget()
@@ -238,6 +240,20 @@ def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
         deepspeed.utils.set_z3_leaf_modules(model, list(layers))
     for inner in language_models(model):
         inner.get_input_embeddings().register_forward_hook(_with_gradient)
+
+
+def _reduce_by_parameter(zero: Any) -> None:
+    """DeepSpeed reduces what it fetches as one whenever that is done, with whatever gradients are there by then. A
+    layer that several parts share, such as an actor and a critic on one trunk, is done once for each of them, and has
+    the gradients of all only after the last. So each parameter is reduced when its own gradient is complete, as those
+    outside of layers are: in the order of the graph, which is the same on all ranks."""
+    for hook in zero._leaf_module_hooks:
+        hook.remove()
+    zero._leaf_module_hooks.clear()
+    for parameters in zero.leaf_parameters.values():
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(zero.reduce_ready_partitions_and_remove_grads)
 
 
 def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
