@@ -286,7 +286,7 @@ class PpoConfig(Section):
     kl_horizon: Positive = 10000.0
     """Answers over which the coefficient is steered."""
     kl_bound: Annotated[Positive | None, Field(examples=[50.0])] = 50.0
-    """Mean KL per answer beyond which a rollout is not learned from; null: no bound."""
+    """Mean KL per answer beyond which only the KL penalty is learned from, to come back; null: no bound."""
     reward_clip: Positive | None = 5.0
     """Scores are clipped to plus and minus this; null: not at all."""
     ratio_clip: Positive = 0.2
@@ -310,7 +310,7 @@ class PpoConfig(Section):
     unsup_data: Literal["none"] | Sources = Field(default="none", examples=["data/texts.jsonl"])
     """Plain texts or answers whose loss is mixed in."""
     patience: Count = 3
-    """Rollouts in a row that may be held back by a brake before the run ends with exit 5."""
+    """Rollouts in a row that may meet a brake before the run ends with exit 5."""
     engine: Literal["embedded", "vllm"] = "embedded"
     """What writes the answers: this process, or a vLLM server."""
     vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None

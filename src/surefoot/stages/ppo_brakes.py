@@ -1,16 +1,22 @@
 """What keeps PPO from learning from a rollout that would harm it, and from trying for ever.
 
-A brake holds a rollout back: it is logged, its steps move nothing, and the next prompts are answered. So many in a row
-end the run.
+A brake that finds nothing to learn from holds a rollout back: it is logged, its steps move nothing, and the next
+prompts are answered. So many in a row end the run.
 
-One case is no fault: a policy that has solved its task gets the same score for every answer, and there is nothing left
-to learn from. It is told from a broken score by what was seen before: scores that varied, and were never higher.
+A policy that is too far from its reference is pulled back: its rollout is learned from with the KL penalty alone. A
+rollout that moved nothing would be followed by one just as far away. It counts like the others, so a run that does not
+come back ends.
+
+Answers that all got the same score are learned from: the critic may have expected another one, and where good answers
+are rare most rollouts have none. A caution is given when the same score comes again for `patience` rollouts. Only where
+no rollout of the run had scores that varied, so that the score may tell nothing apart at all, do further ones count.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from surefoot.errors import Diverged, Fault
 
@@ -40,35 +46,39 @@ class Figures:
 
 @dataclass(frozen=True)
 class Brake:
-    """what: a sentence. fix: what to look at. harmless: counts nothing towards the end of the run."""
+    """what: a sentence. fix: what to look at. learn: what of the rollout is learned from."""
 
     what: str
     fix: str
-    harmless: bool = False
+    learn: Literal["nothing", "penalty", "all"] = "nothing"
 
 
-def find_brake(figures: Figures, *, kl_bound: float | None, best: float | None) -> Brake | None:
-    """best: the highest mean score of an earlier rollout whose scores varied; None where there was none."""
+def find_brake(figures: Figures, *, kl_bound: float | None) -> Brake | None:
+    """None where the rollout is fit to be learned from by itself; for one score again and again see `same_score`."""
     if figures.answers == 0:
         what = f"none of {figures.left_out} answers got a finite score"
         return Brake(what, "look at what ppo.reward returns for the answers in samples.jsonl")
     if figures.empty == figures.answers:
         what = f"all {figures.answers} answers are empty: a stop token and nothing else"
         return Brake(what, "look at data.template and the prompts' ends; the model must answer them before PPO")
-    if not math.isfinite(figures.kl) or (kl_bound is not None and figures.kl > kl_bound):
+    far = kl_bound is not None and figures.kl > kl_bound
+    if far or not math.isfinite(figures.kl):
         what = f"the policy is {figures.kl:.4g} nats per answer away from its reference, and ppo.kl_bound is {kl_bound}"
-        return Brake(what, "raise ppo.kl or set ppo.kl_target, lower optim.lr or ppo.epochs")
-    if figures.answers > 1 and figures.reward_std == 0:
-        if best is not None and figures.reward >= best:
-            what = (
-                f"all {figures.answers} answers got the best score so far, {figures.reward:.4g}: nothing to learn from"
-            )
-            return Brake(what, "the task is solved, or the score has a ceiling", harmless=True)
-        what = f"all {figures.answers} answers got the same score, {figures.reward:.4g}"
-        return Brake(
-            what, "look at what ppo.reward tells apart, and at samples.jsonl: the policy may say one thing only"
-        )
+        fix = "raise ppo.kl or set ppo.kl_target, lower optim.lr or ppo.epochs"
+        return Brake(what, fix, "penalty" if math.isfinite(figures.kl) else "nothing")
     return None
+
+
+def has_one_score(figures: Figures) -> bool:
+    """Whether several answers got the very same score."""
+    return figures.answers > 1 and figures.reward_std == 0
+
+
+def same_score(figures: Figures, rollouts: int) -> Brake:
+    """Of a rollout whose answers all got the score that those of the rollouts before it got, `rollouts` in all."""
+    what = f"all {figures.answers} answers got the same score, {figures.reward:.4g}, for {rollouts} rollouts"
+    fix = "look at what ppo.reward tells apart, and at samples.jsonl; where good answers are rare, raise batch.size"
+    return Brake(what, fix, "all")
 
 
 def ratio_brake(ratio: float | None, bound: float) -> Brake:
@@ -80,5 +90,5 @@ def ratio_brake(ratio: float | None, bound: float) -> Brake:
 
 def no_recovery(step: int, brake: Brake, in_a_row: int) -> Diverged:
     return Diverged(
-        Fault(f"step {step}", f"{brake.what}; {in_a_row} rollouts in a row were held back (ppo.patience)", brake.fix)
+        Fault(f"step {step}", f"{brake.what}; {in_a_row} rollouts in a row met a brake (ppo.patience)", brake.fix)
     )

@@ -19,7 +19,7 @@ from surefoot.data.saved_episodes import episodes_from_tensors, episodes_to_tens
 from surefoot.errors import Fault, IntegrityError
 from surefoot.objectives.kl_control import next_coefficient
 from surefoot.stages.ppo_average import Average
-from surefoot.stages.ppo_brakes import Brake, Figures, find_brake, no_recovery, ratio_brake
+from surefoot.stages.ppo_brakes import Brake, Figures, find_brake, has_one_score, no_recovery, ratio_brake, same_score
 from surefoot.training.report import StepReport
 
 _EPISODES, _AVERAGE = "episodes.", "average."
@@ -28,13 +28,16 @@ _EPISODES, _AVERAGE = "episodes.", "average."
 @dataclass(frozen=True)
 class Numbers:
     """kl_coef: for the rewards of the next rollout. best: highest mean score of a rollout whose scores varied.
-    held_in_a_row, held: rollouts that brakes held back. left_out: answers left out so far. holding: a brake already
-    counted for this cycle. metrics: of the rollout at hand. made_with: what scores and what texts, by key."""
+    held_in_a_row, held: rollouts that brakes counted. same, same_in_a_row: the one score of all answers of the last
+    rollout, None where they varied, and for how many rollouts. left_out: answers left out so far. holding: a brake
+    already counted for this cycle. metrics: of the rollout at hand. made_with: what scores and what texts, by key."""
 
     kl_coef: float
     best: float | None = None
     held_in_a_row: int = 0
     held: int = 0
+    same: float | None = None
+    same_in_a_row: int = 0
     left_out: int = 0
     holding: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -81,11 +84,20 @@ class PpoMemory:
         if self._average is not None:
             self._average.restore(_under(_AVERAGE, tensors))
 
-    def begin(self, step: int, episodes: tuple[Episode, ...], figures: Figures) -> None:
-        """A cycle begins with step `step` and these episodes. Raises Diverged where brakes have held too many back."""
+    def begin(
+        self,
+        step: int,
+        episodes: tuple[Episode, ...],
+        figures: Figures,
+        penalty: Callable[[], tuple[Episode, ...]] = tuple,
+    ) -> None:
+        """A cycle begins with step `step` and these episodes. penalty: the same with the KL penalty alone, for a policy
+        that must be pulled back. Raises Diverged where brakes have counted too many in a row."""
         limits, old = self._limits, self.numbers
-        brake = find_brake(figures, kl_bound=limits.kl_bound, best=old.best)
-        self.episodes = () if brake else episodes
+        brake = find_brake(figures, kl_bound=limits.kl_bound)
+        same = figures.reward if has_one_score(figures) else None
+        again = 0 if same is None else old.same_in_a_row + 1 if same == old.same else 1
+        self.episodes = episodes if brake is None else penalty() if brake.learn == "penalty" else ()
         varied = figures.answers > 0 and figures.reward_std > 0
         coefficient = old.kl_coef
         if math.isfinite(figures.kl) and figures.answers:
@@ -100,6 +112,8 @@ class PpoMemory:
             old,
             kl_coef=coefficient,
             best=max(figures.reward, -math.inf if old.best is None else old.best) if varied else old.best,
+            same=same,
+            same_in_a_row=again,
             left_out=old.left_out + figures.left_out,
             holding=False,
             metrics={**figures.metrics(), "kl_coef": old.kl_coef},
@@ -108,6 +122,8 @@ class PpoMemory:
             self._say(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
         if brake:
             self._hold(step, brake)
+        elif again >= limits.patience:
+            self._note_same(step, same_score(figures, again), again, figures.reward)
 
     def learned(self, report: StepReport) -> None:
         self._step = report.step
@@ -135,13 +151,29 @@ class PpoMemory:
         """The episodes that a later step of this cycle still learns from."""
         return () if self._step == 0 or self._cycles.place(self._step).ends else self.episodes
 
+    def _note_same(self, step: int, brake: Brake, again: int, score: float) -> None:
+        """A policy that gets the best score it ever got has solved its task. Where scores varied before, rewards are
+        rare rather than broken."""
+        best = self.numbers.best
+        if again == self._limits.patience and (best is None or score < best):
+            self._say(f"caution: step {step}: {brake.what}; {brake.fix}")
+        elif again > self._limits.patience and best is None:
+            self._hold(step, brake)
+
     def _hold(self, step: int, brake: Brake) -> None:
         old = self.numbers
-        in_a_row = old.held_in_a_row if brake.harmless else old.held_in_a_row + 1
+        in_a_row = old.held_in_a_row + 1
         self.numbers = replace(old, holding=True, held=old.held + 1, held_in_a_row=in_a_row)
-        self._say(f"step {step}: {brake.what}; not learned from")
+        self._say(f"step {step}: {brake.what}; {_THEN[brake.learn]}")
         if in_a_row >= self._limits.patience:
             raise no_recovery(step, brake, in_a_row)
+
+
+_THEN = {
+    "nothing": "not learned from",
+    "penalty": "learned from with the KL penalty alone, to come back",
+    "all": "no rollout of this run had scores that vary",
+}
 
 
 def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

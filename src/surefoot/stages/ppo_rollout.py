@@ -11,7 +11,7 @@ Shapes: E episodes, R response tokens of the longest, n of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -155,6 +155,22 @@ def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
         for row, (place, answer) in enumerate(zip(kept.tolist(), answers, strict=True))
     )
     return episodes, figures
+
+
+def pulled_back(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
+    """The same answers with the KL penalty alone, for a policy too far from its reference. The critic expects scores as
+    well, so it says nothing here and learns nothing: advantages are the penalties to come, returns its own values."""
+    silent = replace(
+        weighed,
+        scores=weighed.scores.where(~weighed.scores.isfinite(), 0.0),
+        values=torch.zeros_like(weighed.values),
+    )
+    episodes, _ = to_episodes(asked, silent, replace(terms, whiten=False), kl=kl)
+    return tuple(
+        replace(one, values=own, returns=own)
+        for one in episodes
+        for own in (weighed.values[one.place, : len(one.response)].clone(),)
+    )
 
 
 def _weigh(

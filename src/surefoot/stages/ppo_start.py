@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,17 +18,18 @@ from surefoot.data.loader import dealt
 from surefoot.data.order import ANSWERS
 from surefoot.data.rollout_order import Cycles, Place
 from surefoot.models.cast import Cast
-from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
+from surefoot.models.rollout import Rollout
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.policy import write_policy
 from surefoot.stages.ppo import cycles_of
 from surefoot.stages.ppo_average import Average
 from surefoot.stages.ppo_checks import check_start
+from surefoot.stages.ppo_engine import RolloutEngine, rollout_engine
 from surefoot.stages.ppo_evaluation import evaluate_answers
 from surefoot.stages.ppo_memory import Limits, Numbers, PpoMemory
 from surefoot.stages.ppo_models import CRITIC_FOLDER
 from surefoot.stages.ppo_prior import say_prior
-from surefoot.stages.ppo_rollout import Asked, Terms, Weighing, answer_and_weigh, to_episodes
+from surefoot.stages.ppo_rollout import Asked, Terms, Weighing, answer_and_weigh, pulled_back, to_episodes
 from surefoot.stages.ppo_scores import Scores, make_scores
 from surefoot.stages.ppo_texts import TextBatches, read_texts
 from surefoot.stages.stage import ACTOR, Measured, Stage
@@ -67,10 +69,8 @@ def start_ppo(
         say_prior(config, plan, setup, tokenizer, say)
     else:
         memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
-    rollouts = EmbeddedRollouts(
-        setup.policy, plan.batch.micro.value, setup.settings.forward, lambda own: bool(engine.totals([own])[0])
-    )
-    cycle = _Cycle(config, plan, stage, setup, cycles, memory, rollouts, scores, texts, say)
+    answering = rollout_engine(config, plan, setup)
+    cycle = _Cycle(config, plan, stage, setup, cycles, memory, answering, scores, texts, say)
 
     def write(folder: Path) -> None:
         tokenizer.save_pretrained(folder / CRITIC_FOLDER)
@@ -83,6 +83,7 @@ def start_ppo(
 
     def evaluate(step: int, give_up: Callable[[], bool]) -> Measured | None:
         assert held_out is not None
+        answering.follow()
         asked = asked_of(held_out, range(len(held_out)))
         return evaluate_answers(step, asked, cycle.greedy, cycle.weighing, tokenizer, give_up)
 
@@ -111,7 +112,7 @@ class _Cycle:
     setup: Setup
     cycles: Cycles
     memory: PpoMemory
-    rollouts: Rollouts
+    engine: RolloutEngine
     scores: Scores
     texts: TextBatches | None
     say: Callable[[str], None]
@@ -158,13 +159,16 @@ class _Cycle:
         def write(prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
             return self._answer(prompts, places, temperature=ppo.temperature, top_p=ppo.top_p, seed=seed)
 
+        self.engine.follow()
         weighed = answer_and_weigh(asked, write, self.weighing, ppo.temperature)
         if step == 1:
             kl, ratio = check_start(weighed, self.plan.precision.compute.value)
             told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
             self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}")
         terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
-        self.memory.begin(step, *to_episodes(asked, weighed, terms, kl=self.memory.numbers.kl_coef))
+        kl = self.memory.numbers.kl_coef
+        penalty = partial(pulled_back, asked, weighed, terms, kl=kl)
+        self.memory.begin(step, *to_episodes(asked, weighed, terms, kl=kl), penalty)
 
     def _answer(
         self,
@@ -178,7 +182,7 @@ class _Cycle:
         cast, tokens = self.setup.model, self.plan.tokenizer
         assert isinstance(cast, Cast)
         with cast.acting():
-            return self.rollouts.answer(
+            return self.engine.rollouts.answer(
                 prompts,
                 max_new_tokens=self.config.ppo.max_new_tokens,
                 stop_ids=tokens.stop.value,
