@@ -50,6 +50,7 @@ NOT_RUN = {
     "--against": "needs an earlier capture; tests/cli/test_capture.py",
     "push": "sends to a hub; tests/stages/test_push.py",
     "evaluate commonsense": "needs the eight sets; tests/cli/test_evaluate_commonsense.py",
+    "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
     "evaluate harness": "needs the extra eval; tests/stages/test_harness.py",
     "recipes/": "tests/recipes",
 }
@@ -90,7 +91,7 @@ def load(block: str):
     for name in named_files(given):  # what they hold is not looked at here
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
-    if (model := given.get("model")) and str(model).startswith("models/"):
+    if (model := given.get("model")) and str(model).startswith(("models/", "runs/")):
         Path(model).mkdir(parents=True, exist_ok=True)
         (Path(model) / "config.json").write_text("{}")
     Path("quoted.yaml").write_text(block + (yaml.safe_dump(missing) if missing else ""), encoding="utf-8")
