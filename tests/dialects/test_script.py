@@ -136,7 +136,7 @@ def test_what_the_machine_decides_is_left_to_the_plan() -> None:
         ({"data": "data.select(chosen)"}, "changes the data with .select"),
         ({"trainer": ", optimizers=(a, b)"}, "optimizers: surefoot has no such setting of a trainer"),
         ({"load": ", max_memory={0: '1GB'}"}, "from_pretrained: surefoot has no max_memory"),
-        ({"before": "DPOTrainer()"}, "DPOTrainer comes with a later version"),
+        ({"before": "DPOTrainer()"}, "scripts around DPOTrainer are not read"),
         ({"before": "SFTTrainer()"}, "has 2 calls of Trainer or SFTTrainer"),
         ({"before": "def"}, "is not valid Python"),
         ({"arguments": ", **settings"}, "**settings is no literal"),

@@ -26,7 +26,7 @@ def test_suffixes():
 
 def test_keys_of_the_description():
     named = {key for cell in first_column("dataset_info.json") for key in re.findall(r"`(\w+)`", cell)}
-    known = {*described._KEYS, *described._NOT_READ, *described._PREFERENCE, *described._MEDIA}
+    known = {*described._KEYS, *described._NOT_READ, *described._MARKS, *described._MEDIA}
     assert named == known
 
 

@@ -43,7 +43,9 @@ class Reader:
         lasts = {name.rpartition(".")[2]: call for name, call in named}
         if later := next((name for name in _LATER if name in lasts), None):
             where = self.script.where(lasts[later])
-            raise InputError(Fault(where, f"{later} comes with a later version", "surefoot trains on answers now"))
+            what = f"scripts around {later} are not read"
+            fix = "give its arguments to `trl dpo`, `trl kto` or `trl reward`, or write a config of that stage"
+            raise InputError(Fault(where, what, fix))
         arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
         trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
         for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
