@@ -375,7 +375,7 @@ def test_ctrl_c_before_the_first_step_writes_nothing_and_says_so(tmp_path, base,
     trial = Run(None, tmp_path, base)
     trial.config["output"] = str(tmp_path / "out")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(trial.config))
-    monkeypatch.setattr("surefoot.stages.run.set_up", interrupt)
+    monkeypatch.setattr("surefoot.stages.steps.set_up", interrupt)
     result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), *(["--resume"] if resume else [])])
     assert result.exit_code == 130
     step = "the next step" if resume else "step 1"

@@ -12,6 +12,7 @@ from plans import adapter_plan, precision_plan, run_plan
 from surefoot.errors import EnvironmentFault
 from surefoot.report.console import Console
 from surefoot.stages import run as stage
+from surefoot.stages import steps
 from surefoot.stages.memory_faults import advice, is_out_of_memory, memory_faults
 from tiny import tiny_llama
 
@@ -86,7 +87,7 @@ def config(tmp_path):
 
 
 def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
-    step, calls = stage.train, []
+    step, calls = steps.train, []
 
     def train(job, state, observer, stop):
         objective = job.objective
@@ -99,7 +100,7 @@ def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
 
         return step(dataclasses.replace(job, objective=hungry), state, observer, stop)
 
-    monkeypatch.setattr(stage, "train", train)
+    monkeypatch.setattr(steps, "train", train)
     with pytest.raises(EnvironmentFault, match="training: out of memory"):
         stage.train_run(config, "new", Console(io.StringIO()), typed=())
     assert (tmp_path / "run" / "checkpoint-2" / "MANIFEST.json").is_file()
@@ -111,7 +112,7 @@ def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
 
 
 def test_a_run_that_runs_out_in_set_up_leaves_no_folder(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(stage, "set_up", lambda *_: torch.empty(HUGE))
+    monkeypatch.setattr(steps, "set_up", lambda *_: torch.empty(HUGE))
     with pytest.raises(EnvironmentFault, match="set-up: out of memory"):
         stage.train_run(config, "new", Console(io.StringIO()), typed=())
     assert not (tmp_path / "run").exists()
