@@ -21,6 +21,7 @@ from surefoot.models.cast import Cast
 from surefoot.objectives.ppo import PpoSettings, ppo_objective
 from surefoot.objectives.sft import supervised_places
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.ppo_scores import named_scorer, reward_model
 from surefoot.stages.ppo_texts import prepare_texts
 from surefoot.stages.sft import prepare_prompts
 from surefoot.stages.stage import Stage
@@ -60,7 +61,9 @@ def prepare_ppo(
     *,
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
-    """The prompts; texts that are mixed in are read here for the first time, so that bad ones are refused early."""
+    """The prompts. Scorer and texts are looked at here for the first time, so that bad ones are refused early."""
+    if config.ppo.reward is not None and reward_model(config) is None:
+        named_scorer(config.ppo.reward)
     prepare_texts(config, tokens, tokenizer)
     return prepare_prompts(config, tokens, tokenizer, read_record=read_record)
 

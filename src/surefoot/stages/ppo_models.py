@@ -67,6 +67,8 @@ def _critic(begins: Source | None, trunk: Trunk | None, plan: RunPlan, base: Pat
             trunk.add_copy(CRITIC, trainable=True)
         else:
             trunk.add_saved(CRITIC, begins.saved, trainable=True)
+            own, policys = trunk.model.peft_config[CRITIC], trunk.model.peft_config[ADAPTER]
+            own.base_model_name_or_path, own.revision = policys.base_model_name_or_path, policys.revision
         head = _head(policy) if begins is None else begins.head_for(policy)
         return ScoredPart(ScoredModel(trunk.model, head), CRITIC)
     critic = ScoredModel(_load(plan, base, "fp32"), _head(policy)) if begins is None else begins.open()

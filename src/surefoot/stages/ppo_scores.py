@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,12 +44,26 @@ def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: P
         name = f"{function.__module__}.{getattr(function, '__qualname__', kind.__qualname__)}"
         return Scores(_of_texts(checked(function, name), tokenizer), name)
     assert named is not None, "checked before"
-    scorer = open_scorer(named)
-    if scorer is None:
+    if reward_model(config) is not None:
         return Scores(None, _identity_of_model(resolve_folder(named, None, weights=True)))
+    return Scores(_of_texts(named_scorer(named), tokenizer), _identity(named))
+
+
+def named_scorer(named: str) -> Scorer:
+    """Of a function or a server. Raises InputError where there is none."""
+    return _scorer(named, _identity(named))
+
+
+@functools.lru_cache(maxsize=1)  # a file of the user's may load what it likes: once
+def _scorer(named: str, identity: str) -> Scorer:
+    found = open_scorer(named)
+    assert found is not None, "no reward model"
+    return found
+
+
+def _identity(named: str) -> str:
     file = Path(named.rpartition(":")[0])
-    identity = f"{named} {durable.sha256_file(file)}" if is_function(named) else named
-    return Scores(_of_texts(scorer, tokenizer), identity)
+    return f"{named} {durable.sha256_file(file)}" if is_function(named) and file.is_file() else named
 
 
 def _of_texts(scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> Score:
