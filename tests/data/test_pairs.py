@@ -184,6 +184,7 @@ def test_judged_batches_give_each_prompt_the_next_answer(run):
     prompt, answer = (int(np.argmax(data[index].supervised)) for index in (1, 6))
     assert following[2] == (*data[1].ids[:prompt].tolist(), *data[6].ids[answer:].tolist())
     assert judged_batches(data, step, 5, 0, False)[0].others is None
+    assert judged_batches(data, [5], 5, 0, True)[0].others is None  # nobody else's answer is its own
 
 
 def test_twin_answers_of_the_micro_batch_would_depend_on_its_size(run, monkeypatch):

@@ -48,6 +48,20 @@ def test_a_step_in_one_line():
     ]
 
 
+def test_a_step_that_was_held_back_says_why_and_invents_no_number():
+    progress, stream = plain()
+    held = dataclasses.replace(STEP, loss=None, grad_norm=None, decision="held", held="nothing to learn from")
+    progress.step(held, TIMING)
+    progress.step(dataclasses.replace(STEP, decision="held", held="ratio 12 is above 10"), TIMING)
+    progress.step(dataclasses.replace(held, non_finite="loss"), TIMING)  # the twin: what is not finite stays visible
+    unmeasured, measured, unfit = stream.getvalue().splitlines()
+    assert "not finite" not in unmeasured
+    assert unmeasured.endswith("· held: nothing to learn from")
+    assert "loss 1.234 · " in measured
+    assert measured.endswith("· held: ratio 12 is above 10")
+    assert "loss not finite · " in unfit
+
+
 def test_a_skipped_step_is_a_sentence_and_a_state():
     progress, stream = plain(log_every=50)
     progress.step(SKIPPED, TIMING, consecutive=2, skipped=3)

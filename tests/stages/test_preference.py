@@ -269,3 +269,13 @@ def test_a_cache_counts_only_where_every_rank_has_it(elsewhere, kept):
 def test_what_cannot_be_is_refused_before_anything_runs(train, stage, changes, key):
     with pytest.raises(InputError, match=rf"^{key}"):
         train(stage, **changes)
+
+
+@pytest.mark.parametrize(("size", "alone"), [(5, False), (3, True)])
+def test_an_example_alone_in_its_step_is_not_compared_with_its_own_answer(train, size, alone):
+    kto = {"alignment": {"beta": 1.0}, "optim": {"lr": 5e-2}, "duration": "1 epoch"}
+    rows, result = train("kto", batch={"size": size}, **kto)  # 10 examples
+    assert ("it counts as 0" in said(result)) == alone
+    found = [row["kl"] for row in rows if "loss" in row]
+    assert any(found)
+    assert found[-1] == 0.0 or not alone

@@ -165,6 +165,7 @@ def test_a_step_beyond_a_bound_changes_neither_weights_nor_moments(bound, decisi
     )
     assert report.decision == decision
     assert report.metrics["ratio"] == pytest.approx(2.0)
+    assert report.held == ("ratio 2 is above 1.9" if decision == "held" else "")
     assert same_bits(before, bits(engine)) == (decision == "held")  # the other case is the twin
 
 
@@ -182,4 +183,5 @@ def test_a_step_without_weight_computes_and_moves_nothing():
     run.append(train_step(engine, never, blank, step=2, lr=0.1, scale=None, settings=settings()))
     assert [one.decision for one in run] == ["stepped", "held"]
     assert (run[1].loss, run[1].grad_norm, run[1].weight) == (None, None, 0)
+    assert [one.held for one in run] == ["", "nothing to learn from"]
     assert same_bits(before, bits(engine))

@@ -69,7 +69,7 @@ def judged_batches(
 ) -> list[JudgedBatch]:
     """Batches of at most `micro` judged answers each, longest first. indices: all of one step, in its order. others:
     give each prompt the answer of the next example of the step as well, the first one's to the last; no such row is
-    longer than the longest example of the data."""
+    longer than the longest example of the data, and a step of one example, which has no other, has no such rows."""
     step = [int(index) for index in indices]
     good, most = dataset.good(), int(dataset.lengths.max())
     count = int(good[step].sum())
@@ -83,7 +83,7 @@ def judged_batches(
             JudgedBatch(
                 collate(examples, pad_id),
                 torch.from_numpy(good[[step[place] for place in places]]),
-                collate(swapped, pad_id) if others else None,
+                collate(swapped, pad_id) if others and len(step) > 1 else None,
                 len(places),
                 good_share=shares[0],
                 bad_share=shares[1],

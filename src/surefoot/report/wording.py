@@ -30,11 +30,12 @@ def step_line(report: StepReport, total_steps: int, timing: Timing, state: str, 
 def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | None) -> list[str]:
     """The measurements of a step, most wanted first."""
     evaluation = "" if last_eval is None else f" (eval {last_eval.loss:.4g} @ {last_eval.step})"
+    unmeasured = report.decision == "held" and report.non_finite is None and report.loss is None
     fields = [
-        f"loss {number(report.loss)}{evaluation}",
+        *([] if unmeasured else [f"loss {number(report.loss)}{evaluation}"]),
         *(f"{said} {format(report.metrics[name], form)}" for name, said, form in _SHOWN if name in report.metrics),
         f"lr {report.lr:.3g}",
-        f"grad {number(report.grad_norm, 3)}",
+        *([] if unmeasured else [f"grad {number(report.grad_norm, 3)}"]),
     ]
     if timing.throughput is not None:
         supervised = timing.supervised_throughput
@@ -52,7 +53,7 @@ def guard_state(report: StepReport, consecutive: int, skipped: int) -> str:
     if report.decision == "scaler":
         return "skipped: scaler"
     if report.decision == "held":
-        return "skipped: held back"
+        return f"held: {report.held}"
     return f"ok ({skipped} skipped)" if skipped else "ok"
 
 

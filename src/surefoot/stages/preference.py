@@ -87,6 +87,8 @@ def start_kto(
     reference = open_reference(config, plan, stage.data, setup, tokenizer, say)
     assert reference is not None, "KTO always has one"
     engine, own = setup.engine, stage.eval_batches
+    if stage.data.mixture.epoch_size % plan.batch.size.value == 1:
+        say("the last step of an epoch has one example and no other's answer to estimate KTO's KL from: it counts as 0")
 
     def ready(step: int, batches: Sequence[Weighted]) -> Sequence[JudgedBatch]:
         judged = [batch for batch in batches if isinstance(batch, JudgedBatch)]
@@ -113,7 +115,8 @@ def step_kl(setup: Setup, reference: Reference, batches: Sequence[JudgedBatch] |
     """max(0, mean of log p/q over the prompts of all these batches, on all ranks, with others' answers)."""
     total, count = 0.0, 0
     for batch in batches:
-        assert batch.others is not None
+        if batch.others is None:  # of an example alone in its step
+            continue
         ratio = _ratio(setup, reference, batch)
         total += float(ratio.sum(dtype=torch.float64)) if batch.weight else 0.0
         count += batch.weight

@@ -33,7 +33,7 @@ class StepReport:
     """step counts from 1. loss: mean over the step's weight, None when non-finite. grad_norm: before clipping, over all
     parameters. lr: of the first group of parameters. weight, tokens: of all ranks; examples: of this one.
     decision: "stepped", or why the optimizer did not move; "held": a brake of the stage held it back; without weight it
-    has neither loss nor norm. seconds: the step alone, without evaluation or saving.
+    has neither loss nor norm. held: why it was, in a few words. seconds: the step alone, without evaluation or saving.
     profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name."""
 
     step: int
@@ -49,6 +49,7 @@ class StepReport:
     scale: float | None = None  # gradient scale, fp16 only
     profile: StepProfile | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    held: str = ""
 
 
 @dataclass(frozen=True)

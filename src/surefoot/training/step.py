@@ -80,7 +80,9 @@ def train_step(
     grad_norm = math.hypot(*numbers[len(means) :])
     verdict = judge(loss, grad_norm, scale_can_fall=scale is not None and scale.can_fall)
     metrics = dict(zip(list(means)[1:], others, strict=True))
-    held = any(metrics.get(name, 0.0) > bound for name, bound in settings.bounds.items())
+    held = next(
+        (_passed(name, metrics[name], by) for name, by in settings.bounds.items() if metrics.get(name, 0) > by), ""
+    )
     decision: Decision = "held" if held else verdict.decision
     if decision == "stepped":
         engine.apply(lr, norms, settings.max_grad_norm)
@@ -99,6 +101,7 @@ def train_step(
         seconds=time.perf_counter() - started,
         scale=None if scale is None else scale.scale,
         metrics={**metrics, **_by_group(lr, norms, numbers[len(means) :])},
+        held=held,
     )
     return report if watch is None else replace(report, profile=watch.profile(report.tokens))
 
@@ -123,7 +126,12 @@ def _without_weight(
         non_finite=None,
         seconds=time.perf_counter() - started,
         scale=None if scale is None else scale.scale,
+        held="nothing to learn from",
     )
+
+
+def _passed(name: str, value: float, bound: float) -> str:
+    return f"{name.replace('_', ' ')} {value:.4g} is above {bound:g}"
 
 
 def _first(lr: PerGroup[float]) -> float:
