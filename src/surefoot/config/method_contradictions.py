@@ -131,6 +131,9 @@ def ppo(config: RunConfig) -> Iterator[Problem]:
     if given.engine == "vllm" and given.vllm_url is None:
         what = "vllm answers over HTTP, and no address is given"
         yield problem("ppo.engine", what, "set ppo.vllm_url, or use embedded", "ppo.vllm_url")
+    if given.engine == "vllm" and (config.adapter is None or config.adapter.kind != "lora"):
+        what = "a vLLM server takes LoRA adapters alone while it runs"
+        yield problem("ppo.engine", what, "use adapter.kind lora, or embedded", "adapter")
     if given.engine != "vllm" and given.vllm_url is not None:
         what = f"is the address of a vLLM server, and ppo.engine is {given.engine}"
         yield problem("ppo.vllm_url", what, "set ppo.engine to vllm, or leave it out", "ppo.engine")

@@ -23,7 +23,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.stages.policy import write_policy
 from surefoot.stages.ppo import cycles_of
 from surefoot.stages.ppo_average import Average
-from surefoot.stages.ppo_checks import check_start
+from surefoot.stages.ppo_checks import check_start, dropout_caution
 from surefoot.stages.ppo_engine import RolloutEngine, rollout_engine
 from surefoot.stages.ppo_evaluation import evaluate_answers
 from surefoot.stages.ppo_memory import Limits, Numbers, PpoMemory
@@ -69,6 +69,8 @@ def start_ppo(
         say_prior(config, plan, setup, tokenizer, say)
     else:
         memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
+    if sentence := dropout_caution(max(config.model.dropout or 0.0, plan.adapter.dropout if plan.adapter else 0.0)):
+        say(sentence)
     answering = rollout_engine(config, plan, setup)
     cycle = _Cycle(config, plan, stage, setup, cycles, memory, answering, scores, texts, say)
 
