@@ -117,7 +117,7 @@ def parse(words: list[str]) -> None:
         assert command is not None, f"no command {name}"
         parsed = command.make_context(name, arguments, parent=context).params
     if "config" in parsed:
-        load_config(parsed["config"], parsed["overrides"])
+        load_config(parsed["config"], parsed.get("overrides", ()))
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)

@@ -105,7 +105,7 @@ def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
 
 
 def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
-    if linear and (place := _layers(model)) and "." in name:
+    if linear and (place := _layers(model)) and name.endswith("."):
         whose = f"in {model.family.name} models" if model.family else "in this model"
         return f"{whose} the layers lie in {place!r}"
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
