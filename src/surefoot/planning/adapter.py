@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from surefoot.config.schema import AdapterConfig
-from surefoot.families import counterpart
+from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.nearest import nearest_word
 from surefoot.planning.notes import Notes
@@ -105,7 +105,7 @@ def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
 
 
 def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
-    if linear and (place := _layers(model)) and name.endswith("."):
+    if linear and (place := _layers(model)) and _is_place(name):
         whose = f"in {model.family.name} models" if model.family else "in this model"
         return f"{whose} the layers lie in {place!r}"
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
@@ -114,6 +114,11 @@ def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
         return f"in {model.family.name} models that is {other}; there are {', '.join(existing)}"
     near = nearest_word(wanted, list(existing))
     return f"did you mean {near}?" if near else f"there are {', '.join(existing)}"
+
+
+def _is_place(name: str) -> bool:
+    """Whether it ends where the layers of some family begin, such as "decoder.layers", with or without a dot."""
+    return name.rstrip(".").rpartition(".")[2] in {family.layers.rpartition(".")[2] for family in FAMILIES}
 
 
 def _layers(model: ModelFacts) -> str:
