@@ -123,6 +123,18 @@ MEASUREMENTS_SURFACE = {
         "--out",
         "--overwrite",
     ],
+    "reward": [
+        "model",
+        "--adapter",
+        "data",
+        "--template",
+        "--max-length",
+        "--max-samples",
+        "--batch-size",
+        "--json",
+        "--out",
+        "--overwrite",
+    ],
     "loss": [
         "model",
         "--adapter",

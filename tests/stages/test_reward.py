@@ -18,10 +18,12 @@ from surefoot.models.value_head import VALUE_HEAD_FILE, ValueHead
 from surefoot.report.console import Console
 from surefoot.stages import reward as stage_reward
 from surefoot.stages.asked_data import DataRequest
+from surefoot.stages.export import export_model
 from surefoot.stages.measure_reward import measure_reward, reward_to_json
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.open_reward import open_reward
 from surefoot.stages.planned import make_plan
+from surefoot.stages.push import pushed_files
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import Mode
 from tiny import tiny_llama
@@ -239,6 +241,23 @@ def test_a_merged_adapter_scores_as_the_adapter_over_its_base(workplace, runs):
     merged, apart = (measure_reward(open_reward(str(one)), asked).report for one in (run, runs("lora")))
     assert not (run / "adapter_config.json").exists()
     assert merged.metrics["reward_margin"] == pytest.approx(apart.metrics["reward_margin"], rel=1e-4)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_an_export_keeps_the_head_and_the_scores(workplace, runs, merge):
+    out = workplace / f"exported-{merge}"
+    export_model(str(runs("lora")), out, merge=merge)
+    asked = DataRequest(str(workplace / "held.jsonl"), template="plain", max_length=96)
+    found, own = (measure_reward(open_reward(str(one)), asked).report for one in (out, runs("lora")))
+    assert found.metrics["reward_margin"] == pytest.approx(own.metrics["reward_margin"], rel=1e-4)
+    assert not (out / "Modelfile").exists()
+    with pytest.raises(InputError, match="cannot hold a reward model's value head"):
+        export_model(str(runs("full")), workplace / "gguf", gguf=True)
+
+
+def test_all_of_a_reward_model_goes_to_the_hub(runs):
+    names = {upload.name for upload in pushed_files(runs("full"))}
+    assert {"model.safetensors", VALUE_HEAD_FILE, "README.md"} <= names
 
 
 def test_what_is_no_reward_model_and_what_answers_no_prompt(workplace, runs):

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from surefoot import durable, hardware
+from surefoot.convert.source import VALUE_HEAD_FILE
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.models.agreement import compare_logits, logits_of
 from surefoot.models.merge import cast_weights, tensor_digests
@@ -28,7 +29,7 @@ from surefoot.planning.plan import DType
 from surefoot.report.export_card import CERTIFICATE
 from surefoot.stages.certificate import check_record, reloaded_limit, require_cast, require_reloaded
 from surefoot.stages.export_adapter import copy_adapter
-from surefoot.stages.export_files import copy_tokenizer, input_record, write_certificate, write_guides
+from surefoot.stages.export_files import copy_tokenizer, copy_value_head, input_record, write_certificate, write_guides
 from surefoot.stages.export_gguf import add_gguf, require_gguf_package
 from surefoot.stages.export_merge import Account, merged_model, scale_to_bake
 from surefoot.stages.export_parts import ExportParts, find_export_parts
@@ -86,6 +87,8 @@ def export_model(
         return Exported(out, record, (*parts.cautions, *record["notes"][1:]))
     if merge and not parts.chain:
         raise InputError(Fault(path, "is a whole model, so there is nothing to merge", "leave --merge out"))
+    if gguf and (parts.trained / VALUE_HEAD_FILE).is_file():
+        raise InputError(Fault("--gguf", "cannot hold a reward model's value head", "leave it out"))
     if gguf:
         require_gguf_package()
     scale = scale_to_bake(parts, drop_bos_scale)
@@ -108,6 +111,7 @@ def export_model(
         del model
         gc.collect()
         copy_tokenizer(parts, staging)
+        scores = copy_value_head(parts, staging)
         reloaded = _reload(staging, place, digests)
         found = compare_logits(wanted, logits_of(reloaded, prompt_set.ids))
         require_reloaded(found, kind, threshold)
@@ -125,7 +129,7 @@ def export_model(
         cautions = [*parts.cautions, *account.said, *record["notes"]]
         if gguf:
             cautions += add_gguf(parts, staging, reloaded, prompt_set, record, out)
-        cautions += write_guides(parts, staging, record, name=out.name, modelfile=modelfile)
+        cautions += write_guides(parts, staging, record, name=out.name, modelfile=modelfile and not scores)
         write_certificate(staging, record, input_record(parts))
     return Exported(out, record, tuple(cautions))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot import durable
 from surefoot.convert.safetensors_file import write_file
+from surefoot.convert.source import VALUE_HEAD_FILE
 from surefoot.errors import Fault, InputError
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.files import read_json
@@ -20,7 +21,7 @@ from surefoot.stages.export_files import copy_tokenizer, input_record, write_cer
 from surefoot.stages.export_parts import ExportParts
 from surefoot.stages.export_record import layout_note
 
-_BESIDE = ("generation_config.json", BOS_FILE, "README.md")
+_BESIDE = ("generation_config.json", BOS_FILE, VALUE_HEAD_FILE, "README.md")
 
 
 def copy_adapter(parts: ExportParts, out: Path, overwrite: bool) -> dict[str, Any]:

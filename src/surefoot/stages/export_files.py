@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import durable, hardware
+from surefoot.convert.source import VALUE_HEAD_FILE
 from surefoot.families.templates import OWN
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.save import ADAPTER_WEIGHTS
@@ -28,6 +29,14 @@ TOKENIZER_FILES = (
 )
 MODELFILE = "Modelfile"
 _TRAINED = ("## Data", "## Training", "## Results")  # sections of a run's card that go on being true
+
+
+def copy_value_head(parts: ExportParts, folder: Path) -> bool:
+    """Of a reward model, bit for bit; whether there was one."""
+    there = (parts.trained / VALUE_HEAD_FILE).is_file()
+    if there:
+        durable.copy_file(parts.trained / VALUE_HEAD_FILE, folder / VALUE_HEAD_FILE)
+    return there
 
 
 def copy_tokenizer(parts: ExportParts, folder: Path) -> None:

@@ -27,7 +27,7 @@ BASE = "base_model_name_or_path"  # key of adapter_config.json
 _MODEL = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(adapter_|generation_)?config\.json|"
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|chat_template\.jinja|README\.md|"
-    r"bos_zero_config\.json"
+    r"bos_zero_config\.json|value_head\.safetensors"
 )
 _VOCABULARY = re.compile(r"tokenizer\.(json|model)|added_tokens\.json|vocab\..*|merges\.txt|.*\.safetensors")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
