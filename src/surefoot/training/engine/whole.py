@@ -15,13 +15,14 @@ def whole_parameters(
 ) -> Iterator[None]:
     """Inside, where `keep`, whole tensors on the host stand in the place of the model's parameters. whole: of one
     parameter, on all ranks at once; they come one after another, so a rank that keeps none needs room for one.
-    frozen: also those that do not train. Tied parameters stay tied."""
+    frozen: also modules of which nothing trains. Tied parameters stay tied."""
     former: list[tuple[nn.Module, str, nn.Parameter]] = []
     made: dict[int, nn.Parameter | None] = {}
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if not (frozen or parameter.requires_grad):
-                continue
+        own = list(module.named_parameters(recurse=False, remove_duplicate=False))
+        if not (frozen or any(parameter.requires_grad for _, parameter in own)):
+            continue
+        for name, parameter in own:
             if id(parameter) not in made:
                 tensor = whole(parameter)
                 made[id(parameter)] = nn.Parameter(tensor.cpu(), parameter.requires_grad) if keep else None
