@@ -1,0 +1,97 @@
+"""RLHF on the quickstart's museum: PPO learns from its reward alone what the supervised data do not say."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, pstdev
+
+import pytest
+
+import surefoot
+from surefoot.quickstart.world import base_folder, instructions
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RISE = 2.0  # deviations of the supervised policy's rewards
+KL_BOUND = 50.0  # ppo.kl_bound
+
+
+@pytest.fixture(scope="module")
+def museum():
+    spec = importlib.util.spec_from_file_location("museum", EXAMPLES / "museum.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reward_is_1_for_the_right_room_in_the_right_words_alone(museum):
+    records = [record for part in instructions(museum.MUSEUM) for record in part]
+    prompts = [f"{record['instruction']} {record['input']}" for record in records]
+    right = [record["output"] for record in records]
+    assert museum.right_room(prompts, right) == [1.0] * len(records)
+    wrong = [answer.replace("room", "hall") for answer in right]
+    others = right[1:] + right[:1]
+    assert museum.right_room(prompts, wrong) == [0.0] * len(records)
+    assert mean(museum.right_room(prompts, others)) < 0.2
+
+
+def test_the_data_say_nothing_about_rooms(museum, tmp_path):
+    museum.write_data(tmp_path)
+    supervised = json.loads((tmp_path / "sft.json").read_text())
+    prompts = [f"{record['instruction']} {record['input']}" for record in supervised]
+    earned = museum.right_room(prompts, [record["output"] for record in supervised])
+    assert mean(earned) == pytest.approx(1 / 8, abs=0.03)
+    for name in ("prompts", "held-out"):
+        assert all(
+            record.keys() == {"instruction", "input"} for record in json.loads((tmp_path / f"{name}.json").read_text())
+        )
+
+
+def test_ppo_raises_the_mean_reward_by_two_deviations(museum, tmp_path):
+    """One seed and two thirds of the example's length. The first rollouts stand for the supervised policy."""
+    museum.write_data(tmp_path / "data")
+    for name, changes in (
+        ("sft", [f"model={base_folder()}", f"data.train={tmp_path}/data/sft.json", "duration=1 epochs"]),
+        (
+            "ppo",
+            [
+                f"model={tmp_path}/sft",
+                f"data.train={tmp_path}/data/prompts.json",
+                f"data.eval={tmp_path}/data/held-out.json",
+                "eval_every=4 epochs",
+                f"ppo.reward={EXAMPLES}/museum.py:right_room",
+                "duration=4 epochs",
+                "log_every=1",
+                "samples.count=0",
+                "eval_at_start=false",
+            ],
+        ),
+    ):
+        said = io.StringIO()
+        surefoot.train(EXAMPLES / f"museum-{name}.yaml", [*changes, f"output={tmp_path}/{name}", "seed=1"], stream=said)
+    rows = [json.loads(line) for line in (tmp_path / "ppo" / "trainer_log.jsonl").read_text().splitlines()]
+    questions = json.loads((tmp_path / "data" / "prompts.json").read_text())
+    before = museum.earnings(str(tmp_path / "sft"), questions)
+    after = museum.earnings(str(tmp_path / "ppo"), questions)
+    assert mean(after) >= mean(before) + RISE * pstdev(before)
+    assert all(row["kl"] < KL_BOUND for row in rows if "kl" in row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_example_raises_it_for_every_seed(tmp_path, seed):
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    script = EXAMPLES / "rlhf_quickstart.sh"
+    done = subprocess.run(
+        ["bash", str(script), str(tmp_path / "out"), f"seed={seed}"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "ppo" / "trainer_log.jsonl").read_text().splitlines()]
+    assert all(row["kl"] < KL_BOUND for row in rows if "kl" in row)
