@@ -302,7 +302,7 @@ class PpoConfig(Section):
     entropy: NonNegative = 0.0
     """Coefficient of the policy's entropy, which is added to what is maximised."""
     ratio_bound: Positive = 10.0
-    """Mean probability ratio of a micro-batch beyond which the step does not count."""
+    """Mean probability ratio of a step beyond which it does not count."""
     ema: Annotated[Annotated[float, Field(gt=0, lt=1), Number] | None, Field(examples=[0.992])] = None
     """Keep a moving average of the policy with this decay, and save it beside the model; null: none."""
     unsup_coef: NonNegative = 0.0

@@ -104,6 +104,13 @@ class RunObserver:
         self._note("caution", sentence)
         self.progress.event(sentence, style="yellow")
 
+    def tell(self, sentence: str, *, caution: bool = True) -> None:
+        """What a stage has to say: a caution, or a figure for those who watch and for run.log."""
+        if caution:
+            self.caution(sentence)
+        else:
+            self.progress.event(sentence)
+
     def samples(self, step: int, answers: Sequence[tuple[str, str]]) -> None:
         """(prompt, answer) pairs generated at an evaluation, for reading."""
         append_samples(self._run, step, answers)

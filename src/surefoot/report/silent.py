@@ -31,6 +31,9 @@ class SilentObserver:
     def caution(self, sentence: str) -> None:
         pass
 
+    def tell(self, sentence: str, *, caution: bool = True) -> None:
+        pass
+
     def samples(self, step: int, answers: Sequence[tuple[str, str]]) -> None:
         pass
 

@@ -32,7 +32,7 @@ from surefoot.stages.ppo_prior import say_prior
 from surefoot.stages.ppo_rollout import Asked, Terms, Weighing, answer_and_weigh, pulled_back, to_episodes
 from surefoot.stages.ppo_scores import Scores, make_scores
 from surefoot.stages.ppo_texts import TextBatches, read_texts
-from surefoot.stages.stage import ACTOR, Measured, Stage
+from surefoot.stages.stage import ACTOR, Measured, Say, Stage
 from surefoot.training.checkpoint import load_carried
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def start_ppo(
     stage: Stage,
     setup: Setup,
     tokenizer: PreTrainedTokenizerBase,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Stage:
     """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
     not fit together."""
@@ -117,7 +117,7 @@ class _Cycle:
     engine: RolloutEngine
     scores: Scores
     texts: TextBatches | None
-    say: Callable[[str], None]
+    say: Say
 
     def ready(self, step: int, prompts: Sequence[object]) -> list[PpoBatch]:
         """This rank's micro-batches of the step; the prompts are known from the step alone."""
@@ -166,7 +166,7 @@ class _Cycle:
         if step == 1:
             kl, ratio = check_start(weighed, self.plan.precision.compute.value)
             told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
-            self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}")
+            self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}", caution=False)
         terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
         kl = self.memory.numbers.kl_coef
         penalty = partial(pulled_back, asked, weighed, terms, kl=kl)

@@ -101,9 +101,14 @@ class Prepare(Protocol):
     ) -> PreparedData: ...
 
 
+class Say(Protocol):
+    """Tells the user; a caution is kept with the run's events."""
+
+    def __call__(self, sentence: str, *, caution: bool = True) -> None: ...
+
+
 class Start(Protocol):
-    """The stage with its models, which it may run. say: tells the user, and is kept with the run's events; also during
-    the steps."""
+    """The stage with its models, which it may run. say: also during the steps."""
 
     def __call__(
         self,
@@ -112,7 +117,7 @@ class Start(Protocol):
         stage: Stage,
         setup: Setup,
         tokenizer: PreTrainedTokenizerBase,
-        say: Callable[[str], None],
+        say: Say,
     ) -> Stage: ...
 
 

@@ -59,7 +59,7 @@ def take_steps(
         start = KINDS[config.stage].start
         if start is not None:
             with session.activity.during("preparing the first step"):
-                stage = start(config, run.plan, stage, setup, run.tokenizer, observer.caution)
+                stage = start(config, run.plan, stage, setup, run.tokenizer, observer.tell)
         evaluate = None
         if stage.eval_batches is not None or stage.evaluate is not None:
             metrics = custom.all_metrics
