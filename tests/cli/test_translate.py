@@ -117,7 +117,7 @@ def test_a_command_behind_dashes_and_as_json(words):
         (["--", "ls", "-l"], "is a program that surefoot does not understand"),
         (["--", "llamafactory-cli", "train", "--lora_rnk", "8"], "did you mean lora_rank?"),
         (["--", "llamafactory-cli", "eval"], "surefoot evaluate"),
-        (["--", "torchrun", "--nproc_per_node", "4", "llamafactory-cli", "train"], "later version"),
+        (["--", "torchrun", "--nproc_per_node", "4", "llamafactory-cli", "train"], "dataset: is required"),
     ],
 )
 def test_wrong_words_end_in_one_line_each(arguments, said):

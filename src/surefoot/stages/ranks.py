@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from surefoot import hardware
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.planning.parallel import RanksFacts
-from surefoot.training.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:  # the plan asks here, and a plan for another machine needs no torch
+    from surefoot.training.ranks import Ranks
 
 
 def ranks_facts(config: RunConfig) -> RanksFacts:
@@ -25,6 +29,8 @@ def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
     Raises InputError where the config asks for another number of processes than there are, EnvironmentFault where there
     is no GPU for this one.
     """
+    from surefoot.training.ranks import ALONE, Ranks
+
     check_launch(config)
     launch = hardware.find_launch()
     if launch is None:
