@@ -7,7 +7,6 @@ coin does teaches noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from surefoot.models.cast import Cast
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.pairs import all_pairs
 from surefoot.stages.sft import prepare_pairs
+from surefoot.stages.stage import Say
 
 if TYPE_CHECKING:
     from surefoot.data.dataset import TokenisedDataset
@@ -36,9 +36,7 @@ class Prior:
     pairs: int
 
 
-def say_prior(
-    config: RunConfig, plan: RunPlan, setup: Setup, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]
-) -> None:
+def say_prior(config: RunConfig, plan: RunPlan, setup: Setup, tokenizer: PreTrainedTokenizerBase, say: Say) -> None:
     """One sentence, and a caution where the reward model is hardly better than chance; nothing where scores come from
     elsewhere, or no pairs are held out."""
     cast = setup.model
@@ -46,7 +44,8 @@ def say_prior(
     if not cast.has_reward or (pairs := _held_out_pairs(config, plan, tokenizer)) is None:
         return
     prior = measure_prior(cast, pairs, plan, setup)
-    say(f"the reward model prefers the better answer in {prior.accuracy:.1%} of {prior.pairs:,} held-out pairs")
+    told = f"the reward model prefers the better answer in {prior.accuracy:.1%} of {prior.pairs:,} held-out pairs"
+    say(told, caution=False)
     if prior.accuracy <= ENOUGH:
         say(
             f"caution: {ENOUGH:.0%} is the least at which PPO is worth while: train the reward model on more pairs, or "

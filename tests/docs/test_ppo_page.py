@@ -1,0 +1,29 @@
+"""docs/ppo.md says what is logged, what is a default, and what the example prints."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from pages import ROOT, table
+from surefoot.objectives.ppo import policy_loss
+from surefoot.stages.ppo_brakes import Figures
+from surefoot.stages.ppo_checks import START_TOLERANCE
+
+PAGE = ROOT / "docs" / "ppo.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_every_logged_name_has_its_line():
+    figures = Figures(1, 0, 0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0).metrics()
+    _, sums = policy_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.2)
+    others = {"kl_coef", "entropy", "policy_loss", "value_loss", "text_loss"}
+    named = {row[0].strip("`") for row in table(PAGE, "name", "meaning", "what is good")}
+    assert named == figures.keys() | sums.keys() | others
+
+
+def test_its_tolerances_are_those_of_the_code():
+    sentence = " ".join(re.findall(r"\(1e-3 nats.*?\)", TEXT, flags=re.DOTALL)[0].split())
+    assert sentence == "(1e-3 nats per token in fp32, 2e-2 in fp16, 1e-1 in bf16)"
+    assert START_TOLERANCE == {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
