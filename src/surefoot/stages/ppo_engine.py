@@ -20,6 +20,10 @@ from surefoot.stages.policy import write_policy
 if TYPE_CHECKING:
     from surefoot.stages.setup import Setup
 
+# Answers are written so many times as many at once as are learned from: a token's keys and values are less than an
+# eighth of what a layer keeps of it for the backward pass, and every step of decoding reads all weights once.
+_ROWS = 8
+
 
 @dataclass(frozen=True)
 class RolloutEngine:
@@ -34,7 +38,10 @@ def rollout_engine(config: RunConfig, plan: RunPlan, setup: Setup) -> RolloutEng
     engine = setup.engine
     if config.ppo.engine == "embedded":
         rollouts = EmbeddedRollouts(
-            setup.policy, plan.batch.micro.value, setup.settings.forward, lambda own: bool(engine.totals([own])[0])
+            setup.policy,
+            _ROWS * plan.batch.micro.value,
+            setup.settings.forward,
+            lambda own: bool(engine.totals([own])[0]),
         )
         return RolloutEngine(rollouts, lambda: None)
     if engine.world > 1:
