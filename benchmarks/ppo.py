@@ -1,10 +1,10 @@
 """Stage ppo beside an older TRL's PPOv2Trainer: prompt and response tokens per second through rollout and update.
 
     python -m venv /tmp/trl11                         # TRL 0.11.4 needs transformers before 4.47
-    /tmp/trl11/bin/pip install trl==0.11.4 transformers==4.46.3 accelerate==0.34.2
-    python benchmarks/ppo.py --trl /tmp/trl11/bin/python [--layers 6] [--hidden 384] [--batch 32] [--new 64] [--turns 3]
+    trl11/bin/pip install trl==0.11.4 transformers==4.46.3 accelerate==0.34.2
+    python benchmarks/ppo.py --trl trl11/bin/python [--layers 6] [--hidden 384] [--batch 32] [--new 64] [--turns 3]
 
-Same random Llama with a tokenizer of its own, same reward model (that base with a head), same prompts, full fine-tuning,
+Same random Llama with its own tokenizer, same reward model (that base with a head), same prompts, full fine-tuning,
 AdamW, one pass over every rollout, answers of the same greatest length at temperature 1. Both sides learn with
 a policy, a reference, a critic and a reward model in memory. Sides take turns, each in a fresh process; the first two
 updates of a process are not counted. TRL's answers always have the greatest length; of surefoot's, which may stop, only
