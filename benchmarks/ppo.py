@@ -1,6 +1,6 @@
 """Stage ppo beside an older TRL's PPOv2Trainer: prompt and response tokens per second through rollout and update.
 
-    python -m venv /tmp/trl11                         # TRL 0.11.4 needs transformers before 4.47
+    python -m venv trl11                         # TRL 0.11.4 needs transformers before 4.47
     trl11/bin/pip install trl==0.11.4 transformers==4.46.3 accelerate==0.34.2
     python benchmarks/ppo.py --trl trl11/bin/python [--layers 6] [--hidden 384] [--batch 32] [--new 64] [--turns 3]
 
