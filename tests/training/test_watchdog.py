@@ -154,6 +154,20 @@ def test_a_fault_of_another_rank_ends_this_one_with_its_code_and_without_a_word(
     assert "error" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("met", "said"), [(True, "rank 0 (pid 4194305) is gone"), (False, "error: rank 0 is gone")])
+def test_a_rank_that_goes_with_the_store_is_known_by_name_from_the_meeting_on(server, monkeypatch, capfd, met, said):
+    """However soon: without the meeting (twin), nobody knows who it was."""
+    server.set("beat/0", beat(pid=GONE).to_bytes().decode())
+    monkeypatch.setattr(watchdog, "PERIOD", 0.0)
+    codes = []
+    dog = Watchdog(server, 1, 2, Activity(), end=codes.append)
+    if met:
+        dog.meet()
+    dog._without_store()
+    assert codes == [3]
+    assert said in capfd.readouterr().err
+
+
 def test_a_stall_names_who_is_behind(server, monkeypatch, capfd):
     monkeypatch.setattr("surefoot.training.beat.LEAST_LIMIT", 0.3)
     server.set("beat/1", beat(step=2, ticks=0, doing="training").to_bytes().decode())

@@ -88,8 +88,9 @@ class Session:
 
     def start_group(self, device: str) -> None:
         """The process group: gloo on the host, NCCL between GPUs."""
-        if self._store is None:
+        if self._store is None or self._watchdog is None:
             return
+        self._watchdog.meet()
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(
             backend,

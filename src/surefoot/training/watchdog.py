@@ -87,14 +87,24 @@ class Watchdog:
         self._host = socket.gethostname()
         self._watched = sorted({0, (rank + 1) % world} - {rank})
         self._seen: dict[int, tuple[Beat, float]] = {}
+        self._known: dict[int, Beat] = {}  # the last beat of each, however old: who it was
         self._halt = threading.Event()
         self._answered = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        """The first beat is in the store when this returns."""
+        self._store.set(_key(self._rank), self._activity.beat().to_bytes().decode())
         self._answered = time.monotonic()
         self._thread.start()
         threading.Thread(target=self._guard, name="watchdog of the store", daemon=True).start()
+
+    def meet(self) -> None:
+        """Wait for the first beats of the ranks that this one watches: one that ends a moment later is known by then."""
+        keys = {rank: _key(rank) for rank in self._watched}
+        self._store.wait(list(keys.values()))
+        for rank, key in keys.items():
+            self._known.setdefault(rank, Beat.from_bytes(self._store.get(key)))
 
     def stop(self) -> None:
         """The last beat says that this rank's part is done."""
@@ -143,6 +153,7 @@ class Watchdog:
             if not store.check([_key(rank)]):
                 continue  # it has not come yet; whoever starts ranks waits for all
             beat, now = Beat.from_bytes(store.get(_key(rank))), time.monotonic()
+            self._known[rank] = beat
             before = self._seen.get(rank)
             if before is None or beat.number != before[0].number:
                 self._seen[rank] = (beat, now)
@@ -173,10 +184,10 @@ class Watchdog:
         if self._halt.is_set():
             return
         time.sleep(PERIOD)
-        first = self._seen.get(0)
+        first = self._known.get(0)
         if self._rank == self._world - 1:
             what = "is gone or does not answer"
-            line = f"rank 0 {what}" if first is None else _line(0, first[0], what, self._host)
+            line = f"rank 0 {what}" if first is None else _line(0, first, what, self._host)
             self.note(line)
             _print(line)
         self._end(EnvironmentFault.exit_code)
