@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot.config.nested import put, value
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
@@ -50,7 +51,7 @@ def migrate(given: Mapping[str, Any], path: str, model: ModelFacts) -> Migration
             (notes if isinstance(found, str) else moves).append(found)
     config = deepcopy(dict(given))
     for move in moves:
-        _put(config, move.key, move.new)
+        put(config, move.key, move.new)
     return Migration(config, tuple(moves), tuple(notes))
 
 
@@ -180,22 +181,3 @@ _RULES: tuple[Callable[[Mapping[str, Any], str, ModelFacts], _Found], ...] = (
     _output,
     _others,
 )
-
-
-def value(config: Mapping[str, Any], key: str) -> Any:
-    """Of a dotted key; None where it is not set."""
-    for part in key.split("."):
-        if not isinstance(config, Mapping) or part not in config:
-            return None
-        config = config[part]
-    return config
-
-
-def _put(config: dict[str, Any], key: str, new: Any) -> None:
-    *groups, name = key.split(".")
-    for group in groups:
-        config = config.setdefault(group, {})
-    if new is None:
-        config.pop(name, None)
-    else:
-        config[name] = new
