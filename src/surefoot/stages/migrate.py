@@ -11,6 +11,7 @@ from typing import Any, Literal
 from surefoot import hardware
 from surefoot.config.dump import dump_plain
 from surefoot.config.load import check_config
+from surefoot.config.nested import value
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families import FAMILIES
 from surefoot.hub.access import is_signed_in
@@ -18,7 +19,7 @@ from surefoot.locations import looks_local
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
 from surefoot.planning.memory import fits, readable, usable
-from surefoot.planning.migration import Migration, migrate, value
+from surefoot.planning.migration import Migration, migrate
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.stages.planned import make_plan

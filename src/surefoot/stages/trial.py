@@ -1,0 +1,137 @@
+"""A few real steps of a run, timed, that leave nothing behind: the model, the data and the plan are the run's own."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from surefoot import hardware
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Weighted
+from surefoot.data.loader import prefetched
+from surefoot.planning.plan import RunPlan
+from surefoot.report.silent import silent_console
+from surefoot.stages.custom import NOTHING
+from surefoot.stages.job import make_schedules
+from surefoot.stages.kinds import KINDS
+from surefoot.stages.memory_faults import memory_faults
+from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.run_folder import Claim
+from surefoot.stages.setup import Setup
+from surefoot.stages.steps import make_ready
+from surefoot.training.ranks import ALONE
+from surefoot.training.report import StepReport
+from surefoot.training.session import open_session
+from surefoot.training.step import train_step
+
+
+@dataclass(frozen=True)
+class Trial:
+    """losses, grad_norms: of the steps of the first round, in order; None where one is not finite. seconds, waiting: of
+    a timed step, its best round, and what of it went by before its batches were there. tokens: real input tokens, by
+    timed step. memory: bytes at the peak, above what the process held before it set up. forecast: the plan's."""
+
+    losses: tuple[float | None, ...]
+    grad_norms: tuple[float | None, ...]
+    seconds: tuple[float, ...]
+    waiting: tuple[float, ...]
+    tokens: tuple[int, ...]
+    memory: int
+    forecast: int
+
+    @property
+    def rate(self) -> float:
+        """Real input tokens a second."""
+        return sum(self.tokens) / sum(self.seconds)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run before its first step. batches: step -> micro-batches."""
+
+    run: Prepared
+    setup: Setup
+    batches: Callable[[int], Sequence[Weighted]]
+
+    @property
+    def plan(self) -> RunPlan:
+        return self.run.plan
+
+    def step(self, number: int, batches: Sequence[Weighted]) -> StepReport:
+        """Optimizer step `number`, from 1, at the run's own learning rate."""
+        stage, setup = self.run.stage, self.setup
+        schedules = make_schedules(self.run.config, stage, self.run.timetable, setup.engine.groups)
+        at = min(number, self.run.timetable.total_steps) - 1
+        return train_step(
+            setup.engine,
+            stage.objective,
+            batches,
+            step=number,
+            lr={name: schedule.rate(at) for name, schedule in schedules.items()},
+            scale=setup.state.scale,
+            settings=replace(setup.settings, bounds=stage.bounds),
+        )
+
+
+@contextmanager
+def ready(config: RunConfig, last: int) -> Iterator[Ready]:
+    """`config` planned, loaded and verified, in this process; its run folder is not touched. last: the last step that
+    will be taken. Raises SurefootError as the run would."""
+    with tempfile.TemporaryDirectory(prefix="surefoot-") as temporary, silent_console() as console:
+        folder = Path(temporary) / "run"
+        config = config.model_copy(update={"output": str(folder)})
+        with open_session(ALONE, config.parallel.timeout) as session:
+            run = prepare(config, Claim(folder, "new"), console, NOTHING)
+            setup, _ = make_ready(run, session, NOTHING, console)
+            start = KINDS[config.stage].start
+            if start is not None:
+                stage = start(config, run.plan, run.stage, setup, run.tokenizer, lambda *_, **__: None)
+                run = replace(run, stage=stage)
+            with prefetched(run.stage.step_batches, config.data.workers, last=last) as batches:
+                yield Ready(run, setup, batches)
+
+
+def run_trial(config: RunConfig, *, steps: int, warm_up: int = 1, rounds: int = 2) -> Trial:
+    """Take the first `warm_up + steps` steps of the run, `rounds` times over, each round with the weights as the last
+    one left them; what is timed is every step's best round. In a process of its own the memory means something."""
+    before = psutil.Process().memory_info().rss
+    last = warm_up + steps
+    with ready(config, last) as one:
+        with memory_faults("trial", one.run.config, one.plan):
+            taken = [[_timed(one, number) for number in range(1, last + 1)] for _ in range(rounds)]
+        device = one.plan.device.value
+        peak = hardware.peak_memory(device)
+        forecast = one.plan.memory.total
+    first, counted = taken[0], range(warm_up, last)
+    best = [min((taken[round_][at] for round_ in range(rounds)), key=lambda step: step.seconds) for at in counted]
+    return Trial(
+        losses=tuple(step.report.loss for step in first),
+        grad_norms=tuple(step.report.grad_norm for step in first),
+        seconds=tuple(step.seconds for step in best),
+        waiting=tuple(step.waiting for step in best),
+        tokens=tuple(step.report.tokens for step in best),
+        memory=peak if device == "cuda" else peak - before,
+        forecast=forecast,
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    report: StepReport
+    seconds: float
+    waiting: float
+
+
+def _timed(one: Ready, number: int) -> _Step:
+    """`train_step` waits for the device before it reports."""
+    started = time.perf_counter()
+    batches = one.batches(number)
+    waiting = time.perf_counter() - started
+    report = one.step(number, batches)
+    return _Step(report, time.perf_counter() - started, waiting)
