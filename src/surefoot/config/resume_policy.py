@@ -50,6 +50,7 @@ POLICIES: dict[str, Rule] = {
     "precision": Rule("refused", "the numbers would come from other arithmetic"),
     "attention": Rule("refused", "the numbers would come from other kernels"),
     "compile": Rule("refused", "the numbers would come from other kernels"),
+    "kernels": Rule("refused", "the numbers would come from other kernels"),
     "gradient_checkpointing": Rule("warned", "recomputed activations may differ in the last bit"),
     "batch.size": Rule("refused", "steps, schedule and data position count batches of the old size"),
     "batch.micro": Rule("warned", "sums are rounded in another order, and dropout draws other masks"),

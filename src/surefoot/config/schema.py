@@ -34,9 +34,10 @@ class ModelConfig(Section):
     """Folder with config.json, weights (safetensors) and tokenizer, or a hub id such as meta-llama/Llama-3.1-8B."""
     revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of a hub model; leave out for a local folder."""
-    dropout: Annotated[Share | None, Field(examples=[0.0])] = None
-    """Dropout of the model's own layers while it trains; null: as its config.json says. The published config.json keeps
-    what it had."""
+    dropout: Annotated[Literal["own"] | Share | None, Field(examples=[0.0])] = None
+    """Dropout of the model's own layers while it trains. own: as its config.json says. null: own in stages sft and
+    pretrain, 0 in the others, which compare log-probabilities or scores. The published config.json keeps what it
+    had."""
 
 
 class TokenizerConfig(Section):
@@ -121,6 +122,12 @@ class AttentionConfig(Section):
     """SDPA's cuDNN kernel; off in training unless it passes (PyTorch issue 196678)."""
     math: Switch = "auto"
     """SDPA's plain kernel."""
+
+
+class KernelsConfig(Section):
+    adapter: Literal["auto", "plain", "fast"] = "auto"
+    """LoRA's and DoRA's forward and backward pass. plain: PEFT's. fast: surefoot's own, the same up to rounding. auto:
+    fast where it can run, unless it differs on the run's own weights."""
 
 
 class BatchConfig(Section):
@@ -357,6 +364,8 @@ class RunConfig(Section):
     """auto | eager | sdpa | flash_attention_2 | {implementation: …, flash: …, mem_efficient: …, cudnn: …, math: …}."""
     compile: CompileMode = "off"
     """torch.compile mode of the decoder; off unless asked for."""
+    kernels: KernelsConfig = KernelsConfig()
+    """Faster ways to compute the same; each is held against the plain way before step 1."""
     gradient_checkpointing: Switch = "auto"
     """Recompute activations in the backward pass; auto: only when the memory plan needs it."""
     batch: BatchConfig = BatchConfig()

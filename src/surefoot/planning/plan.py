@@ -14,6 +14,8 @@ Source = Literal["user", "family", "hardware", "measured", "default"]
 DType = Literal["fp32", "bf16", "fp16"]
 BaseType = Literal["fp32", "bf16", "fp16", "nf4"]
 SdpaKernel = Literal["flash", "mem_efficient", "cudnn", "math"]
+OWN_DROPOUT = "own"  # as the model's config.json says
+Dropout = float | Literal["own"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,17 @@ class ParallelPlan:
     offload: str = "none"
 
 
+_BEFORE = "the only one when this plan was made"
+
+
+@dataclass(frozen=True)
+class KernelsPlan:
+    """Arithmetic of surefoot's own in place of the libraries'. Plans from before there was a choice have the plain
+    path."""
+
+    adapter: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | fast
+
+
 @dataclass(frozen=True)
 class PpoPlan:
     """Each part is an adapter on the policy's trunk or a model of its own; the reference is adapter-off or a model;
@@ -168,9 +181,11 @@ class RunPlan:
     cautions: tuple[str, ...]  # sentences the user should read
     measurements: dict[str, object]  # what the probes saw; kept so that a resumed run never measures again
     # Plans that were saved before there was a choice have no such entry.
-    optimizer: Choice[str] = Choice("adamw", "the only one when this plan was made", "default")
+    optimizer: Choice[str] = Choice("adamw", _BEFORE, "default")
     report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is asked for", "default")
     parallel: ParallelPlan = ParallelPlan()
     reward: RewardPlan | None = None  # of stage reward
     reference: Choice[str] | None = None  # of stages dpo and kto
     ppo: PpoPlan | None = None  # of stage ppo
+    dropout: Choice[Dropout] | None = None  # of the model's own layers; None: made before there was the choice
+    kernels: KernelsPlan = KernelsPlan()

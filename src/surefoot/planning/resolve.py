@@ -18,7 +18,9 @@ from surefoot.hardware import Hardware
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.batch import plan_batch
+from surefoot.planning.dropout import as_trained, plan_dropout
 from surefoot.planning.environment import environment_findings
+from surefoot.planning.fast_paths import plan_kernels
 from surefoot.planning.hazards import plan_hazards
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_to_json
@@ -57,6 +59,7 @@ def resolve(
     for problem in contradictions(config):  # a config made in code was not read from a file
         notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
+    model = as_trained(model, config)
     tokens = plan_tokenizer(config, model, tokenizer, notes)
     precision = precision_for(config, model, hardware, seen, environment, notes)
     longest = longest_example(tokens.max_length.value, lengths)
@@ -116,6 +119,14 @@ def resolve(
             config, model, device=hardware.kind, checkpointing=recomputed, engine=parallel.engine.value
         )
         reward = plan_reward(config, model, tokenizer, tokens, shared, notes)
+    kernels = plan_kernels(
+        config.kernels,
+        adapter,
+        packed=precision.base.value == "nf4",
+        engine=parallel.engine.value,
+        compiled=config.compile != "off",
+        notes=notes,
+    )
     _check_free(memory, hardware, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:
@@ -141,6 +152,8 @@ def resolve(
         reward=reward,
         reference=reference,
         ppo=ppo,
+        kernels=kernels,
+        dropout=plan_dropout(config),
     )
     return replace(plan, environment=environment_findings(environment, plan))
 

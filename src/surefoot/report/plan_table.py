@@ -69,6 +69,8 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("template", tokens.template)
     yield _row("max_length", tokens.max_length)
     yield from _adapter_rows(plan)
+    if plan.dropout is not None and plan.dropout.source != "family":
+        yield _row("model.dropout", plan.dropout)
     yield from _reward_rows(plan)
     if plan.reference is not None:
         yield _row("alignment.reference", plan.reference)
@@ -77,6 +79,8 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("batch.size", plan.batch.size)
     yield _row("batch.micro", plan.batch.micro, f"{plan.batch.micro.value} x {plan.batch.accumulation}")
     yield _row("gradient_checkpointing", plan.memory.gradient_checkpointing)
+    if plan.adapter is not None:
+        yield _row("kernels.adapter", plan.kernels.adapter)
     yield _row("compile", plan.compile)
     yield _row("threads", plan.threads)
     if plan.report_to.value:

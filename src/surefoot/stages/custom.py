@@ -7,18 +7,18 @@ compared by content, as data always is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import JudgedBatch, PairBatch
 from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import METRICS, Metric
 from surefoot.nearest import nearest_word
 from surefoot.objectives.base import LossSum, Objective
 from surefoot.report.rows import EVAL_FIELDS
+from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import RewardFunction, Stage
 
@@ -92,11 +92,8 @@ def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fau
 def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage: Stage) -> None:
     """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
     that an evaluation already uses."""
-    batch = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0].to(setup.engine.device)
-    if isinstance(batch, PairBatch | JudgedBatch):  # what is made before each step: here any numbers do
-        batch = replace(batch, reference=torch.zeros(len(batch.rows.input_ids), device=setup.engine.device))
-    if isinstance(batch, JudgedBatch):
-        batch = replace(batch, kl=0.0)
+    first = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0]
+    _, batch = rehearsal(objective, first, setup.engine.device)
     with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
         found = objective(setup.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:

@@ -7,6 +7,7 @@ and what each rank reads for itself (data, base model) is compared with what the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def follow(
         run = prepare(config, _claimed(config, given), console, custom, commits_from_json(given["commits"]))
     _compare(run.identity, given["identity"])
     setup, _ = make_ready(run, session, custom, console)
+    run = replace(run, plan=setup.plan)
     session.gather("share", setup.share)
     with memory_faults("training", config, run.plan):
         outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile_every)

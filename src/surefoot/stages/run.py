@@ -8,7 +8,7 @@ this; the others follow (`surefoot.stages.follow`) and share the steps (`surefoo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -116,6 +116,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         return hand_over_end(session)
     hand_over(session, run)
     setup, verified = make_ready(run, session, asked.custom, console)
+    run = replace(run, plan=setup.plan)
     shares = session.gather("share", setup.share)
     with occupy(run.found) as rejected:
         for folder in rejected:

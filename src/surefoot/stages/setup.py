@@ -42,8 +42,10 @@ from surefoot.training.step import StepSettings
 class Setup:
     """What the loop needs. model: what the objective is given; policy: the language model in it. write_model: weights,
     config and tokenizer into a folder, as others read them. checkpoint: what the run goes on from. verified: what was
-    found when reality was held against the plan. share: engine and elements of this rank, for environment.json."""
+    found when reality was held against the plan. share: engine and elements of this rank, for environment.json. plan:
+    as it is carried out: without the fast paths that differ on these models."""
 
+    plan: RunPlan
     model: nn.Module
     policy: nn.Module
     engine: Engine
@@ -116,6 +118,7 @@ def set_up(
         state, tensors = load_state(checkpoint)
         engine.load_state(tensors)
     return Setup(
+        plan=plan,
         model=engine.model,
         policy=policy,
         engine=engine,

@@ -16,6 +16,7 @@ from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom, check_objective
 from surefoot.stages.evaluating import make_evaluate
+from surefoot.stages.fast_paths import planned_paths, settle
 from surefoot.stages.job import make_job
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.memory_faults import memory_faults
@@ -29,7 +30,8 @@ from surefoot.training.session import Session
 
 
 def make_ready(run: Prepared, session: Session, custom: Custom, console: Console) -> tuple[Setup, dict[str, Any]]:
-    """The models, loaded, shared out and held against the plan; and what was found."""
+    """The models, loaded, shared out and held against the plan; and what was found. The run goes on with `Setup.plan`,
+    which may have fewer fast paths."""
     with session.activity.during("setting up"), memory_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
         setup = _set_up(run, session, console)
@@ -37,7 +39,8 @@ def make_ready(run: Prepared, session: Session, custom: Custom, console: Console
             check_objective(run.config, custom.objective, setup, run.stage)
         own = {"objective": custom.objective_name} if custom.objective else {}
         bos = _verify_bos(run, setup)
-        return setup, {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
+        verified = {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
+        return _settle(run, setup, console), verified
 
 
 def take_steps(
@@ -118,6 +121,16 @@ def _next_rows(run: Prepared, setup: Setup) -> Batch:
     """Of the next step's first micro-batch."""
     step = min(setup.state.step + 1, run.timetable.total_steps)
     return run.stage.step_batches(step)[0].rows.to(setup.engine.device)
+
+
+def _settle(run: Prepared, setup: Setup, console: Console) -> Setup:
+    def caution(line: str) -> None:
+        console.say(f"caution: {line}", style="yellow")
+
+    paths = planned_paths(run.plan)
+    settled = settle(run.plan, setup, run.stage, paths, last=run.timetable.total_steps, say=caution)
+    share = {**setup.share, "fast_paths": settled.found} if paths else setup.share
+    return replace(setup, plan=settled.plan, share=share)
 
 
 def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:

@@ -1,0 +1,24 @@
+"""A faster way through a model that computes the same: what can be put in, compared with the plain way, and taken out.
+
+undo = path.install(model)
+...
+undo()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+Undo = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class FastPath:
+    """name: the key under `kernels:` that switches it, or "documents". install: patches a model in place, leaving names
+    and values of its parameters as they are, and returns what takes the patch out again."""
+
+    name: str
+    install: Callable[[nn.Module], Undo]

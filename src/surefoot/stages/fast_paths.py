@@ -1,0 +1,166 @@
+"""Every fast path is held against the plain one before step 1, on the run's own weights and examples.
+
+Two micro-batches of the step that comes next go forward and backward without the path and with it; the weights stay as
+they are. Loss and gradients may differ by rounding, which the limits below allow for. A path that differs by more is
+taken out again, and the plan says so: a resumed run stays with what its plan says, and is held against the plain path
+once more, but nothing is timed.
+
+A path's gain is the business of whoever planned it; here it only has to be right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from surefoot.data.batch import Weighted
+from surefoot.data.loader import dealt
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.models.fast import FastPath, Undo
+from surefoot.planning.plan import Choice, DType, RunPlan
+from surefoot.stages.rehearsal import rehearsal
+from surefoot.stages.setup import Setup
+from surefoot.stages.stage import Stage
+from surefoot.training.engine import Engine
+from surefoot.training.step import LOSS, add_gradient, draw, step_size
+
+# The largest share by which a loss, or the gradient of one parameter, may differ from the plain path's. Two orders of
+# the same sums differ by some units in the last place, times what the layers behind them make of it.
+LIMITS: Mapping[DType, float] = {
+    "fp32": 1e-3,  # 24 bits
+    "fp16": 2e-2,  # 11 bits
+    "bf16": 1e-1,  # 8 bits
+}
+_BATCHES = 2
+_SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
+_SMALL = 1e-3  # a parameter whose gradient is below this share of the largest one is measured against that
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """plan: with the paths that were taken out. found: path -> error, limit and whether it stays, for
+    environment.json."""
+
+    plan: RunPlan
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """loss: summed over the micro-batches and all ranks. gradients: by name, a sample of this rank's."""
+
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+
+
+def planned_paths(plan: RunPlan) -> list[FastPath]:
+    """Those that the plan has, in the order in which they are put in."""
+    return []
+
+
+def settle(
+    plan: RunPlan, setup: Setup, stage: Stage, paths: Sequence[FastPath], *, last: int, say: Callable[[str], None]
+) -> Settled:
+    """Put in every path that computes what the plain one does, and leave it in. last: the last step of the run. say:
+    is told of each that does not. Every rank must ask.
+
+    Raises EnvironmentFault for one that was asked for by name and does not.
+    """
+    if not paths:
+        return Settled(plan, {})
+    engine = setup.engine
+    step = min(setup.state.step + 1, last)
+    batches = list(dealt(stage.step_batches(step), engine.rank, engine.world))[:_BATCHES]
+
+    def run() -> _Pass:
+        return _pass(setup, stage, batches, step)
+
+    limit = LIMITS[plan.precision.compute.value]
+    plain = run()
+    found: dict[str, Any] = {}
+    good: list[FastPath] = []
+    for path in paths:
+        undo = path.install(engine.model)
+        error = _error(engine, plain, run())
+        undo()
+        found[path.name] = {"error": error, "limit": limit, "used": error <= limit}
+        if error <= limit:
+            good.append(path)
+        else:
+            plan = _without(plan, path.name, _sentence(error, limit), say)
+    installed = [path.install(engine.model) for path in good]
+    if len(good) > 1 and (error := _error(engine, plain, run())) > limit:
+        _take_out(installed)
+        for path in good:
+            found[path.name] |= {"used": False, "together": error}
+            plan = _without(plan, path.name, f"together with others it {_sentence(error, limit)}", say)
+    return Settled(plan, found)
+
+
+def _pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> _Pass:
+    """Forward and backward, with the draws of that step."""
+    engine, scale = setup.engine, setup.state.scale
+    weight = max(step_size(engine, batches).weight, 1)
+    loss = 0.0
+    try:
+        for number, batch in enumerate(batches):
+            draw(engine, setup.settings, step, number)
+            objective, batch = rehearsal(stage.objective, batch, engine.device)
+            sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=setup.settings)
+            loss += float(sums[LOSS])
+        engine.reduce()
+        engine.unscale(scale)
+        return _Pass(engine.totals([loss])[0], {name: _sample(one) for name, one in engine.gradients().items()})
+    finally:
+        engine.discard()
+
+
+def _sample(gradient: torch.Tensor) -> torch.Tensor:
+    """Numbers at even distances, in fp32. The distance is odd, so that it does not fall on one column of a matrix whose
+    width is a power of two."""
+    flat = gradient.detach().flatten()
+    return flat[:: max(1, flat.numel() // _SAMPLE) | 1].float().clone()
+
+
+def _error(engine: Engine, plain: _Pass, other: _Pass) -> float:
+    """The largest difference as a share, over losses and parameters, on any rank; infinite where something is not a
+    number. A parameter without a gradient has one of zeros."""
+    shares = [abs(other.loss - plain.loss) / max(abs(plain.loss), torch.finfo(torch.float32).tiny)]
+    names = plain.gradients.keys() | other.gradients.keys()
+    norms = {name: float(one.norm()) for name, one in plain.gradients.items()}
+    floor = max(_SMALL * max(norms.values(), default=0.0), torch.finfo(torch.float32).tiny)
+    for name in names:
+        one, two = plain.gradients.get(name), other.gradients.get(name)
+        difference = one if two is None else two if one is None else two - one
+        assert difference is not None
+        shares.append(float(difference.norm()) / max(norms.get(name, 0.0), floor))
+    worst = max((share if math.isfinite(share) else math.inf for share in shares), default=0.0)
+    ranks = [0.0] * engine.world
+    ranks[engine.rank] = min(worst, torch.finfo(torch.float32).max)  # infinity times another rank's 0 is not a number
+    return max(engine.totals(ranks))
+
+
+def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None]) -> RunPlan:
+    """The plan with the plain path in place of this one. Raises EnvironmentFault where the user named it."""
+    choice: Choice[str] = getattr(plan.kernels, name)
+    if choice.source == "user":
+        raise EnvironmentFault(
+            Fault(f"kernels.{name}", what, f"set kernels.{name}: auto or plain, and please report it")
+        )
+    say(f"kernels.{name}: {choice.value} {what}; the plain path is used")
+    plain = Choice(PLAIN, f"{choice.value} {what}", "measured")
+    return replace(plan, kernels=replace(plan.kernels, **{name: plain}))
+
+
+def _sentence(error: float, limit: float) -> str:
+    return f"differs from the plain path by {error:.2g} of loss or gradient on this model; allowed is {limit:g}"
+
+
+def _take_out(installed: Sequence[Undo]) -> None:
+    for undo in reversed(installed):
+        undo()
