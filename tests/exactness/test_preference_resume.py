@@ -46,7 +46,7 @@ def world(tmp_path_factory):
 def write_config(world, case, output):
     words = CASES[case]
     config = {
-        "model": str(world / "base"),
+        "model": {"path": str(world / "base"), "dropout": "own"},
         "data": {key: str(world / f"{words['stage']}{end}.json") for key, end in (("train", ""), ("eval", "-eval"))},
         "batch": {"size": 4, "micro": 2},
         "optim": {"lr": 1e-2},

@@ -31,7 +31,7 @@ def world(tmp_path_factory):
 def write_config(world, name: str, adapter: dict | None, loss: str) -> str:
     config = {
         "stage": "reward",
-        "model": str(world / "base"),
+        "model": {"path": str(world / "base"), "dropout": "own"},
         **({"adapter": adapter} if adapter else {}),
         "data": {"train": str(world / "pairs.jsonl"), "eval": 2, "max_length": 96, "template": "plain"},
         "reward": {"loss": loss, "center": 0.01},

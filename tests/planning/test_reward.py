@@ -75,7 +75,7 @@ def test_a_pair_is_two_rows_and_makes_no_logits(models):
     ("name", "changes", "why"),
     [
         ("mistral", {}, "window"),
-        ("gpt2", {}, "dropout"),
+        ("gpt2", {"model": {"dropout": "own"}}, "dropout"),
         ("llama3", {"adapter": LORA | {"dropout": 0.1}}, "dropout"),
         ("llama3", {"model": {"dropout": 0.1}}, "dropout"),
         ("llama3", {"bos": {"scale": 0.5}}, "BOS"),
@@ -96,7 +96,7 @@ def test_prompts_are_computed_once_elsewhere_and_on_no_gpu(models):
     for name, changes in (
         ("llama3", {}),
         ("qwen2", {}),
-        ("gpt2", {"model": {"path": str(models["gpt2"]), "dropout": 0}}),
+        ("gpt2", {}),
     ):
         plan = planned(models, name, **changes)
         assert plan.reward is not None

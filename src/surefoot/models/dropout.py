@@ -17,3 +17,15 @@ def set_dropout(model: nn.Module, share: float) -> None:
         for name in _NAMES:
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, share)
+
+
+def highest_dropout(model: nn.Module) -> float:
+    """The largest share that any module drops while the model trains; adapters count."""
+    shares = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    shares += [
+        share
+        for module in model.modules()
+        for name in _NAMES
+        if isinstance(share := getattr(module, name, None), float)
+    ]
+    return max(shares, default=0.0)

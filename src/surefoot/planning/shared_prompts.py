@@ -16,7 +16,8 @@ from surefoot.planning.plan import Choice, Source
 def plan_shared_prompts(
     config: RunConfig, model: ModelFacts, *, device: str, checkpointing: bool, engine: str
 ) -> Choice[bool]:
-    """device: cpu | cuda | mps. checkpointing: activations are computed again. engine: as planned."""
+    """model: with the dropout that it trains with. device: cpu | cuda | mps. checkpointing: activations are computed
+    again. engine: as planned."""
     reasons = _obstacles(config, model, device, checkpointing, engine)
     if (found := next(reasons, None)) is not None:
         return Choice(False, *found)
@@ -48,5 +49,4 @@ def _obstacles(
 
 def _drops(config: RunConfig, model: ModelFacts) -> bool:
     own = bool(model.dropouts) or model.attention_dropout > 0
-    asked = config.model.dropout
-    return (own if asked is None else asked > 0) or (config.adapter is not None and config.adapter.dropout > 0)
+    return own or (config.adapter is not None and config.adapter.dropout > 0)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from surefoot import hardware as machine
 from surefoot.config.schema import RunConfig
-from surefoot.families.model_facts import ModelFacts, with_dropout
+from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import Hardware
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
+from surefoot.planning.dropout import as_trained
 from surefoot.planning.kernels import ORDER, mask_reason, obstacle
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_from_json
 from surefoot.planning.notes import Notes
@@ -48,7 +49,7 @@ def make_plan(
     asked for does not work here.
     """
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
-    model = with_dropout(facts_of(folder), config.model.dropout)
+    model = as_trained(facts_of(folder), config)
     tokenizer = read_tokenizer_facts(folder)
     environment = {} if hardware else machine.read_environment()  # this machine's says nothing of another
     found = hardware or machine.detect()

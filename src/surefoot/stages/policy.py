@@ -19,7 +19,7 @@ from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quantised import quantise
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.value_head import freeze_output_head
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import OWN_DROPOUT, RunPlan
 from surefoot.training.checkpoint import Checkpoint
 
 
@@ -40,8 +40,8 @@ def load_policy(
     )
     if packed:
         quantise(model, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
-    if config.model.dropout is not None:
-        set_dropout(model, config.model.dropout)
+    if (share := trained_dropout(config, plan)) is not None:
+        set_dropout(model, share)
     model.generation_config.eos_token_id = list(tokens.stop.value)
     model.generation_config.pad_token_id = tokens.pad_id
     if plan.memory.gradient_checkpointing.value:
@@ -63,6 +63,15 @@ def load_policy(
     if checkpoint is not None:
         load_adapter_weights(adapted, checkpoint.folder, save_embedding=tokens.added_rows > 0)
     return adapted.train()
+
+
+def trained_dropout(config: RunConfig, plan: RunPlan) -> float | None:
+    """Share of the model's own layers while it trains; None: as its config.json says."""
+    if plan.dropout is not None:
+        return None if plan.dropout.value == OWN_DROPOUT else plan.dropout.value
+    if config.stage == "ppo" and config.model.dropout is None and not (plan.adapter and plan.adapter.dropout):
+        return 0.0  # as runs did that were planned before there was the choice, here and in the next line
+    return None if config.model.dropout == OWN_DROPOUT else config.model.dropout
 
 
 def write_policy(policy: nn.Module, plan: RunPlan, folder: Path) -> None:

@@ -53,10 +53,10 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
 
 
 def dropout_caution(share: float) -> str | None:
-    """`check_start` compares without dropout. share: the policy's while it learns; without a word of the config 0."""
+    """`check_start` compares without dropout. share: the highest of the policy's layers while it learns."""
     if share == 0:
         return None
     return (
         f"caution: the policy learns with dropout {share:g}, and answers are drawn without: ratios scatter around 1 "
-        "from the first step on, and some are clipped for that alone; leave model.dropout and adapter.dropout out"
+        "from the first step on, and some are clipped for that alone; leave adapter.dropout and model.dropout out"
     )

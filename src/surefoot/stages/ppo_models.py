@@ -38,8 +38,6 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
     """Actor, critic, reference and reward model around the policy. Raises InputError for a critic or a reward model
     that is none, or has another tokenizer."""
     begins, scored = critic_source(config, base), reward_source(config, base)
-    if config.model.dropout is None and not (plan.adapter and plan.adapter.dropout):
-        set_dropout(policy, 0.0)  # ratios compare log-probabilities: noise of our own would look like a step
     trunk = Trunk(policy) if isinstance(policy, PeftModel) else None
     critic = _critic(begins, trunk, plan, base, policy)
     cast = Cast(

@@ -18,6 +18,7 @@ from surefoot.data.loader import dealt
 from surefoot.data.order import ANSWERS
 from surefoot.data.rollout_order import Cycles, Place
 from surefoot.models.cast import Cast
+from surefoot.models.dropout import highest_dropout
 from surefoot.models.rollout import Rollout
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.policy import write_policy
@@ -69,7 +70,7 @@ def start_ppo(
         say_prior(config, plan, setup, tokenizer, say)
     else:
         memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
-    if sentence := dropout_caution(max(config.model.dropout or 0.0, plan.adapter.dropout if plan.adapter else 0.0)):
+    if sentence := dropout_caution(highest_dropout(setup.policy)):
         say(sentence)
     answering = rollout_engine(config, plan, setup)
     cycle = _Cycle(config, plan, stage, setup, cycles, memory, answering, scores, texts, say)
