@@ -1,0 +1,136 @@
+"""How much arithmetic an optimizer step needs, and so how fast a machine of a known rate could take it at best.
+
+    flops = step_flops(model, Work(tokens, squares, supervised), adapter)
+    share = fraction_of_limit(flops.needed, rate, seconds)
+
+A multiply-add is two FLOPs. With P the weights of the layers' matrices, R those of the adapter, H those of the output
+head, A the attention of a token and f the share of supervised tokens, a token costs
+
+    full    6 P + 3 A + 6 f H          forward 2 P + A, twice as much backward
+    LoRA    4 P + 3 A + 6 R + 4 f H    no gradients of frozen matrices
+    DoRA    the same, and once per step the norms of the rows of W + s B A
+
+and less where nobody reads the result: in the last layer a position without a label needs its keys and values alone
+(half of the tokens of an instruction or more), and in the first one nothing is passed back to a frozen embedding. Only
+matrix products are counted: norms, activations and the optimizer move bytes, and no machine gets to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.planning.plan import AdapterPlan
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step has to read. tokens: without padding. squares: lengths of the examples, squared and added up: each
+    token attends to those of its own example. supervised: tokens whose prediction is wanted."""
+
+    tokens: int
+    squares: int
+    supervised: int
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.tokens + other.tokens, self.squares + other.squares, self.supervised + other.supervised)
+
+
+NO_WORK = Work(0, 0, 0)
+
+
+def work_of(lengths: Iterable[int], supervised: int) -> Work:
+    """lengths: real tokens of every example."""
+    lengths = list(lengths)
+    return Work(sum(lengths), sum(length * length for length in lengths), supervised)
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """FLOPs of one optimizer step by where they fall. recomputed: forward passes that gradient checkpointing repeats,
+    which no result needs."""
+
+    forward: float
+    backward: float
+    head: float
+    per_step: float
+    recomputed: float
+
+    @property
+    def needed(self) -> float:
+        return self.forward + self.backward + self.head + self.per_step
+
+
+def step_flops(
+    model: ModelFacts,
+    work: Work,
+    adapter: AdapterPlan | None,
+    *,
+    head: bool = True,
+    checkpointed: float = 0.0,
+    pruned: bool = True,
+) -> StepFlops:
+    """adapter: None for full fine-tuning. head: whether the output head is used (a reward model's is not).
+    checkpointed: share of the layers that run their forward pass again in the backward one. pruned: leave out what
+    nobody reads, which the limit does whoever trains."""
+    full = adapter is None
+    layers = sum(_weights(module) for module in model.layer_linears)
+    added = _adapter_weights(model, adapter)
+    attention = attention_flops(model, work.squares, work.tokens)
+    passes = 4 if full else 2  # a product in the backward pass for the input, and one for a weight that trains
+    forward = 2 * (layers + added) * work.tokens + attention
+    backward = (passes * layers + 4 * added) * work.tokens + 2 * attention
+    recomputed = checkpointed * forward
+    if pruned:
+        unread = work.tokens - work.supervised
+        rest = layers / model.layers - 2 * model.hidden * model.size("key_value")  # of the last layer, but its k and v
+        seen = attention / model.layers * unread / work.tokens if work.tokens else 0.0
+        forward -= 2 * rest * unread + seen
+        backward -= passes * rest * unread + 2 * seen
+        if adapter is not None and not _is_saved(adapter, model.embedding):
+            projections = model.size("query") + 2 * model.size("key_value")
+            backward -= 2 * model.hidden * projections * work.tokens
+    trained = full or _is_saved(adapter, model.head)
+    of_head = (6 if trained else 4) * model.vocab * model.embedding_width * work.supervised if head else 0
+    return StepFlops(forward, backward, of_head, _row_norms(model, adapter), recomputed)
+
+
+def attention_flops(model: ModelFacts, squares: int, tokens: int) -> float:
+    """Forward, of all layers: each token with itself and those before it, once for the scores and once for the values.
+    A sliding window, which saves some of it, is not seen here."""
+    return 2.0 * model.layers * model.size("query") * (squares + tokens)
+
+
+def fraction_of_limit(flops: float, rate: float, seconds: float) -> float:
+    """flops: of the work done in `seconds`. rate: the most FLOP/s that matrix products reach on this machine."""
+    return flops / rate / seconds
+
+
+def _weights(module: ModuleFact) -> int:
+    assert module.linear is not None
+    return module.linear[0] * module.linear[1]
+
+
+def _targets(model: ModelFacts, adapter: AdapterPlan | None) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the adapted layers. An adapter on the output head is not counted."""
+    names = set() if adapter is None else set(adapter.targets.value)
+    return [module.linear for module in model.layer_linears if module.linear and module.name in names]
+
+
+def _adapter_weights(model: ModelFacts, adapter: AdapterPlan | None) -> int:
+    rank = adapter.rank if adapter else 0
+    return sum(rank * (inputs + outputs) for inputs, outputs in _targets(model, adapter))
+
+
+def _row_norms(model: ModelFacts, adapter: AdapterPlan | None) -> float:
+    """Of DoRA, factored: the products of W with A, of A with itself and of B with itself."""
+    if adapter is None or adapter.kind.value != "dora":
+        return 0.0
+    rank = adapter.rank
+    return float(sum(2 * rank * a * b + 2 * rank * rank * (a + b) for a, b in _targets(model, adapter)))
+
+
+def _is_saved(adapter: AdapterPlan | None, name: str) -> bool:
+    """Whether a module trains in full beside the adapter; by PEFT's rule, its name ends so."""
+    return adapter is not None and any(name.endswith(saved) for saved in adapter.modules_to_save)
