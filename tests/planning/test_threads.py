@@ -23,3 +23,18 @@ LAPTOP = replace(preset("cpu"), cores=8)
 def test_threads(tmp_path, config, machine, environment, threads, source):
     choice = plan_threads(model_facts(tmp_path, config), machine, environment)
     assert (choice.value, choice.source) == (threads, source)
+
+
+@pytest.mark.parametrize(
+    ("config", "rates", "environment", "threads", "source"),
+    [
+        (WIDE, {1: 10.0, 2: 20.0, 4: 30.0, 8: 12.0}, {}, 4, "measured"),  # a container that may use four of eight
+        (WIDE, {1: 10.0, 2: 20.0, 4: 30.0, 8: 29.0}, {}, 8, "hardware"),  # no clear gain
+        (WIDE, {1: 10.0, 4: 30.0, 8: 12.0}, {"OMP_NUM_THREADS": "8"}, 8, "user"),
+        (NARROW, {4: 30.0, 8: 12.0}, {}, 1, "default"),
+        (WIDE, {}, {}, 8, "hardware"),
+    ],
+)
+def test_fewer_threads_are_taken_for_a_clear_gain_alone(tmp_path, config, rates, environment, threads, source):
+    choice = plan_threads(model_facts(tmp_path, config), LAPTOP, environment, rates)
+    assert (choice.value, choice.source) == (threads, source)

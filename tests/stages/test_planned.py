@@ -1,12 +1,14 @@
 """From a config to a plan: what is read, what is measured, and what is not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import surefoot.probe.attention
 import surefoot.probe.matmul
+import surefoot.probe.threads
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot import hardware as machine
 from surefoot.errors import InputError
@@ -29,8 +31,9 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def probes(monkeypatch):
-    """Probes that write down what they are asked for, and find bf16 fast and flash best."""
+def probes(monkeypatch, tmp_path):
+    """Probes that write down what they are asked for, and find bf16 fast and flash best. Nothing is kept so far."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     asked = []
 
     def products(shapes, device, *, dtypes):
@@ -50,7 +53,7 @@ def probes(monkeypatch):
 def test_attention_is_measured_in_the_type_that_the_products_chose(folder, probes):
     plan = make_plan(run_config(model=folder))
     assert probes == [
-        ("products", ("fp32", "bf16"), (512, 256)),
+        ("products", ("fp32", "bf16"), (256, 512)),
         ("attention", ("flash", "math", "eager"), "bf16", 2048, 4, 2),
     ]
     assert (plan.precision.compute.value, plan.precision.compute.source) == ("bf16", "measured")
@@ -96,6 +99,27 @@ def test_old_measurements_stand_in_for_new_ones(folder, probes):
     again = make_plan(run_config(model=folder), measurements=first.measurements)
     assert probes == []
     assert again == first
+
+
+def test_what_this_machine_was_asked_before_is_not_measured_again(folder, probes):
+    first = make_plan(run_config(model=folder))
+    probes.clear()
+    assert make_plan(run_config(model=folder)) == first
+    assert probes == []
+    make_plan(run_config(model=folder), lengths=LengthFacts(longest=900, typical=300))
+    assert [kind for kind, *_ in probes] == ["attention"]  # another length is another question
+
+
+def test_threads_are_measured_where_nobody_has_said_how_many(folder, probes, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("MKL_NUM_THREADS")
+    monkeypatch.setattr(machine, "detect", lambda: replace(HERE, cores=8))
+    monkeypatch.setattr(
+        surefoot.probe.threads, "thread_rates", lambda shape, counts, budget: {1: 1.0, 2: 2.0, 4: 4.0, 8: 1.5}
+    )
+    plan = make_plan(run_config(model=folder))
+    assert (plan.threads.value, plan.threads.source) == (4, "measured")
+    assert make_plan(run_config(model=folder), measurements=plan.measurements).threads == plan.threads
 
 
 def test_nothing_is_measured_for_a_preset_or_on_request(folder, probes):

@@ -35,12 +35,18 @@ class Measurements:
     """products: FLOP/s of matrix products at the model's shapes, by dtype; empty where nobody measured.
 
     attention: one trial per form at `attention_length` tokens in `attention_dtype`; empty where nobody measured.
+    threads: FLOP/s of an fp32 product by number of CPU threads. tf32: FLOP/s with operands rounded to TF32, None where
+    there is no such thing. copy: bytes read and written per second. The last three are empty, None or 0 where nobody
+    measured.
     """
 
     products: Mapping[DType, float] = field(default_factory=dict)
     attention: tuple[AttentionTrial, ...] = ()
     attention_dtype: DType | None = None
     attention_length: int | None = None
+    threads: Mapping[int, float] = field(default_factory=dict)
+    tf32: float | None = None
+    copy: float = 0.0
 
 
 _MEASUREMENTS = TypeAdapter(Measurements)

@@ -141,7 +141,7 @@ def resolve(
         memory=memory,
         batch=batch,
         compile=compile_choice,
-        threads=plan_threads(model, hardware, environment),
+        threads=plan_threads(model, hardware, environment, seen.threads),
         trainable=trainable,
         parameters=parameters,
         environment=(),

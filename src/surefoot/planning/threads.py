@@ -11,10 +11,19 @@ from surefoot.planning.precision import NARROW
 
 _SAME = "resumed runs use the same: other counts give other last bits"
 _VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS"})
+CLEAR_GAIN = 1.2  # a measured count must beat all cores by this factor
 
 
-def plan_threads(model: ModelFacts, hardware: Hardware, environment: Mapping[str, str]) -> Choice[int]:
-    """What the environment says; one for narrow models on a CPU; else all that torch would use.
+def is_open(model: ModelFacts, hardware: Hardware, environment: Mapping[str, str]) -> bool:
+    """Whether a measurement may decide: on a CPU, where nobody has said otherwise and the model is wide enough."""
+    return hardware.kind == "cpu" and not _VARIABLES & environment.keys() and model.hidden >= NARROW
+
+
+def plan_threads(
+    model: ModelFacts, hardware: Hardware, environment: Mapping[str, str], rates: Mapping[int, float] | None = None
+) -> Choice[int]:
+    """What the environment says; one for narrow models on a CPU; else all that torch would use, unless fewer were
+    measured to be clearly faster (rates: FLOP/s by count), as in a container that sees more cores than it may use.
 
     A narrow model's operators take microseconds. A second thread saves little there, and on a busy machine each of them
     waits until the scheduler runs it: the quickstart took 139 s on two threads and 9.5 s on one beside other work.
@@ -24,4 +33,9 @@ def plan_threads(model: ModelFacts, hardware: Hardware, environment: Mapping[str
     if hardware.kind == "cpu" and model.hidden < NARROW:
         why = f"layers {model.hidden} wide gain little from more, which cost much on a busy machine"
         return Choice(1, why, "default")
+    if rates and is_open(model, hardware, environment):
+        best = max(rates, key=lambda count: rates[count])
+        if best < hardware.cores and hardware.cores in rates and rates[best] >= CLEAR_GAIN * rates[hardware.cores]:
+            gain = rates[best] / rates[hardware.cores]
+            return Choice(best, f"multiplied {gain:.1f} x as fast as {hardware.cores}; {_SAME}", "measured")
     return Choice(hardware.cores, _SAME, "hardware")

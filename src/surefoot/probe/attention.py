@@ -62,27 +62,37 @@ def attention_trials(
     dtype: DType,
     device: torch.device,
     budget: float = 0.6,
+    begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
     """One trial per form: eager, flash, mem_efficient, cudnn, math. length: tokens of a typical row.
 
     budget: seconds for the timing alone; the checks take about as long on a CPU. There, one thread does it all: the
-    forms compare the same, and other programs disturb it less.
+    forms compare the same, and other programs disturb it less. begin: is told of each form before it runs, so that one
+    that takes the process with it is known.
     """
     groups = heads // kv_heads
     rows, tokens = max(1, _TIMED_TOKENS // length), min(length, _TIMED_TOKENS)
     timed_heads = min(kv_heads, max(1, _TIMED_HEADS // groups))
     with one_thread():
         cases = check_cases(groups, head_dim, dtype, device)
-        checked = {name: _checked(name, cases, dtype) for name in forms}
+        checked = {}
+        for name in forms:
+            begin(name)
+            checked[name] = _checked(name, cases, dtype)
         inputs = _inputs(rows, groups, timed_heads, tokens, head_dim, TORCH_DTYPE[dtype], device)
         runs = {
-            name: partial(_forward_backward, form_named(name, masked=False), inputs)
+            name: partial(_announced, name, begin, form_named(name, masked=False), inputs)
             for name in forms
             if not checked[name][0]
         }
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         seconds = best_seconds(runs, budget=budget, rounds=_ROUNDS, wait=wait)
     return tuple(AttentionTrial(name, seconds.get(name, 0.0), *checked[name]) for name in forms)
+
+
+def _announced(name: str, begin: Callable[[str], object], form: Form, inputs: Sequence[torch.Tensor]) -> None:
+    begin(name)
+    _forward_backward(form, inputs)
 
 
 def _checked(name: str, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[str, float]]:

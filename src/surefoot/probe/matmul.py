@@ -41,16 +41,30 @@ def product_rates(
         return _small_then_full(largest, device, dtypes, budget)
 
 
+def tf32_rate(shapes: Iterable[tuple[int, int]], device: torch.device, *, budget: float = 0.25) -> float | None:
+    """FLOP/s of fp32 products whose operands are rounded to TF32, at the largest of `shapes`; None off CUDA, where
+    nothing has it."""
+    if device.type != "cuda":
+        return None
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "tf32"
+    try:
+        return product_rates(shapes, device, dtypes=("fp32",), budget=budget)["fp32"]
+    finally:
+        settings.fp32_precision = before
+
+
 def _small_then_full(
     largest: tuple[int, int], device: torch.device, dtypes: Sequence[DType], budget: float
 ) -> dict[DType, float]:
-    small = _rates(_SMALL_ROWS, _slice(largest, _SMALL_NUMBERS), device, dtypes, budget / 5, rounds=3)
-    rows, shape = _ROWS[device.type], _slice(largest, _NUMBERS[device.type])
+    small = _rates(_SMALL_ROWS, slice_of(largest, _SMALL_NUMBERS), device, dtypes, budget / 5, rounds=3)
+    rows, shape = _ROWS[device.type], slice_of(largest, _NUMBERS[device.type])
     quick: list[DType] = [dtype for dtype in small if 2 * rows * shape[0] * shape[1] / small[dtype] <= budget]
     return small | _rates(rows, shape, device, quick, budget, rounds=20)
 
 
-def _slice(shape: tuple[int, int], most: int) -> tuple[int, int]:
+def slice_of(shape: tuple[int, int], most: int) -> tuple[int, int]:
     """The shape, halved along its longer side until it has at most `most` numbers."""
     inputs, outputs = shape
     while inputs * outputs > most:

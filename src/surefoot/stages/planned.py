@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,18 @@ from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.ppo import Roles
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
+from surefoot.planning.threads import is_open as threads_are_open
 from surefoot.planning.tokenizer import plan_max_length
+from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.trackers.adapters import require_trackers
+from surefoot.stages.measured import measured_attention, measured_products, measured_threads
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
     import torch
+
+    from surefoot.probe.child import AttentionRequest
 
 
 def make_plan(
@@ -106,39 +112,44 @@ def _measure(
         return None
     import torch
 
-    device = torch.device(hardware.kind)
-    products = _products(config, model, device)
-    partial = Measurements(products=products)
+    device, kept = torch.device(hardware.kind), open_kept()
+    shapes = linear_shapes(model)
+    products = _products(config, shapes, device, kept)
+    threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
+    partial = Measurements(products=products, threads=threads)
     dtype = precision_for(config, model, hardware, partial, environment, Notes()).compute.value
     limit = plan_max_length(config.data.max_length, model, Notes()).value
     masked = mask_reason(model.window, longest_example(limit, lengths))
     forms = _open_forms(config, model, hardware, dtype, masked)
     if not forms:
         return partial
-    from surefoot.probe.attention import attention_trials
-
     length = lengths.typical if lengths else limit
-    trials = attention_trials(
-        forms,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        length=length,
-        dtype=dtype,
-        device=device,
-    )
-    return Measurements(products=products, attention=trials, attention_dtype=dtype, attention_length=length)
+    trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
+    return replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
 
 
-def _products(config: RunConfig, model: ModelFacts, device: torch.device) -> dict[DType, float]:
+def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the linear layers."""
+    return [module.linear for module in model.layer_linears if module.linear]
+
+
+def attention_request(
+    model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str
+) -> AttentionRequest:
+    """The model's heads at `length` tokens, for the probe. kind: cpu | cuda."""
+    from surefoot.probe.child import AttentionRequest
+
+    return AttentionRequest(tuple(forms), model.heads, model.kv_heads, model.head_dim, length, dtype, kind)
+
+
+def _products(
+    config: RunConfig, shapes: Sequence[tuple[int, int]], device: torch.device, kept: Kept
+) -> dict[DType, float]:
     """Rates of fp32 and of the type that is asked for, or bf16 where it is left open."""
     asked = config.precision.compute
     if asked == "fp32":
         return {}
-    from surefoot.probe.matmul import product_rates
-
-    shapes = [module.linear for module in model.layer_linears if module.linear]
-    return product_rates(shapes, device, dtypes=("fp32", "bf16" if asked == "auto" else asked))
+    return measured_products(shapes, device, ("fp32", "bf16" if asked == "auto" else asked), kept)
 
 
 def _open_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str) -> list[str]:

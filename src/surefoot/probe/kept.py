@@ -1,0 +1,89 @@
+"""What was measured is kept in the user's cache folder: a machine, its libraries and the model's shapes stay the same.
+
+    kept = open_kept()
+    rates = kept.get("products", {"shape": [4096, 14336]}, dict[str, float], measure)
+
+A file holds the question beside the answer. One that is damaged, or that answers another question, machine or version,
+is ignored and replaced; a folder that cannot be written is no obstacle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from surefoot import durable, hardware
+from surefoot.errors import EnvironmentFault
+
+T = TypeVar("T")
+_FORMAT = 1  # of the files, and of how the probes measure
+
+
+@dataclass(frozen=True)
+class Kept:
+    """folder: where the files are. machine: all that an answer depends on besides the question, JSON-able."""
+
+    folder: Path
+    machine: Mapping[str, Any]
+
+    def get(
+        self,
+        name: str,
+        question: Mapping[str, Any],
+        kind: Any,
+        measure: Callable[[], T],
+        *,
+        lasting: Callable[[T], bool] = lambda answer: True,
+    ) -> T:
+        """The kept answer, else what `measure` returns. name: of the probe. question: JSON-able. kind: the answer's
+        type, for pydantic. lasting: whether an answer would be the same tomorrow; others are not kept."""
+        asked = _plain({"format": _FORMAT, "probe": name, "question": question, "machine": self.machine})
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        path, adapter = self.folder / f"{name}-{digest[:16]}.json", TypeAdapter(kind)
+        known = _read(path, asked, adapter)
+        if known is not None:
+            return known
+        answer = measure()
+        if not lasting(answer):
+            return answer
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            durable.write_json(path, {"asked": asked, "answer": adapter.dump_python(answer, mode="json")})
+        except (
+            OSError,
+            EnvironmentFault,
+        ):  # a full disk or a folder of somebody else's: it is measured again next time
+            pass
+        return answer
+
+    def forget(self) -> None:
+        """Of all machines and questions: everything is measured anew."""
+        for path in self.folder.glob("*.json"):
+            durable.remove(path)
+
+
+def open_kept() -> Kept:
+    """In the user's cache folder, for this machine with its libraries, threads and environment variables."""
+    return Kept(hardware.cache_folder() / "probes", hardware.describe())
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from a file: tuples are lists, keys are strings."""
+    return json.loads(json.dumps(value))
+
+
+def _read(path: Path, asked: Any, adapter: TypeAdapter[Any]) -> Any:
+    """None where there is no answer to this question."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["asked"] != asked:
+            return None
+        return adapter.validate_python(content["answer"])
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return None

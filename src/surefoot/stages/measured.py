@@ -1,0 +1,88 @@
+"""What the probes say of this machine, from the cache where it was asked before.
+
+Not more than `BUDGET` seconds pass in all, besides imports and a GPU's start: the parts have budgets of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.plan import DType
+from surefoot.probe.kept import Kept
+
+if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
+    import torch
+
+    from surefoot.probe.child import AttentionRequest
+
+Shape = tuple[int, int]  # inputs, outputs
+BUDGET = {"cpu": 3.0, "cuda": 10.0}
+PARTS = {"products": 0.3, "tf32": 0.3, "threads": 0.4, "copy": 0.1, "attention": 0.6}  # seconds of timing
+_PASSING = ("ended its process", "did not end", "out of memory")  # what may be otherwise tomorrow
+
+
+def measured_products(
+    shapes: Iterable[Shape], device: torch.device, dtypes: Sequence[DType], kept: Kept
+) -> dict[DType, float]:
+    """See `probe.matmul.product_rates`."""
+    from surefoot.probe import matmul
+
+    largest = largest_of(shapes)
+    question = {"shape": largest, "device": device.type, "dtypes": list(dtypes)}
+    return kept.get(
+        "products", question, dict[DType, float], lambda: matmul.product_rates([largest], device, dtypes=dtypes)
+    )
+
+
+def measured_tf32(shapes: Iterable[Shape], device: torch.device, kept: Kept) -> float | None:
+    """See `probe.matmul.tf32_rate`."""
+    from surefoot.probe import matmul
+
+    if device.type != "cuda":
+        return None
+    largest = largest_of(shapes)
+    return kept.get("tf32", {"shape": largest}, float | None, lambda: matmul.tf32_rate([largest], device))
+
+
+def measured_threads(shapes: Iterable[Shape], cores: int, kept: Kept) -> dict[int, float]:
+    """See `probe.threads.thread_rates`. cores: the largest number of threads to try."""
+    from surefoot.probe import threads
+
+    largest = largest_of(shapes)
+    counts = threads.thread_counts(cores)
+    return kept.get(
+        "threads",
+        {"shape": largest, "counts": counts},
+        dict[int, float],
+        lambda: threads.thread_rates(largest, counts, budget=PARTS["threads"]),
+    )
+
+
+def measured_copy(device: torch.device, kept: Kept) -> float:
+    """See `probe.copy.copy_rate`."""
+    from surefoot.probe import copy
+
+    return kept.get("copy", {"device": device.type}, float, lambda: copy.copy_rate(device, budget=PARTS["copy"]))
+
+
+def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[AttentionTrial, ...]:
+    """In a child process on a GPU, in this one on a CPU, where nothing of torch's has ever crashed."""
+    from dataclasses import asdict
+
+    from surefoot.probe import child
+
+    run = child.run_in_child if request.device == "cuda" else child.run_request
+    return kept.get(
+        "attention",
+        asdict(request),
+        tuple[AttentionTrial, ...],
+        lambda: run(request),
+        lasting=lambda trials: not any(said in trial.failure for trial in trials for said in _PASSING),
+    )
+
+
+def largest_of(shapes: Iterable[Shape]) -> Shape:
+    """By numbers in the weight."""
+    return max(shapes, key=lambda shape: shape[0] * shape[1])

@@ -1,0 +1,99 @@
+"""Measurements that are kept: taken for the same question on the same machine, and for no other."""
+
+import json
+
+import pytest
+
+from surefoot.probe.kept import Kept, open_kept
+
+MACHINE = {"cpu": "one", "versions": {"torch": "2.13.0"}}
+QUESTION = {"shape": (64, 32)}
+
+
+class Probe:
+    """Answers with the number of times that it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        return {"fp32": float(self.asked)}
+
+
+def ask(folder, probe, *, machine=MACHINE, question=QUESTION, name="products", **more):
+    return Kept(folder, machine).get(name, question, dict[str, float], probe, **more)
+
+
+def only_file(folder):
+    (path,) = folder.glob("*.json")
+    return path
+
+
+def test_the_same_question_is_measured_once(tmp_path):
+    probe = Probe()
+    assert ask(tmp_path, probe) == ask(tmp_path, probe) == {"fp32": 1.0}
+    assert probe.asked == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"machine": {**MACHINE, "cpu": "another"}},
+        {"machine": {**MACHINE, "versions": {"torch": "2.14.0"}}},
+        {"question": {"shape": (64, 33)}},
+        {"name": "threads"},
+    ],
+)
+def test_another_machine_version_shape_or_probe_is_measured(tmp_path, other):
+    probe = Probe()
+    ask(tmp_path, probe)
+    assert ask(tmp_path, probe, **other) == {"fp32": 2.0}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[1, 2]",
+        lambda text: text.replace('"fp32": 1.0', '"fp32": "fast"'),
+        lambda text: text.replace("2.13.0", "2.12.0"),
+        lambda text: json.dumps({"asked": json.loads(text)["asked"]}),
+    ],
+)
+def test_what_is_damaged_or_answers_another_question_is_measured_anew_and_replaced(tmp_path, damage):
+    probe = Probe()
+    ask(tmp_path, probe)
+    path = only_file(tmp_path)
+    path.write_text(damage(path.read_text()))
+    assert ask(tmp_path, probe) == {"fp32": 2.0}
+    assert ask(tmp_path, probe) == {"fp32": 2.0}
+    assert only_file(tmp_path) == path
+
+
+def test_forgetting_measures_anew(tmp_path):
+    probe = Probe()
+    ask(tmp_path, probe)
+    Kept(tmp_path, MACHINE).forget()
+    assert ask(tmp_path, probe) == {"fp32": 2.0}
+
+
+def test_a_passing_failure_is_not_kept(tmp_path):
+    probe = Probe()
+    ask(tmp_path, probe, lasting=lambda answer: False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert ask(tmp_path / "file" / "probes", Probe()) == {"fp32": 1.0}
+
+
+def test_an_environment_variable_that_matters_is_part_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    probe = Probe()
+    for isa in ("AVX2", "AVX2", "AVX512_CORE"):
+        monkeypatch.setenv("DNNL_MAX_CPU_ISA", isa)
+        open_kept().get("products", QUESTION, dict[str, float], probe)
+    assert probe.asked == 2
