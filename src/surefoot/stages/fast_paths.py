@@ -51,7 +51,7 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """loss: summed over the micro-batches and all ranks. gradients: by name, a sample of this rank's."""
 
     loss: float
@@ -77,8 +77,8 @@ def settle(
     step = min(setup.state.step + 1, last)
     batches = list(dealt(stage.step_batches(step), engine.rank, engine.world))[:_BATCHES]
 
-    def run() -> _Pass:
-        return _pass(setup, stage, batches, step)
+    def run() -> Pass:
+        return one_pass(setup, stage, batches, step)
 
     limit = LIMITS[plan.precision.compute.value]
     plain = run()
@@ -86,7 +86,7 @@ def settle(
     good: list[FastPath] = []
     for path in paths:
         undo = path.install(engine.model)
-        error = _error(engine, plain, run())
+        error = largest_difference(engine, plain, run())
         undo()
         found[path.name] = {"error": error, "limit": limit, "used": error <= limit}
         if error <= limit:
@@ -94,7 +94,7 @@ def settle(
         else:
             plan = _without(plan, path.name, _sentence(error, limit), say)
     installed = [path.install(engine.model) for path in good]
-    if len(good) > 1 and (error := _error(engine, plain, run())) > limit:
+    if len(good) > 1 and (error := largest_difference(engine, plain, run())) > limit:
         _take_out(installed)
         for path in good:
             found[path.name] |= {"used": False, "together": error}
@@ -102,7 +102,7 @@ def settle(
     return Settled(plan, found)
 
 
-def _pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> _Pass:
+def one_pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> Pass:
     """Forward and backward, with the draws of that step."""
     engine, scale = setup.engine, setup.state.scale
     weight = max(step_size(engine, batches).weight, 1)
@@ -115,7 +115,7 @@ def _pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) ->
             loss += float(sums[LOSS])
         engine.reduce()
         engine.unscale(scale)
-        return _Pass(engine.totals([loss])[0], {name: _sample(one) for name, one in engine.gradients().items()})
+        return Pass(engine.totals([loss])[0], {name: _sample(one) for name, one in engine.gradients().items()})
     finally:
         engine.discard()
 
@@ -127,7 +127,7 @@ def _sample(gradient: torch.Tensor) -> torch.Tensor:
     return flat[:: max(1, flat.numel() // _SAMPLE) | 1].float().clone()
 
 
-def _error(engine: Engine, plain: _Pass, other: _Pass) -> float:
+def largest_difference(engine: Engine, plain: Pass, other: Pass) -> float:
     """The largest difference as a share, over losses and parameters, on any rank; infinite where something is not a
     number. A parameter without a gradient has one of zeros."""
     shares = [abs(other.loss - plain.loss) / max(abs(plain.loss), torch.finfo(torch.float32).tiny)]
