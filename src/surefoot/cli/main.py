@@ -41,6 +41,7 @@ COMMANDS = {
     "init": Entry("surefoot.cli.init", "Write a commented config for a model and data."),
     "train": Entry("surefoot.cli.train", "Fine-tune a model as a config says; resumable at any moment."),
     "plan": Entry("surefoot.cli.plan", "Show every choice of a run with its reason; trains nothing."),
+    "tune": Entry("surefoot.cli.tune", "Find the fastest settings of a run by short real trials."),
     "data": Entry("surefoot.cli.data", "Show what the model would learn from, token by token."),
     "generate": Entry("surefoot.cli.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.cli.chat", "Talk to a base model, an adapter or a run."),

@@ -31,12 +31,13 @@ __all__ = ["LoadedConfig", "dump_config", "load_config", "plain_config"]
 @dataclass(frozen=True)
 class LoadedConfig:
     """config: checked, defaults filled in. origins: dotted key -> "file:line", "override" or "default".
-    path: the file, as it was named."""
+    path: the file, as it was named. given: what file and overrides set, as plain values with short forms written out."""
 
     config: RunConfig
     origins: dict[str, str]
     path: str
     sources: Sources
+    given: dict[str, Any]
 
     def locate(self, fault: Fault) -> Fault:
         """The fault at its place in the file or the override, where it names a key that was given there.
@@ -78,7 +79,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         key: sources.origin(written) if (written := as_written(key, data)) in given else "default"
         for key, _ in _leaves(whole)
     }
-    return LoadedConfig(config, origins, str(path), sources)
+    return LoadedConfig(config, origins, str(path), sources, data)
 
 
 def check_config(data: Mapping[str, Any]) -> RunConfig:

@@ -1,0 +1,80 @@
+"""`surefoot tune`: the fastest settings of a run on this machine, found by trying."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from surefoot.cli.options import config_arguments, load_or_exit
+
+if TYPE_CHECKING:
+    from surefoot.tune.run import Tuned
+
+_ABOUT = (
+    "# Found by `surefoot tune` on {machine}: {rate:,.0f} real tokens/s, {gain:.2f} times the plan's own choices.\n"
+)
+
+
+@click.command()
+@config_arguments
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write the config; else CONFIG-tuned.yaml.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.5), default=6.0, show_default=True, help="Timed steps of a trial, about."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was tried as JSON.")
+def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: float, as_json: bool) -> None:
+    """Search the fastest settings for CONFIG.yaml on this machine with short real trials, and write them as a config.
+
+    What CONFIG.yaml sets stays; what it leaves open is varied. Every setting has to compute what the plain fp32 path
+    computes; what the memory forecast rules out is not started.
+    """
+    loaded = load_or_exit(config, overrides)
+    out = out or config.with_name(f"{config.stem}-tuned.yaml")
+
+    from surefoot import durable, hardware
+    from surefoot.config.dump import dump_plain
+    from surefoot.errors import Fault, InputError
+    from surefoot.report.console import open_console
+    from surefoot.report.tuning import outcome_lines, picture, trial_line
+    from surefoot.tune.run import tune as search
+    from surefoot.tune.search import Tried
+
+    if out.exists():
+        raise InputError(Fault(str(out), "already exists", "name another file with --out"))
+    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    tried: list[Tried] = []
+
+    def told(one: Tried) -> None:
+        tried.append(one)
+        console.say(trial_line(len(tried), one, tried[0]))
+
+    found = search(loaded.given, seconds=seconds, told=told, said=console.say)
+    about = _ABOUT.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    durable.write_text(out, about + dump_plain(found.config))
+    drawn = out.with_suffix(".png")
+    durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem))
+    if as_json:
+        click.echo(json.dumps({"config": str(out), **_as_json(found)}, indent=2, ensure_ascii=False))
+        return
+    for line in outcome_lines(found.start, found.best, found.left_out):
+        console.say(line)
+    console.say(f"wrote {out} and {drawn.name}")
+    console.say(f"next: surefoot train {out}")
+
+
+def _as_json(found: Tuned) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "steps": found.steps,
+        "gain": found.gain,
+        "start": asdict(found.start),
+        "best": asdict(found.best),
+        "tried": [asdict(one) for one in found.tried],
+        "left_out": [list(one) for one in found.left_out],
+    }

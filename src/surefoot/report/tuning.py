@@ -1,0 +1,82 @@
+"""A tuning as people read it: a line for each setting as it comes, the account at the end, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from surefoot.config.dump import shown
+from surefoot.planning.memory import readable
+from surefoot.report.plots import png
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#888888"
+
+
+class Tried(Protocol):
+    """What a line needs of a setting that was tried."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def rate(self) -> float: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def failure(self) -> str: ...
+
+
+def trial_line(number: int, tried: Tried, start: Tried) -> str:
+    """start: the plan's own choices, which every other setting is described by its difference from."""
+    what = difference(tried.settings, start.settings) or "the plan's own choices"
+    if not tried.rate:
+        return f"{number:>3}  {'-':>9} tok/s {'':>6} {'-':>9}  {what}: {tried.failure}"
+    change = f"{tried.rate / start.rate - 1:+.0%}" if start.rate and tried is not start else ""
+    wrong = f": not taken, {tried.failure}" if tried.failure else ""
+    return f"{number:>3}  {tried.rate:>9,.0f} tok/s {change:>6} {readable(tried.memory):>9}  {what}{wrong}"
+
+
+def difference(settings: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    """ "batch.micro 8, data.packing on"; empty where there is none."""
+    changed = (key for key in settings if settings[key] != start.get(key))
+    return ", ".join(f"{key} {shown(settings[key])}" for key in changed)
+
+
+def outcome_lines(start: Tried, best: Tried, left_out: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """start, best: as they were measured last, in turns."""
+    for key, why in left_out:
+        yield f"not varied: {key}, {why}"
+    if best is start:
+        yield f"the plan's own choices stay: nothing is clearly faster than {start.rate:,.0f} tokens/s"
+        return
+    yield (
+        f"best: {difference(best.settings, start.settings)}: {best.rate:,.0f} tokens/s and {readable(best.memory)}, "
+        f"{best.rate / start.rate:.2f} times the plan's own {start.rate:,.0f} and {readable(start.memory)} (in turns)"
+    )
+
+
+def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str) -> bytes:
+    """Tokens a second over memory, a point for each setting that was timed, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    for label, colour, marker, chosen in (
+        ("tried", _BLUE, "o", [one for one in tried if one.rate and not one.failure]),
+        ("not taken: numbers are off", _GREY, "x", [one for one in tried if one.rate and one.failure]),
+        ("the plan's own", _ORANGE, "s", [start]),
+        ("best", _ORANGE, "*", [best]),
+    ):
+        if chosen:
+            points = [one.memory / 2**20 for one in chosen], [one.rate for one in chosen]
+            axes.plot(*points, marker, color=colour, ms=13 if marker == "*" else 7, label=label, ls="none")
+    axes.set_title(f"{name}: speed and memory of the settings tried", loc="left", fontsize=12)
+    axes.set_xlabel("peak memory above the libraries' (MiB)")
+    axes.set_ylabel("real tokens per second")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return png(figure)
