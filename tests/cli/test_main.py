@@ -77,7 +77,17 @@ SURFACE = {
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
     "run": ["words", "--allow-unknown", "--resume", "--overwrite", "--quiet", "--dry-run"],
     "schema": [],
-    "train": ["config", "overrides", "--resume", "--overwrite", "--quiet", "--push", "--profile", "--dry-run"],
+    "train": [
+        "config",
+        "overrides",
+        "--resume",
+        "--overwrite",
+        "--quiet",
+        "--push",
+        "--profile",
+        "--time-every",
+        "--dry-run",
+    ],
     "translate": ["words", "--out", "--json", "--allow-unknown"],
     "verify": ["folder", "--same-as", "--json"],
 }

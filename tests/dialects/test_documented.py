@@ -200,7 +200,7 @@ def test_the_banner_lists_every_argument() -> None:
 
 
 def test_train_sft_asks_for_profiles_at_every_step() -> None:
-    assert command(COMMANDS["train-sft"]).arguments == ("--profile", "1")
+    assert command(COMMANDS["train-sft"]).arguments == ("--time-every", "1")
 
 
 def test_allow_unknown_lists_what_nobody_knows() -> None:

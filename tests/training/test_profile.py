@@ -1,4 +1,4 @@
-"""`train --profile N`: forward and backward are timed apart, in the steps asked for, and no number changes."""
+"""`train --time-every N`: forward and backward are timed apart, in the steps asked for, and no number changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surefoot.cli.main import main
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
 from surefoot.report.wording import profile_line
-from surefoot.training.profile import Stopwatch
+from surefoot.training.profile import Stopwatch, unwatched
 from surefoot.training.report import StepProfile
 from surefoot.training.step import train_step
 from tiny import tiny_llama
@@ -32,7 +32,7 @@ def slow_loss(model, batch):
     return toy_loss(model, batch)
 
 
-def steps(watch=lambda: None, objective=toy_loss, dropout=0.3):
+def steps(watch=lambda: unwatched, objective=toy_loss, dropout=0.3):
     engine, batches = toy_engine(dropout), toy_batches(EXAMPLES, 4)
 
     def step(number):
@@ -115,8 +115,8 @@ def run(folder, name, *arguments):
     return result.output
 
 
-def test_train_profile_writes_every_second_step_and_changes_nothing(folder):
-    quiet, output = run(folder, "plain"), run(folder, "watched", "--profile", "2")
+def test_time_every_writes_every_second_step_and_changes_nothing(folder):
+    quiet, output = run(folder, "plain"), run(folder, "watched", "--time-every", "2")
     assert "[profile]" not in quiet
     assert not (folder / "plain" / "profile.jsonl").exists()
     assert output.count("[profile] forward ") == 2
@@ -131,7 +131,7 @@ def test_train_profile_writes_every_second_step_and_changes_nothing(folder):
     assert logs[0] == logs[1]
 
 
-def test_profile_counts_from_one(folder):
-    result = CliRunner().invoke(main, ["train", str(folder / "run.yaml"), "--profile", "0"])
+def test_time_every_counts_from_one(folder):
+    result = CliRunner().invoke(main, ["train", str(folder / "run.yaml"), "--time-every", "0"])
     assert result.exit_code == 2
-    assert "--profile" in result.output
+    assert "--time-every" in result.output

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
 @click.option("--push", "name", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
 @click.option(
-    "--profile", type=click.IntRange(min=1), metavar="N", help="Time forward and backward of every N-th step."
+    "--profile",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="After a warm-up, clock N steps and trace two more: table, picture, trace for Perfetto.",
+)
+@click.option(
+    "--time-every", type=click.IntRange(min=1), metavar="N", help="Print forward and backward times of every N-th step."
 )
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
 def train(
@@ -41,6 +47,7 @@ def train(
     quiet: bool,
     name: str | None,
     profile: int | None,
+    time_every: int | None,
     dry_run: bool,
 ) -> int:
     """Fine-tune the model that CONFIG.yaml describes.
@@ -57,12 +64,19 @@ def train(
             raise click.UsageError(f"{config} is for {found.command}, not for training; {advice}")
         asked: Mode | None = "resume" if resume else "overwrite" if overwrite else None
         return train_translation(
-            found, asked, quiet=quiet, name=name, profile=profile, dry_run=dry_run, read_from=config
+            found,
+            asked,
+            quiet=quiet,
+            name=name,
+            profile=profile,
+            time_every=time_every,
+            dry_run=dry_run,
+            read_from=config,
         )
     loaded = load_or_exit(config, overrides)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with _told_if_interrupted(Path(loaded.config.output), mode):
-        return _train(loaded.config, mode, quiet, name, profile, dry_run)
+        return _train(loaded.config, mode, quiet, name, (profile, time_every), dry_run)
 
 
 def train_translation(
@@ -72,18 +86,20 @@ def train_translation(
     quiet: bool = False,
     name: str | None = None,
     profile: int | None = None,
+    time_every: int | None = None,
     dry_run: bool = False,
     read_from: Path | None = None,
 ) -> int:
-    """Train what another tool's words mean. mode, name, profile: those of the words unless given. read_from: the file
+    """Train what another tool's words mean. mode, name and times: those of the words unless given. read_from: the file
     that was recognised, where one was."""
     words = list(found.arguments)
     mode = mode or ("resume" if "--resume" in words else "overwrite" if "--overwrite" in words else "new")
     name = name or _after("--push", words)
     profile = profile or int(_after("--profile", words) or 0) or None
+    time_every = time_every or int(_after("--time-every", words) or 0) or None
     config = checked(found)
     with _told_if_interrupted(Path(config.output), mode):
-        return _train(config, mode, quiet, name, profile, dry_run, found, read_from)
+        return _train(config, mode, quiet, name, (profile, time_every), dry_run, found, read_from)
 
 
 def _after(flag: str, words: list[str]) -> str | None:
@@ -95,11 +111,12 @@ def _train(
     mode: Mode,
     quiet: bool,
     name: str | None,
-    profile: int | None,
+    profile: tuple[int | None, int | None],
     dry_run: bool,
     origin: Translation | None = None,
     read_from: Path | None = None,
 ) -> int:
+    """profile: steps to profile, and every how many steps to print times."""
     from surefoot import hardware
 
     launch = hardware.find_launch()
@@ -113,6 +130,7 @@ def _train(
     if launch is not None and launch.parent is not None:
         hardware.end_with(launch.parent)
     from surefoot.report.console import open_console
+    from surefoot.stages.profiling import ProfileWish
     from surefoot.stages.push import check_push, push_run
     from surefoot.stages.run import train_run
 
@@ -124,7 +142,10 @@ def _train(
         console = open_console(stream, hardware.terminal_wishes())
         if origin is not None:
             console.say(_read_as(origin, read_from))
-        code = train_run(config, mode, console, typed=typed, dry_run=dry_run, profile_every=profile, origin=origin)
+        steps, every = profile
+        code = train_run(
+            config, mode, console, typed=typed, dry_run=dry_run, profile=ProfileWish(every, steps), origin=origin
+        )
         if name is not None and code == 0 and first and not dry_run:
             console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code

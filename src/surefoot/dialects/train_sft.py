@@ -101,7 +101,7 @@ def _rest(draft: Draft) -> None:
     set_batch(draft, "micro_bsz", "accum")
     if "adapter" in draft.config:
         draft.set("adapter.kind", "lora")
-    draft.arguments += ["--profile", "1"]
+    draft.arguments += ["--time-every", "1"]
     draft.assume("[profile] lines", "printed at every step, as the script did")
     resume_argument(draft, "resume", str(draft["out"] or ""))
     for name in ("model", "data", "out"):

@@ -6,15 +6,14 @@ kernel. `attention_context` lets torch dispatch to the planned kernels only, `ob
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from surefoot.errors import EnvironmentFault, Fault
+from surefoot.models.quiet import muted_stderr
 from surefoot.planning.plan import AttentionPlan, SdpaKernel
 
 _BACKEND: dict[SdpaKernel, SDPBackend] = {
@@ -51,12 +50,12 @@ def decoding_context() -> AbstractContextManager[object]:
 def observe_kernels(run: Callable[[], object]) -> set[str]:
     """Run under the profiler; which attention ran: flash | mem_efficient | cudnn | math | flash_attention_2 | eager."""
     profiler = profile(activities=[ProfilerActivity.CPU])  # operators are dispatched, and seen, on the host
-    with _muted_stderr():
+    with muted_stderr():
         profiler.start()
     try:
         run()
     finally:
-        with _muted_stderr():
+        with muted_stderr():
             profiler.stop()
     return kernels_among(event.key for event in profiler.key_averages())
 
@@ -80,17 +79,3 @@ def verify_attention(run: Callable[[], object], plan: AttentionPlan) -> list[str
         what = f"planned {plan.expected.value}, but the profiler saw {', '.join(sorted(seen)) or 'no attention'}"
         raise EnvironmentFault(Fault("attention", what, "name the kernel you want, such as attention.math: on"))
     return sorted(seen)
-
-
-@contextmanager
-def _muted_stderr() -> Iterator[None]:
-    """The profiler writes to file descriptor 2 when it starts and stops, from C++; no setting in Python stops it."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

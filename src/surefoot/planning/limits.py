@@ -48,18 +48,17 @@ def work_of(lengths: Iterable[int], supervised: int) -> Work:
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of one optimizer step by where they fall. recomputed: forward passes that gradient checkpointing repeats,
-    which no result needs."""
+    """FLOPs of one optimizer step by where they fall, the output head's in both passes. recomputed: forward passes that
+    gradient checkpointing repeats, which no result needs."""
 
     forward: float
     backward: float
-    head: float
     per_step: float
     recomputed: float
 
     @property
     def needed(self) -> float:
-        return self.forward + self.backward + self.head + self.per_step
+        return self.forward + self.backward + self.per_step
 
 
 def step_flops(
@@ -91,9 +90,11 @@ def step_flops(
         if adapter is not None and not _is_saved(adapter, model.embedding):
             projections = model.size("query") + 2 * model.size("key_value")
             backward -= 2 * model.hidden * projections * work.tokens
-    trained = full or _is_saved(adapter, model.head)
-    of_head = (6 if trained else 4) * model.vocab * model.embedding_width * work.supervised if head else 0
-    return StepFlops(forward, backward, of_head, _row_norms(model, adapter), recomputed)
+    if head:
+        product = 2 * model.vocab * model.embedding_width * work.supervised
+        forward += product
+        backward += 2 * product if full or _is_saved(adapter, model.head) else product
+    return StepFlops(forward, backward, _row_norms(model, adapter), recomputed)
 
 
 def attention_flops(model: ModelFacts, squares: int, tokens: int) -> float:

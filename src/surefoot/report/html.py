@@ -80,6 +80,7 @@ def _standing_values(record: RunRecord, status: Status) -> dict[str, Any]:
         "memory": views.plan_memory(record),
         "notes": list(record.plan.cautions) if record.plan else [],
         "audits": views.guarded("the data audit", lambda: audit_views(record.data), [], cautions),
+        "profile": views.guarded("the profile", lambda: views.profile(record), None, cautions),
         "results": views.guarded("the results", lambda: views.results(record), _NOTHING, cautions),
         "machine": views.guarded("the environment", lambda: views.environment(record), _NOTHING, cautions),
         "version": views.guarded("the version", lambda: facts["versions"]["surefoot"] if facts else "", "", cautions),

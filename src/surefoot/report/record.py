@@ -17,18 +17,20 @@ from surefoot.errors import InputError
 from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
-from surefoot.report import journal
+from surefoot.report import journal, profile
 from surefoot.report.events import EVENTS, SAMPLES
 from surefoot.report.results import ALL
 from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
 
+_MOST_PICTURE = 4_000_000  # bytes
 _MOST_TEXT = 200_000  # characters of config.yaml shown: more is no config
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run: its folder. plan: None where it cannot be read. cautions: what could not be shown, and why."""
+    """run: its folder. plan: None where it cannot be read. profile_picture: a PNG. cautions: what could not be shown,
+    and why."""
 
     run: Path
     config: str = ""
@@ -40,6 +42,8 @@ class RunRecord:
     rows: tuple[Row, ...] = ()
     events: tuple[journal.Record, ...] = ()
     samples: tuple[journal.Record, ...] = ()
+    profile: dict[str, Any] = field(default_factory=dict)
+    profile_picture: bytes = b""
     cautions: tuple[str, ...] = ()
 
     @property
@@ -63,6 +67,8 @@ def read_run(run: Path) -> RunRecord:
         rows=tuple(sound_rows(_lines(run / LOG, cautions))),
         events=tuple(sound_events(_lines(run / EVENTS, cautions))),
         samples=tuple(sound_events(_lines(run / SAMPLES, cautions))),
+        profile=_json(run / profile.FOLDER / profile.RECORD, cautions),
+        profile_picture=_bytes(run / profile.FOLDER / profile.PICTURE, cautions),
         cautions=tuple(cautions),
     )
 
@@ -120,6 +126,14 @@ def _text(path: Path, cautions: list[str]) -> str:
     except OSError as error:
         cautions.append(f"{path.name} is left out: {error.strerror}")
         return ""
+
+
+def _bytes(path: Path, cautions: list[str]) -> bytes:
+    try:
+        return path.read_bytes()[:_MOST_PICTURE] if is_plain(path) else b""
+    except OSError as error:
+        cautions.append(f"{path.name} is left out: {error.strerror}")
+        return b""
 
 
 def _lines(path: Path, cautions: list[str]) -> list[journal.Record]:

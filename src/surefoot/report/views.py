@@ -5,6 +5,7 @@ Each view is made by itself; one whose data is damaged is left out, with a sente
 
 from __future__ import annotations
 
+import base64
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from surefoot.planning.memory import fits, readable, usable
 from surefoot.report import curves, footer
 from surefoot.report.journal import Record
 from surefoot.report.plan_table import choice_rows
+from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
 from surefoot.report.record import RunRecord
 from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
@@ -174,6 +176,32 @@ def plan_memory(record: RunRecord) -> Table:
 def results(record: RunRecord) -> Table:
     rows = tuple((_spoken(key), _result(key, value)) for key, value in record.results.items() if value is not None)
     return Table(("figure", "value"), rows, numeric=True)
+
+
+@dataclass(frozen=True)
+class ProfileView:
+    """picture: a PNG in base64, empty where there is none. notes: under the tables."""
+
+    headline: str
+    picture: str
+    parts: Table
+    operators: Table
+    notes: tuple[str, ...]
+
+
+def profile(record: RunRecord) -> ProfileView | None:
+    """Of `surefoot train --profile`; None where the run has none."""
+    if not record.profile:
+        return None
+    told = ProfileReport.from_json(record.profile)
+    picture = record.profile_picture if record.profile_picture.startswith(b"\x89PNG") else b""
+    return ProfileView(
+        headline(told),
+        base64.b64encode(picture).decode(),
+        Table(("part", "ms per step", "share", "of the limit"), tuple(part_rows(told)), numeric=True),
+        Table(("operator", "ms per step", "share", "calls"), tuple(operator_rows(told)), numeric=True),
+        tuple(notes(told)),
+    )
 
 
 def environment(record: RunRecord) -> Table:

@@ -19,6 +19,7 @@ from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom
 from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.revisions import commits_from_json, commits_to_json
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.steps import make_ready, take_steps
@@ -49,7 +50,7 @@ def hand_over_end(session: Session, code: int = 0) -> int:
 
 
 def follow(
-    config: RunConfig, session: Session, custom: Custom, console: Console, profile_every: int | None = None
+    config: RunConfig, session: Session, custom: Custom, console: Console, profile: ProfileWish = NO_PROFILE
 ) -> int:
     """Returns the exit code, as the first rank's."""
     given = session.await_lead()
@@ -62,7 +63,7 @@ def follow(
     run = replace(run, plan=setup.plan)
     session.gather("share", setup.share)
     with memory_faults("training", config, run.plan):
-        outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile_every)
+        outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile)
     return STOPPED_EXIT_CODE if outcome.reason == "interrupted" else 0
 
 

@@ -68,7 +68,6 @@ def make_job(
     evaluate: Callable[[int], EvalReport | None] | None,
     observer: RunObserver | SilentObserver,
     activity: Activity,
-    profile_every: int | None = None,
 ) -> Job:
     """All the loop needs. Saving goes through here, so that its time is not counted as the step's."""
     keep_best = config.checkpoint.best != "none"
@@ -115,7 +114,6 @@ def make_job(
         max_consecutive=config.guard.max_consecutive,
         patience=stopping.patience if stopping else None,
         min_delta=stopping.min_delta if stopping else 0.0,
-        profile_every=profile_every,
         memory=stage.memory,
         check_every=config.parallel.check_every if setup.engine.world > 1 else None,
     )

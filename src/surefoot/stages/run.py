@@ -31,6 +31,7 @@ from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
 from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.prepare import Prepared, conflicts, prepare
+from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.ranks import find_ranks
 from surefoot.stages.records import write_records
@@ -58,7 +59,7 @@ def train_run(
     figures: Figures | None = None,
     prompt: str | None = None,
     custom: Custom = NOTHING,
-    profile_every: int | None = None,
+    profile: ProfileWish = NO_PROFILE,
     origin: Translation | None = None,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
@@ -68,15 +69,15 @@ def train_run(
     figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try,
     else one of the data's.
     custom: what a Python caller brings of its own.
-    profile_every: time forward and backward of every N-th step.
+    profile: which steps are timed.
     origin: the words of another tool that the config came from; its log lines are said beside surefoot's.
     """
     ranks, launcher = find_ranks(config)
     with open_session(ranks, config.parallel.timeout, launcher) as session:
         if not ranks.is_first:
             with silent_console() as silence, captured_libraries(silence):
-                return follow(config, session, custom, silence, profile_every)
-        asked = Asked(typed, dry_run, figures, prompt, custom, profile_every, origin)
+                return follow(config, session, custom, silence, profile)
+        asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin)
         with captured_libraries(console):
             return _lead(config, mode, console, session, asked)
 
@@ -90,7 +91,7 @@ class Asked:
     figures: Figures | None
     prompt: str | None
     custom: Custom
-    profile_every: int | None
+    profile: ProfileWish
     origin: Translation | None
 
     @property
@@ -170,7 +171,7 @@ def _train_and_publish(run: Prepared, setup: Setup, console: Console, session: S
         trackers.row(row)
 
     with trackers, open_observer(config, folder, setup, run.timetable, console, on_row) as observer:
-        outcome = take_steps(run, setup, session, asked.custom, observer, trackers.ids, asked.profile_every)
+        outcome = take_steps(run, setup, session, asked.custom, observer, trackers.ids, asked.profile)
         if outcome.reason != "interrupted":
             trackers.finished()
     if outcome.reason == "interrupted":

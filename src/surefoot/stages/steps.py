@@ -21,6 +21,7 @@ from surefoot.stages.job import make_job
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.prepare import Prepared
+from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
 from surefoot.stages.setup import Setup, set_up
 from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import verify_checkpoint
@@ -50,7 +51,7 @@ def take_steps(
     custom: Custom,
     observer: RunObserver | SilentObserver,
     trackers: Mapping[str, str],
-    profile_every: int | None,
+    profile: ProfileWish,
 ) -> Outcome:
     """trackers: under which id each tracker knows the run."""
     config, stage, engine = run.config, run.stage, setup.engine
@@ -81,10 +82,11 @@ def take_steps(
             evaluate,
             observer,
             session.activity,
-            profile_every,
         )
         job = replace(job, batches=_watched(job.batches, session.activity, rollouts=stage.ready is not None))
-        return train(job, replace(setup.state, trackers=trackers), observer, stop)
+        arithmetic = arithmetic_of(run.plan, config.stage, run.base)
+        with profiled(job, profile, arithmetic, run.found.folder, setup.state.step, observer) as job:
+            return train(job, replace(setup.state, trackers=trackers), observer, stop)
 
 
 def _watched(

@@ -19,7 +19,7 @@ from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import Engine
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.profile import Stopwatch
+from surefoot.training.profile import Watch, unwatched
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
@@ -59,11 +59,10 @@ class Job:
     """What to run. Steps count from 1; a step is due for evaluation or saving when it is in the set.
 
     batches: step -> its micro-batches; may run the model. memory: of a stage that has one. evaluate: step -> report, or
-    None when it was asked to stop in between.
-    save: writes a checkpoint of engine and state.
+    None when it was asked to stop in between. save: writes a checkpoint of engine and state.
     goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
-    trains to the end. profile_every: time forward and backward of every N-th step; None times none. check_every: after
-    so many steps ranks that should hold the same weights compare them; None where there are no others.
+    trains to the end. watch: step -> what times its parts. check_every: after so many steps ranks that should hold the
+    same weights compare them; None where there are no others.
     """
 
     engine: Engine
@@ -81,7 +80,7 @@ class Job:
     max_consecutive: int
     patience: int | None
     min_delta: float
-    profile_every: int | None = None
+    watch: Callable[[int], Watch] = lambda step: unwatched
     memory: Memory | None = None
     check_every: int | None = None
 
@@ -103,7 +102,9 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
             return Outcome(state, "interrupted")
     while not is_over(job, state):
         step = state.step + 1
-        micro_batches = job.batches(step)
+        watch = job.watch(step)
+        with watch("data"):
+            micro_batches = job.batches(step)
         report = train_step(
             job.engine,
             job.objective,
@@ -112,7 +113,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
             lr={name: schedule.rate(step - 1) for name, schedule in job.schedules.items()},
             scale=state.scale,
             settings=job.settings,
-            watch=Stopwatch(job.engine.device) if job.profile_every and step % job.profile_every == 0 else None,
+            watch=watch,
         )
         if job.memory is not None:
             job.memory.learned(report)

@@ -1,12 +1,12 @@
-"""Where the time of a step goes: forward and backward, each by itself, over the micro-batches of one step.
+"""Where the time of a step goes: its batches, forward, backward and the optimizer, each by itself.
 
     watch = Stopwatch(engine.device)
     report = train_step(..., watch=watch)
     report.profile.forward_ms, report.profile.backward_ms
 
 A GPU runs behind the program, so a part is waited for before and after it is timed: the steps that are watched are a
-little slower than the others, and compute the same numbers. The optimizer's step, reading the batches and evaluation
-are left out.
+little slower than the others, and compute the same numbers. Each part has its name in a trace of torch's profiler,
+where one is taken. Evaluation and checkpoints lie between steps.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
+from torch.profiler import record_function
 
 from surefoot.training.report import StepProfile
 
-Part = Literal["forward", "backward"]
+Part = Literal["data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
+PARTS: tuple[Part, ...] = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 Watch = Callable[[Part], AbstractContextManager[object]]
 
 
@@ -29,30 +31,40 @@ def unwatched(part: Part) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def named(part: Part) -> AbstractContextManager[object]:
+    """Time nothing, but give the part its name in a trace."""
+    return record_function(part)
+
+
 class Stopwatch:
     """A watch for one step. clock: seconds."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter):
         self._device, self._clock = device, clock
-        self._seconds: dict[Part, list[float]] = {"forward": [], "backward": []}
+        self.seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+        self._passes = 0  # forward passes
 
     @contextmanager
     def __call__(self, part: Part) -> Iterator[None]:
         self._wait()
         started = self._clock()
-        yield
-        self._wait()
-        self._seconds[part].append(self._clock() - started)
+        with record_function(part):
+            yield
+            self._wait()
+        self.seconds[part] += self._clock() - started
+        self._passes += part == "forward"
 
     def profile(self, tokens: int) -> StepProfile:
         """tokens: real input tokens of the step."""
-        forward, backward = self._seconds["forward"], self._seconds["backward"]
-        total = sum(forward) + sum(backward)
+        forward, backward = self.seconds["forward"], self.seconds["backward"]
+        total = forward + backward
         return StepProfile(
-            forward_ms=1000 * sum(forward) / len(forward),
-            backward_ms=1000 * sum(backward) / len(backward),
-            micro_batches=len(forward),
+            forward_ms=1000 * forward / self._passes,
+            backward_ms=1000 * backward / self._passes,
+            micro_batches=self._passes,
             tokens_per_second=tokens / total if total else None,
+            data_ms=1000 * self.seconds["data"],
+            optimizer_ms=1000 * self.seconds["optimizer"],
         )
 
     def _wait(self) -> None:

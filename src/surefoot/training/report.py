@@ -20,12 +20,15 @@ tokens of the policy's own responses."""
 @dataclass(frozen=True)
 class StepProfile:
     """forward_ms, backward_ms: milliseconds per micro-batch, mean over the step's. tokens_per_second: real input
-    tokens of the step over the time of its forward and backward passes; None where the clock saw none."""
+    tokens of the step over the time of its forward and backward passes; None where the clock saw none. data_ms: until
+    its batches were there; optimizer_ms: from the last backward pass to weights that have moved; of the whole step."""
 
     forward_ms: float
     backward_ms: float
     micro_batches: int
     tokens_per_second: float | None
+    data_ms: float = 0.0
+    optimizer_ms: float = 0.0
 
 
 @dataclass(frozen=True)

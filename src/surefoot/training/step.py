@@ -49,10 +49,10 @@ def train_step(
     lr: PerGroup[float],
     scale: LossScale | None,
     settings: StepSettings,
-    watch: Stopwatch | None = None,
+    watch: Watch = unwatched,
 ) -> StepReport:
     """Run optimizer step number `step` (from 1) and report it. micro_batches: this rank's; every rank has as many.
-    scale: fp16 loss scale, None otherwise. watch: times forward and backward, and changes no number.
+    scale: fp16 loss scale, None otherwise. watch: times its parts, and changes no number.
 
     The optimizer moves only when the loss and all gradient norms are finite and no bound is passed, on all ranks or on
     none; a step without weight moves nothing and computes nothing. One host sync: where the guard looks.
@@ -69,25 +69,26 @@ def train_step(
         step=step,
         scale=scale,
         settings=settings,
-        watch=watch or unwatched,
+        watch=watch,
     )
-    engine.reduce()
-    engine.unscale(scale)
-    norms = engine.grad_norms()
-    means = {name: total / size.weight for name, total in sums.items()}
-    numbers = torch.stack((*means.values(), *(norm.float() for norm in norms.values()))).tolist()
-    loss, *others = _over_ranks(engine, numbers[: len(means)])
-    grad_norm = math.hypot(*numbers[len(means) :])
-    verdict = judge(loss, grad_norm, scale_can_fall=scale is not None and scale.can_fall)
-    metrics = dict(zip(list(means)[1:], others, strict=True))
-    held = next(
-        (_passed(name, metrics[name], by) for name, by in settings.bounds.items() if metrics.get(name, 0) > by), ""
-    )
-    decision: Decision = "held" if held else verdict.decision
-    if decision == "stepped":
-        engine.apply(lr, norms, settings.max_grad_norm)
-    else:
-        engine.discard()
+    with watch("optimizer"):
+        engine.reduce()
+        engine.unscale(scale)
+        norms = engine.grad_norms()
+        means = {name: total / size.weight for name, total in sums.items()}
+        numbers = torch.stack((*means.values(), *(norm.float() for norm in norms.values()))).tolist()
+        loss, *others = _over_ranks(engine, numbers[: len(means)])
+        grad_norm = math.hypot(*numbers[len(means) :])
+        verdict = judge(loss, grad_norm, scale_can_fall=scale is not None and scale.can_fall)
+        metrics = dict(zip(list(means)[1:], others, strict=True))
+        held = next(
+            (_passed(name, metrics[name], by) for name, by in settings.bounds.items() if metrics.get(name, 0) > by), ""
+        )
+        decision: Decision = "held" if held else verdict.decision
+        if decision == "stepped":
+            engine.apply(lr, norms, settings.max_grad_norm)
+        else:
+            engine.discard()
     report = StepReport(
         step=step,
         loss=None if verdict.non_finite == "loss" else loss,
@@ -103,7 +104,7 @@ def train_step(
         metrics={**metrics, **_by_group(lr, norms, numbers[len(means) :])},
         held=held,
     )
-    return report if watch is None else replace(report, profile=watch.profile(report.tokens))
+    return replace(report, profile=watch.profile(report.tokens)) if isinstance(watch, Stopwatch) else report
 
 
 def _without_weight(

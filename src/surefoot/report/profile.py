@@ -1,0 +1,158 @@
+"""Where the time of some steps went, as `surefoot train --profile N` tells it: a record, a table, a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+FOLDER = "profile"  # of a run folder
+RECORD, TRACE, PICTURE = "profile.json", "trace.json.gz", "profile.png"
+OTHER = "other"
+_SHOWN = 15  # operators in the table
+IN_STEP = ("data", "forward", "backward", "optimizer", OTHER)
+BETWEEN = ("evaluation", "checkpoint")
+
+
+@dataclass(frozen=True)
+class LimitFacts:
+    """flops_per_token: that the mathematics needs, per real token; recomputed_per_token: that checkpointing adds. rate:
+    FLOP/s of matrix products in `dtype`, measured beside the steps. of_step, of_forward, of_backward: shares of what
+    the machine could do at that rate."""
+
+    flops_per_token: float
+    recomputed_per_token: float
+    rate: float
+    dtype: str
+    of_step: float
+    of_forward: float
+    of_backward: float
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """seconds, calls: per step."""
+
+    name: str
+    seconds: float
+    calls: float
+
+
+@dataclass(frozen=True)
+class ProfileReport:
+    """first, last: steps that were clocked. parts: seconds per step by part, `other` being what is in none; between:
+    seconds in all of what was done between them. traced: steps under the profiler, on which `operators` stand, longest
+    first. no_limit: why `limit` is None."""
+
+    first: int
+    last: int
+    tokens_per_second: float
+    parts: Mapping[str, float]
+    between: Mapping[str, float]
+    traced: int
+    operators: tuple[OperatorTime, ...]
+    limit: LimitFacts | None
+    no_limit: str = ""
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def backward_over_forward(self) -> float | None:
+        forward = self.parts.get("forward", 0.0)
+        return self.parts.get("backward", 0.0) / forward if forward else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ProfileReport:
+        """Raises KeyError or TypeError for what `to_json` has not written."""
+        limit = data["limit"]
+        return cls(
+            **{
+                **data,
+                "operators": tuple(OperatorTime(**one) for one in data["operators"]),
+                "limit": None if limit is None else LimitFacts(**limit),
+            }
+        )
+
+
+def headline(report: ProfileReport) -> str:
+    """In one line: which steps, how fast, and how far from the limit."""
+    steps = f"step {report.first}" if report.first == report.last else f"steps {report.first} to {report.last}"
+    said = f"profile of {steps}: {report.tokens_per_second:,.0f} tok/s, {1000 * report.step_seconds:,.1f} ms per step"
+    return f"{said}, {_of_limit(report)}"
+
+
+def part_rows(report: ProfileReport) -> Iterator[tuple[str, str, str, str]]:
+    """part, ms per step, share of the step, share of the arithmetic limit."""
+    limit = report.limit
+    shares = {} if limit is None else {"forward": limit.of_forward, "backward": limit.of_backward}
+    for part in IN_STEP:
+        seconds = report.parts.get(part, 0.0)
+        share = seconds / report.step_seconds if report.step_seconds else 0.0
+        yield part, _ms(seconds), f"{share:.1%}", f"{shares[part]:.0%}" if part in shares else ""
+
+
+def operator_rows(report: ProfileReport, most: int = _SHOWN) -> Iterator[tuple[str, str, str, str]]:
+    """operator, ms per step, share of all operators, calls per step."""
+    total = sum(one.seconds for one in report.operators)
+    for one in report.operators[:most]:
+        yield one.name, _ms(one.seconds), f"{one.seconds / total:.1%}", f"{one.calls:,.0f}"
+
+
+def notes(report: ProfileReport) -> Iterator[str]:
+    """What the tables leave out."""
+    ratio = report.backward_over_forward
+    if ratio is not None:
+        yield f"backward takes {ratio:.1f} times as long as forward"
+    for name in BETWEEN:
+        if report.between.get(name):
+            yield f"{name} between these steps: {_ms(report.between[name])} ms in all"
+    if report.operators:
+        yield f"operators: own time, in {report.traced} more steps under the profiler, which slows small ones down"
+
+
+def profile_table(report: ProfileReport) -> RenderableType:
+    """For the terminal."""
+    parts = _table("part", "ms per step", "share", "of the limit", rows=part_rows(report))
+    blocks: list[RenderableType] = [Text(headline(report), "bold"), parts]
+    if report.operators:
+        blocks += [Text(), _table("operator", "ms per step", "share", "calls", rows=operator_rows(report))]
+    return Group(*blocks, *(Text(note, "dim") for note in notes(report)))
+
+
+def _of_limit(report: ProfileReport) -> str:
+    limit = report.limit
+    if limit is None:
+        return report.no_limit
+    more = ""
+    if limit.recomputed_per_token:
+        more = f", {_mega(limit.recomputed_per_token)} more recomputed by gradient checkpointing"
+    return (
+        f"{limit.of_step:.0%} of the arithmetic limit ({_mega(limit.flops_per_token)} needed per token{more}; "
+        f"products run at {limit.rate / 1e12:.2f} TFLOP/s in {limit.dtype} here)"
+    )
+
+
+def _table(*columns: str, rows: Iterator[tuple[str, ...]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f}"
+
+
+def _mega(flops: float) -> str:
+    return f"{flops / 1e9:,.1f} GFLOP" if flops >= 1e9 else f"{flops / 1e6:,.1f} MFLOP"

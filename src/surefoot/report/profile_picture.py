@@ -1,0 +1,45 @@
+"""A profile as a picture: one bar of the step by its parts, and the operators that take most time."""
+
+from __future__ import annotations
+
+from surefoot.report.plots import png
+from surefoot.report.profile import IN_STEP, ProfileReport, headline
+
+# Okabe and Ito's palette: told apart by every kind of colour vision.
+_COLOURS = {"data": "#999999", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#E69F00", "other": "#CCCCCC"}
+_MOST = 12  # operators
+_LONGEST = 44  # letters of a name
+_LEAST_LABELLED = 0.06  # share of the step in which its name has room
+
+
+def draw_profile(report: ProfileReport) -> bytes:
+    """PNG."""
+    from matplotlib.figure import Figure
+
+    shown = report.operators[:_MOST]
+    heights = [1.0, max(1.0, 0.32 * len(shown))]
+    figure = Figure(figsize=(9, 1.4 + sum(heights)), dpi=120, layout="constrained")
+    bar, operators = figure.subplots(2, 1, height_ratios=heights)
+    left = 0.0
+    for part in IN_STEP:
+        width = 1000 * report.parts.get(part, 0.0)
+        bar.barh(0, width, left=left, color=_COLOURS[part], label=part, edgecolor="white", linewidth=0.8)
+        if width > _LEAST_LABELLED * 1000 * report.step_seconds:
+            dark = part == "backward"
+            bar.text(left + width / 2, 0, part, ha="center", va="center", color="white" if dark else "black")
+        left += width
+    bar.set_yticks([])
+    bar.set_xlabel("milliseconds per step")
+    bar.legend(frameon=False, ncols=len(IN_STEP), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
+    operators.barh(range(len(shown)), [1000 * one.seconds for one in shown], color=_COLOURS["backward"])
+    operators.set_yticks(range(len(shown)), [_cut(one.name) for one in shown], fontsize=8)
+    operators.invert_yaxis()
+    operators.set_xlabel("own milliseconds per step, under the profiler" if shown else "no step was traced")
+    for axes in (bar, operators):
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.suptitle(headline(report).partition(" (")[0], x=0.01, ha="left", fontsize=11)
+    return png(figure)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

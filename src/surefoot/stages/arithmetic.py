@@ -1,0 +1,46 @@
+"""What a step of a run has to compute, in numbers: for the share of the machine's limit, and for the guard of speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surefoot.data.batch import IGNORE, Weighted
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.limits import NO_WORK, StepFlops, Work, step_flops, work_of
+from surefoot.planning.plan import RunPlan
+
+_KNOWN = ("sft", "pretrain", "reward")  # whose step is one forward and one backward pass over its rows, and no more
+
+
+def step_work(micro_batches: Sequence[Weighted]) -> Work:
+    """Of this rank's micro-batches; labels are those of the rows, whatever the batch weighs."""
+    return sum(
+        (work_of(batch.rows.lengths, int((batch.rows.targets != IGNORE).sum())) for batch in micro_batches),
+        start=NO_WORK,
+    )
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Of the models of a run. stage: as the config names it."""
+
+    model: ModelFacts
+    plan: RunPlan
+    stage: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `flops` is all that a step computes: DPO, KTO and PPO run other models beside, or write answers."""
+        return self.stage in _KNOWN
+
+    def flops(self, work: Work, *, pruned: bool = True) -> StepFlops:
+        """pruned: as in `step_flops`."""
+        return step_flops(
+            self.model,
+            work,
+            self.plan.adapter,
+            head=self.stage != "reward",
+            checkpointed=float(self.plan.memory.gradient_checkpointing.value),
+            pruned=pruned,
+        )
