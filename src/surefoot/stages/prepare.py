@@ -20,7 +20,6 @@ from surefoot.families.files import read_json
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
-from surefoot.planning.dropout import plan_dropout
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
@@ -45,6 +44,7 @@ from surefoot.stages.trained_template import carry_template, with_template
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
 
 _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
+_DROPOUT = "model.dropout"  # the same; not every attention kernel can drop out
 _FEW = 10  # evaluation examples whose mean says little
 
 
@@ -178,20 +178,15 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
 
 
 def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
-    """A resumed run keeps its plan, but for dropout where its key has changed, and for the parts on batch, memory and
-    ranks where a changed key or another number of ranks asks for it."""
+    """A resumed run keeps its plan, but for the parts on batch, memory and ranks where a changed key or another number
+    of ranks asks for it, and with another dropout those on dropout and attention."""
     if found.plan is None:
         return make_plan(config, lengths=lengths)
-    if any(change.key == "model.dropout" for change in found.changes):
-        return replace(_split_plan(config, found, found.plan, lengths), dropout=plan_dropout(config))
-    return _split_plan(config, found, found.plan, lengths)
-
-
-def _split_plan(config: RunConfig, found: Claim, plan: RunPlan, lengths: LengthFacts) -> RunPlan:
-    """The saved plan with its batch as it is on these ranks."""
-    now, then = ranks_facts(config).world, plan.parallel.ranks.value
-    changed = any(change.key in _PLANNED or change.key.startswith("parallel") for change in found.changes)
-    if changed or now != then:
-        anew = make_plan(config, lengths=lengths, measurements=plan.measurements)
-        return replace(plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
-    return plan
+    now, then = ranks_facts(config).world, found.plan.parallel.ranks.value
+    keys = {change.key for change in found.changes}
+    drops = _DROPOUT in keys
+    if not (drops or keys & _PLANNED or any(key.startswith("parallel") for key in keys) or now != then):
+        return found.plan
+    anew = make_plan(config, lengths=lengths, measurements=found.plan.measurements)
+    plan = replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
+    return replace(plan, dropout=anew.dropout, attention=anew.attention) if drops else plan
