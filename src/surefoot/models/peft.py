@@ -21,6 +21,7 @@ from peft import (
 )
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.dora import DoraLinearLayer
+from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.utils.integrations import dequantize_module_weight
 from peft.utils.other import ModulesToSaveWrapper
 
@@ -28,6 +29,7 @@ __all__ = [
     "DoraLinearLayer",
     "LoraConfig",
     "LoraLayer",
+    "LoraLinear",
     "ModulesToSaveWrapper",
     "PeftModel",
     "TaskType",

@@ -21,6 +21,7 @@ from surefoot.data.batch import Weighted
 from surefoot.data.loader import dealt
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast_adapters import adapter_path
 from surefoot.planning.plan import Choice, DType, RunPlan
 from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
@@ -60,7 +61,7 @@ class Pass:
 
 def planned_paths(plan: RunPlan) -> list[FastPath]:
     """Those that the plan has, in the order in which they are put in."""
-    return []
+    return [adapter_path()] if plan.kernels.adapter.value == "fast" else []
 
 
 def settle(

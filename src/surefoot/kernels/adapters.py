@@ -1,0 +1,252 @@
+"""LoRA and DoRA: forward and backward of linear layers that read the same input, without work for frozen weights.
+
+    h = x A^T        z = x W^T + h (s B)^T        y = z + b                        LoRA  (Hu et al. 2021)
+    f = m / |W + s B A|, row by row, held constant in the backward pass
+                     z = f (x W^T + h (s B)^T)    y = z + b                        DoRA  (Liu et al. 2024)
+
+Backward, with dz = dy, and dz = f dy where only x, A or B is asked:
+
+    g = dz (s B)     dA = g^T x     dB = s dz^T h     dx = dz W + g A     dm = (sum over tokens of dy z) / m
+
+Layers that share their input (q, k and v; gate and up) read it once: their A stand in one matrix, so that h, g A and dA
+are one product each. What is kept for the backward pass is x and h, and of DoRA z, which is the output itself where
+there is no bias. f goes into whichever is smaller of weights and activations. With dropout on the adapter's input,
+every layer has its own mask, and DoRA's f - 1 acts on W x of the masked input, as in PEFT:
+
+    y = x W^T + b + (f - 1) (u W^T) + f (u A^T) (s B)^T     u = masked x
+
+`plain_projection` says the same in a line each; tests hold the rest against it.
+
+Shapes: T tokens, I inputs, O outputs, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from surefoot.kernels.dora import Factor, scaled, scaled_rows
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One layer for one forward pass. weight: [O, I], frozen, of any floating dtype and layout. bias: [O], frozen.
+    b: [O, r], as it trains. scale: s. up: f s B, [O, r], in the dtype of the products. factor: of DoRA."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    b: torch.Tensor
+    scale: float
+    up: torch.Tensor
+    factor: Factor | None = None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers with one input. down: of each its A, [r, I], in the dtype of the products. stacked: the same one below the
+    other. dropped: of each which numbers of its adapter's input are 0, bool, shaped as the input; None: without
+    dropout. kept: by what the others are multiplied then, 1 / (1 - p)."""
+
+    projections: tuple[Projection, ...]
+    down: tuple[torch.Tensor, ...]
+    stacked: torch.Tensor
+    dropped: tuple[torch.Tensor, ...] | None = None
+    kept: float = 1.0
+
+
+def adapted(layers: Layers, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The outputs [..., O] of every layer for x [..., I], in the dtype of the products.
+
+    parameters: A [r, I] and B [O, r] of each layer in turn, and behind them m [O] where it has a factor. Their
+    gradients go here; their values are taken from `layers`.
+    """
+    return _Adapted.apply(layers, x, *parameters)  # pyright: ignore[reportReturnType]
+
+
+def plain_projection(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float,
+    magnitude: torch.Tensor | None = None,
+    masked: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One layer by the equations, for autograd. masked: the adapter's input, where it is not x."""
+    u = x if masked is None else masked
+    update = u @ a.T @ b.T * scale
+    base = F.linear(x, weight, bias)
+    if magnitude is None:
+        return base + update
+    factor = magnitude / torch.linalg.norm(weight + scale * b @ a, dim=1).detach()
+    return base + (factor - 1) * F.linear(u, weight) + factor * update
+
+
+class _Adapted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layers: Layers, x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.layers, ctx.dtypes = layers, [x.dtype, *(one.dtype for one in parameters)]
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(layers.stacked.dtype)
+            inputs = _inputs(layers, x)
+            thin = _thin(layers, inputs)
+            made = [
+                _output(one, x, u, h, masked=layers.dropped is not None)
+                for one, u, h in zip(layers.projections, inputs, thin, strict=True)
+            ]
+        ctx.save_for_backward(x, *thin, *(kept for _, kept in made))
+        return tuple(output for output, _ in made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        layers: Layers = ctx.layers
+        x, *saved = ctx.saved_tensors
+        count = len(layers.projections)
+        with torch.autocast(x.device.type, enabled=False):
+            dy = [_flat(gradient) for gradient in outer]
+            g = [one @ projection.up for one, projection in zip(dy, layers.projections, strict=True)]
+            own = _own_gradients(layers, x, saved[:count], saved[count:], dy, g)
+            dx = _input_gradient(layers, x, dy, g) if ctx.needs_input_grad[1] else None
+        return None, *(
+            None if gradient is None else gradient.to(dtype)
+            for gradient, dtype in zip([dx, *own], ctx.dtypes, strict=True)
+        )
+
+
+def _inputs(layers: Layers, x: torch.Tensor) -> list[torch.Tensor]:
+    """u of each layer."""
+    if layers.dropped is None:
+        return [x] * len(layers.projections)
+    return [_masked(x, dropped, layers.kept) for dropped in layers.dropped]
+
+
+def _masked(x: torch.Tensor, dropped: torch.Tensor, kept: float) -> torch.Tensor:
+    return x.masked_fill(dropped, 0).mul_(kept)
+
+
+def _thin(layers: Layers, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """h of each layer, [T, r]."""
+    if layers.dropped is None:
+        return (_flat(inputs[0]) @ layers.stacked.T).split([len(a) for a in layers.down], dim=1)
+    return [_flat(u) @ a.T for u, a in zip(inputs, layers.down, strict=True)]
+
+
+def _output(
+    layer: Projection, x: torch.Tensor, u: torch.Tensor, h: torch.Tensor, *, masked: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A layer's output, and what its backward pass needs of it: z, or u W^T where u is masked."""
+    weight, factor = layer.weight.to(x.dtype), layer.factor
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    if factor is None:
+        output = F.linear(x, weight, bias)
+        _flat(output).addmm_(h, layer.up.T)
+        return output, None
+    if masked:
+        output, base = F.linear(x, weight, bias), F.linear(u, weight)
+        output += scaled(base, factor).sub_(base)
+        _flat(output).addmm_(h, layer.up.T)
+        return output, base
+    if len(_flat(x)) > weight.shape[1]:
+        z = F.linear(x, scaled_rows(weight, factor))
+    else:
+        z = scaled(F.linear(x, weight), factor)
+    _flat(z).addmm_(h, layer.up.T)
+    return (z if bias is None else z + bias), z if factor.invertible else None
+
+
+def _own_gradients(
+    layers: Layers,
+    x: torch.Tensor,
+    thin: Sequence[torch.Tensor],
+    saved: Sequence[torch.Tensor | None],
+    dy: Sequence[torch.Tensor],
+    g: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """dA, dB and dm of each layer in turn."""
+    inputs = _inputs(layers, x)
+    if layers.dropped is None:
+        downs = (torch.cat(list(g), dim=1).T @ _flat(x)).split([len(a) for a in layers.down])
+    else:
+        downs = [one.T @ _flat(u) for one, u in zip(g, inputs, strict=True)]
+    found: list[torch.Tensor] = []
+    for number, layer in enumerate(layers.projections):
+        # In this order, and not dy^T h: the thin operand first is twice as fast on CPUs.
+        product = (thin[number].T @ dy[number]).T.to(torch.promote_types(x.dtype, torch.float32))
+        if layer.factor is None:
+            found += [downs[number], product * layer.scale]
+            continue
+        change = (product * layer.b.to(product.dtype)).sum(dim=1) * layer.scale  # dy times s h B^T, over tokens
+        found += [downs[number], product * (layer.factor.values * layer.scale).unsqueeze(1)]
+        found.append(
+            _magnitude_gradient(
+                layer,
+                layer.factor,
+                inputs[number],
+                saved[number],
+                dy[number],
+                change,
+                masked=layers.dropped is not None,
+            )
+        )
+    return found
+
+
+def _magnitude_gradient(
+    layer: Projection,
+    factor: Factor,
+    u: torch.Tensor,
+    kept: torch.Tensor | None,
+    dy: torch.Tensor,
+    change: torch.Tensor,
+    *,
+    masked: bool,
+) -> torch.Tensor:
+    """dm. kept: see `_output`; None where z cannot be divided by f, and a dense product takes its place."""
+    if kept is None:
+        dense = (dy.T @ _flat(u)).to(change.dtype) * layer.weight.to(change.dtype)
+        return (dense.sum(dim=1) + change) / factor.norm
+    ones = dy.new_ones(1, len(dy))
+    sums = (ones @ (dy * _flat(kept))).squeeze(0).to(change.dtype)  # a product: it is summed in fp32 at full speed
+    return (sums + change) / factor.norm if masked else sums / factor.magnitude
+
+
+def _input_gradient(
+    layers: Layers, x: torch.Tensor, dy: Sequence[torch.Tensor], g: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """dx, shaped as x."""
+    if layers.dropped is None:
+        dx = torch.cat(list(g), dim=1) @ layers.stacked
+        for layer, one in zip(layers.projections, dy, strict=True):
+            dx.addmm_(*_through(layer, one))
+        return dx.view(x.shape)
+    dx = torch.zeros_like(_flat(x))
+    for layer, one, thin, a, dropped in zip(layers.projections, dy, g, layers.down, layers.dropped, strict=True):
+        weight = layer.weight.to(x.dtype)
+        dx.addmm_(one, weight)
+        inner = thin @ a
+        if layer.factor is not None:
+            inner.addmm_(scaled(one, layer.factor).sub_(one), weight)
+        dx += _masked(inner, _flat(dropped), layers.kept)
+    return dx.view(x.shape)
+
+
+def _through(layer: Projection, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operands of dz W; f goes into the smaller one."""
+    weight = layer.weight.to(dy.dtype)
+    if layer.factor is None:
+        return dy, weight
+    if len(dy) > weight.shape[1]:
+        return dy, scaled_rows(weight, layer.factor)
+    return scaled(dy, layer.factor), weight
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., N] -> [T, N]."""
+    return tensor.reshape(-1, tensor.shape[-1])
