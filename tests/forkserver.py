@@ -11,6 +11,8 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
 
 A kill with a number that is never reached ends the log with `writes: <how many there were>`.
+
+A command may also be run as several ranks, as a launcher would start them: a child for each.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +32,15 @@ _LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fa
 
 
 class ForkServer:
-    """Context manager around the server process. `run` returns the exit code; -9 for a child that was killed."""
+    """Context manager around the server process. `run` returns the exit code; -9 for a child that was killed.
+    deepspeed: whether it is imported once as well."""
+
+    def __init__(self, deepspeed: bool = False):
+        self._words = ["deepspeed"] if deepspeed else []
 
     def __enter__(self) -> ForkServer:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, *self._words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         return self
 
@@ -42,30 +50,63 @@ class ForkServer:
         self._process.wait(timeout=30)
 
     def run(
-        self, arguments: list[str], log: Path, kill: dict[str, Any] | None = None, folder: Path | None = None
+        self,
+        arguments: list[str],
+        log: Path,
+        kill: dict[str, Any] | None = None,
+        folder: Path | None = None,
+        ranks: int = 1,
     ) -> int:
-        """folder: the working folder of the command, if not this process's own."""
+        """folder: the working folder of the command, if not this process's own. ranks: as how many the command is run;
+        the code is then the first one that is not 0."""
         assert self._process.stdin
         assert self._process.stdout
-        request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder or Path.cwd())}
+        folder = folder or Path.cwd()
+        request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder), "ranks": ranks}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
 
 def serve() -> None:
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import surefoot.stages.run  # noqa: F401
 
+    if "deepspeed" in sys.argv:
+        from surefoot.libraries import import_deepspeed
+
+        with open(os.devnull, "w") as silence, redirect_stdout(silence):
+            import_deepspeed("cpu")
+
     for line in sys.stdin:
         request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _child(request)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        port = _free_port()
+        children = []
+        for rank in range(request["ranks"]):
+            child = os.fork()
+            if child == 0:
+                _be_rank(rank, request["ranks"], port)
+                _child(request)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(next((code for code in codes if code), 0), flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _be_rank(rank: int, world: int, port: int) -> None:
+    if world == 1:
+        return
+    told = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}})
 
 
 def _child(request: dict[str, Any]) -> None:

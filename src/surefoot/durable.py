@@ -32,6 +32,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # file systems that kee
 _HOLDER = re.compile(rb"process ([0-9]{1,9}) on (.+)", re.DOTALL)  # what a lock file says
 _REPLACED = ".replaced-"
 _CHUNK = 1 << 20  # bytes per read when hashing
+_unfinished: set[Path] = set()  # hidden files and folders that this process is filling
 _ADVICE = {
     errno.ENOSPC: "free some space or write to another disk",
     errno.EDQUOT: "your disk quota is used up: free some space or write to another disk",
@@ -73,7 +74,7 @@ def append_line(path: Path, text: str) -> None:
     if "\n" in text:
         raise ValueError("a line holds no line end")
     rest = memoryview(f"{text}\n".encode())
-    with _faults_named(Path(path)), open(path, "ab", buffering=0) as file:
+    with faults_named(Path(path)), open(path, "ab", buffering=0) as file:
         start = file.seek(0, os.SEEK_END)
         try:
             while rest:
@@ -85,7 +86,7 @@ def append_line(path: Path, text: str) -> None:
 
 def flush(path: Path) -> None:
     """Return when everything appended to `path` so far is on the disk."""
-    with _faults_named(path):
+    with faults_named(path):
         _sync(path)
 
 
@@ -99,7 +100,7 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
     """
     final = Path(final)
     staging = _hidden_beside(final)
-    with _faults_named(final):
+    with faults_named(final), _filling(staging):
         try:
             staging.mkdir(parents=True)
             yield staging
@@ -124,7 +125,7 @@ def restore_replaced(parent: Path) -> None:
     """After a kill: a folder that was moved aside and not yet replaced goes back to its place."""
     for aside in parent.glob(f"{_REPLACED}*"):
         final = parent / aside.name.removeprefix(_REPLACED)
-        with _faults_named(final):
+        with faults_named(final):
             if final.exists():
                 shutil.rmtree(aside)
             else:
@@ -133,7 +134,7 @@ def restore_replaced(parent: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a file, if it is there, or a folder, which is gone at once even where its deletion is interrupted."""
-    with _faults_named(path):
+    with faults_named(path):
         if path.is_dir() and not path.is_symlink():
             trash = _hidden_beside(path)
             path.rename(trash)
@@ -145,7 +146,7 @@ def remove(path: Path) -> None:
 
 def empty_folder(folder: Path, last: str) -> None:
     """Delete what is in a folder; the folder and its lock stay. last: the file that stands until all else is gone."""
-    with _faults_named(folder):
+    with faults_named(folder):
         trash = _hidden_beside(folder / "emptied")
         trash.mkdir()
         for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
@@ -159,9 +160,20 @@ def is_temporary(path: Path) -> bool:
     return path.name == LOCK or _TEMPORARY.fullmatch(path.name) is not None
 
 
+def discard_unfinished() -> None:
+    """Remove what this process has begun to write and not finished; for a thread that is about to end the process by
+    `os._exit`."""
+    for path in list(_unfinished):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+
+
 def clear_temporary(folder: Path) -> None:
     """Remove the half-written files and folders of killed processes. Call it with the folder locked."""
-    with _faults_named(folder):
+    with faults_named(folder):
         for path in folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -174,7 +186,7 @@ def require_writable(folder: Path) -> None:
     while not os.path.exists(place):
         place = place.parent
     probe = _hidden_beside(place / "probe")
-    with _faults_named(folder):
+    with faults_named(folder):
         probe.mkdir()
         probe.rmdir()
 
@@ -187,7 +199,7 @@ def locked(folder: Path) -> Iterator[None]:
     holder. Windows, and file systems that keep no locks, do without.
     """
     path = Path(folder) / LOCK
-    with _faults_named(Path(folder)):
+    with faults_named(Path(folder)):
         path.parent.mkdir(parents=True, exist_ok=True)
         if sys.platform == "win32":
             handle = None
@@ -265,7 +277,7 @@ def sha256_file(path: Path) -> str:
 def _replacement(path: Path) -> Iterator[BinaryIO]:
     """A hidden file to fill, which takes the place of `path` when the block ends and disappears when it raises."""
     staging = _hidden_beside(path)
-    with _faults_named(path):
+    with faults_named(path), _filling(staging):
         try:
             with open(staging, "xb") as file:
                 yield file
@@ -277,6 +289,15 @@ def _replacement(path: Path) -> Iterator[BinaryIO]:
                 staging.unlink()
             raise
         _sync(path.parent)
+
+
+@contextmanager
+def _filling(path: Path) -> Iterator[None]:
+    _unfinished.add(path)
+    try:
+        yield
+    finally:
+        _unfinished.discard(path)
 
 
 def _hidden_beside(path: Path) -> Path:
@@ -296,7 +317,8 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _faults_named(path: Path) -> Iterator[None]:
+def faults_named(path: Path) -> Iterator[None]:
+    """What the disk refuses in the block, as an EnvironmentFault that names `path`."""
     try:
         yield
     except OSError as error:

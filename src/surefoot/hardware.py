@@ -218,7 +218,8 @@ def launch_environment() -> dict[str, str]:
 @dataclass(frozen=True)
 class Launch:
     """What a launcher says to one of the processes that it started. rank: of world, from 0. local_rank: of local_world
-    on this machine. parent: process id of surefoot's own launcher, None under another one."""
+    on this machine. parent: process id of the launcher where that is surefoot's own or torchrun (also accelerate's):
+    without it this process has no reason to go on. None under another one."""
 
     rank: int
     world: int
@@ -228,6 +229,7 @@ class Launch:
 
 
 LAUNCHER = "SUREFOOT_LAUNCHER"  # set by surefoot's own launcher, to its process id
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun, whose ranks are its children
 
 
 def find_launch() -> Launch | None:
@@ -257,6 +259,8 @@ def find_launch() -> Launch | None:
     if not numbers["RANK"] < numbers["WORLD_SIZE"]:
         raise EnvironmentFault(Fault("RANK", f"is {told['RANK']}, and WORLD_SIZE is {told['WORLD_SIZE']}", fix))
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if not parent and os.environ.get(_OF_TORCHRUN):
+        parent = str(os.getppid())
     return Launch(*(numbers[name] for name in names), parent=int(parent) if parent else None)
 
 

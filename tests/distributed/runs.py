@@ -24,6 +24,7 @@ from tiny import tiny_llama
 
 LONGEST = 240  # seconds: a machine that is busy with other tests is slow, and nothing here is timed by the clock
 SILENT = 6.0  # seconds without a beat, in a hurried run
+STALLED = 15.0  # seconds without progress: later, so that a stopped rank is told to be silent
 SETTINGS = {"batch": {"size": 4, "micro": 1}, "duration": "6 steps", "optim": {"lr": 1e-2}}
 ENDLESS = {"duration": "100000 steps", "eval_every": None}
 
@@ -48,7 +49,7 @@ def change(name, module):
     if name.endswith("watchdog"):
         module.SILENT = {silent}
     elif name.endswith("beat"):
-        module.LEAST_LIMIT = {silent}
+        module.LEAST_LIMIT = {stalled}
     elif os.environ.get("RANK") == "1":
         {rank_1}
 
@@ -77,9 +78,13 @@ FAILS_IN_SETUP = """
 def hurried(folder: Path, rank_1: str = "pass") -> dict[str, str]:
     """Environment for commands. rank_1: what is changed in its module surefoot.stages.steps."""
     folder.mkdir(exist_ok=True)
-    body = _HURRIED.replace("{silent}", str(SILENT)).replace("        {rank_1}", f"        {rank_1}".rstrip())
+    body = (
+        _HURRIED.replace("{silent}", str(SILENT))
+        .replace("{stalled}", str(STALLED))
+        .replace("        {rank_1}", f"        {rank_1}".rstrip())
+    )
     (folder / "sitecustomize.py").write_text(body)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 def write_world(folder: Path) -> Path:

@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 from torch.distributed import HashStore, TCPStore
 
+from surefoot import durable
 from surefoot.training import watchdog
 from surefoot.training.beat import LEAST_LIMIT, SLOWER, Activity, Beat, is_gone
-from surefoot.training.watchdog import Told, Watchdog, slowest, tell, told_fault
+from surefoot.training.told import Told, tell, told_fault
+from surefoot.training.watchdog import Watchdog, slowest
 
 GONE = 2**22 + 1  # above the largest process id of Linux
 # A thread that "ends the process" ends itself in these tests.
@@ -189,3 +191,46 @@ def test_a_process_without_its_launcher_ends(server, monkeypatch):
     dog.start()
     assert ended.wait(LONG)
     assert codes[0] == 3
+
+
+def test_a_rank_that_never_comes_is_named(server, monkeypatch, capfd):
+    dog, ended, codes = watch(server, monkeypatch, meeting=1.0)
+    dog.start()
+    assert ended.wait(LONG)
+    assert codes[0] == 3
+    assert "error: rank 1 of 2 has not come within 1 s" in capfd.readouterr().err
+
+
+def test_twin_a_rank_that_comes_in_time_ends_nothing(server, monkeypatch):
+    dog, ended, _ = watch(server, monkeypatch, meeting=1.0)
+    dog.start()
+    assert not ended.wait(0.3)
+    server.set("beat/1", beat().to_bytes().decode())
+    assert not ended.wait(1.5)
+    dog.stop()
+
+
+def _full(line):
+    raise OSError("no space left")
+
+
+def test_a_log_that_cannot_be_written_keeps_no_process_alive(server, monkeypatch, capfd):
+    server.set("beat/1", beat(pid=GONE).to_bytes().decode())
+    dog, ended, codes = watch(server, monkeypatch, note=_full)
+    dog.start()
+    assert ended.wait(LONG)
+    assert codes[0] == 3
+    assert "has ended without a word" in capfd.readouterr().err
+
+
+def test_what_is_half_written_is_removed_before_the_process_is_ended(server, monkeypatch, tmp_path):
+    left = []
+    server.set("beat/1", beat(pid=GONE).to_bytes().decode())
+    dog, ended, _ = watch(server, monkeypatch, note=lambda line: left.extend(tmp_path.iterdir()))
+    with durable.staged_folder(tmp_path / "checkpoint-4") as staging:
+        (staging / "part").write_text("of it")
+        dog.start()
+        assert ended.wait(LONG)
+        assert [path.name for path in left] == [staging.name], "it was there until then"
+        assert list(tmp_path.iterdir()) == []
+        staging.mkdir()  # for the block, which goes on in this test alone

@@ -44,7 +44,8 @@ class ValueHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [..., H] of any dtype -> [...] fp32."""
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.summary(hidden.float()).squeeze(-1)
+            # No view: FSDP2 hangs its hooks on what a module returns, and those of a view are lost where it is changed.
+            return self.summary(hidden.float()).squeeze(-1).clone()
 
 
 class ScoredModel(nn.Module):

@@ -71,7 +71,7 @@ def save_checkpoint(
         raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched"))
     final = run / f"checkpoint-{state.step}"
     if engine.rank != 0:
-        with engine.gathered(frozen):
+        with durable.faults_named(final), engine.gathered(frozen):
             pass
         engine.totals([1.0])  # the first rank waits for this word
         return final

@@ -68,19 +68,30 @@ def text_from(source: int, text: str, ranks: Ranks) -> str:
     return received.numpy().tobytes().decode()
 
 
-def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> str | None:
-    """The name of the first tensor whose bytes are not the same on all ranks; None where all are. The names must be the
-    same everywhere, which is looked at first. Every rank must ask; 32 bytes of each tensor travel."""
+@dataclass(frozen=True)
+class Difference:
+    """name: of a tensor. odd: the ranks that do not have what most have; of two ranks, or of halves, those that do not
+    have what rank 0 has."""
+
+    name: str
+    odd: tuple[int, ...]
+
+
+def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Difference | None:
+    """The first tensor whose bytes are not the same on all ranks; None where all are. The names must be the same
+    everywhere, which is looked at first. Every rank must ask; 32 bytes of each tensor travel."""
     if ranks.world == 1:
         return None
     names = list(tensors)
-    listed = _gathered(_digest("\n".join(names).encode()).unsqueeze(0), ranks)
-    if not _equal(listed)[0]:
-        return "the list of names"
+    if odd := _odd_ones(_gathered(_digest("\n".join(names).encode()).unsqueeze(0), ranks)[:, 0]):
+        return Difference("the list of names", odd)
     if not names:
         return None
-    same = _equal(_gathered(torch.stack([_digest(_bytes(tensors[name])) for name in names]), ranks))
-    return next((name for name, alike in zip(names, same, strict=True) if not alike), None)
+    digests = _gathered(torch.stack([_digest(_bytes(tensors[name])) for name in names]), ranks)
+    for number, name in enumerate(names):
+        if odd := _odd_ones(digests[:, number]):
+            return Difference(name, odd)
+    return None
 
 
 def _gathered(digests: torch.Tensor, ranks: Ranks) -> torch.Tensor:
@@ -90,9 +101,12 @@ def _gathered(digests: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return torch.stack(everybody)
 
 
-def _equal(digests: torch.Tensor) -> list[bool]:
-    """[world, N, 32] -> of each of the N, whether all ranks have the same."""
-    return (digests == digests[0]).all(dim=(0, 2)).tolist()
+def _odd_ones(digests: torch.Tensor) -> tuple[int, ...]:
+    """[world, 32] -> the ranks without the commonest digest; of equally common ones, without that of the lowest
+    rank."""
+    seen = [bytes(one) for one in digests.tolist()]
+    commonest = max(seen, key=seen.count)  # the first of the largest
+    return tuple(rank for rank, one in enumerate(seen) if one != commonest)
 
 
 def _digest(content: bytes | memoryview) -> torch.Tensor:

@@ -31,11 +31,11 @@ from torch.distributed import PrefixStore, Store, rendezvous  # pyright: ignore[
 from surefoot.errors import EnvironmentFault, Fault, SurefootError
 from surefoot.training.beat import Activity
 from surefoot.training.ranks import Ranks
-from surefoot.training.watchdog import LINGER, SILENT, Told, Watchdog, say_over, tell, told_fault
+from surefoot.training.told import LINGER, Told, say_over, tell, told_fault
+from surefoot.training.watchdog import MEETING, SILENT, Watchdog
 
 _LEAD = "lead"
 _POLL = 0.1  # seconds
-_MEET = 600.0  # seconds that ranks may start apart
 _GOODBYE = 60.0  # seconds that the rank with the store waits for the others' last words
 _MARGIN = 5.0  # seconds in which a watchdog says what it knows
 _BACKEND = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset)|Broken pipe")
@@ -172,14 +172,14 @@ def is_broken_connection(error: Exception) -> bool:
 
 @contextmanager
 def open_session(ranks: Ranks, timeout: float, launcher: int | None = None) -> Iterator[Session]:
-    """timeout: seconds that one rank may wait for another. launcher: process id of surefoot's own. Raises
-    EnvironmentFault where the ranks do not find each other."""
-    activity = Activity()
+    """timeout: seconds that one rank may wait for another. launcher: process id of the one without which this process
+    has no reason to go on. Raises EnvironmentFault where the ranks do not find each other."""
+    activity, meeting = Activity(), min(timeout, MEETING)
     if ranks.world == 1:
         yield Session(ranks, None, activity, None, timeout)
         return
-    store = _meet(ranks, timeout)
-    watchdog = Watchdog(store, ranks.rank, ranks.world, activity, launcher=launcher)
+    store = _meet(ranks, meeting)
+    watchdog = Watchdog(store, ranks.rank, ranks.world, activity, launcher=launcher, meeting=meeting)
     session = Session(ranks, store, activity, watchdog, timeout)
     watchdog.start()
     failed = True
@@ -191,11 +191,10 @@ def open_session(ranks: Ranks, timeout: float, launcher: int | None = None) -> I
         session.close(failed)
 
 
-def _meet(ranks: Ranks, timeout: float) -> Store:
-    """The store that MASTER_ADDR and MASTER_PORT name; torchrun holds it itself, else rank 0 does."""
-    limit = timedelta(seconds=min(timeout, _MEET))
+def _meet(ranks: Ranks, limit: float) -> Store:
+    """The store that MASTER_ADDR and MASTER_PORT name; torchrun holds it itself, else rank 0 does. limit: seconds."""
     try:
-        found, _, _ = next(rendezvous("env://", ranks.rank, ranks.world, timeout=limit))
+        found, _, _ = next(rendezvous("env://", ranks.rank, ranks.world, timeout=timedelta(seconds=limit)))
     except (RuntimeError, ValueError) as error:
         what = f"rank {ranks.rank} of {ranks.world} does not reach the others: {' '.join(str(error).split())[:200]}"
         raise EnvironmentFault(Fault("MASTER_ADDR", what, "check the address, the port and the network")) from None

@@ -1,73 +1,47 @@
 """A thread in every rank that sees to it that no rank waits for ever.
 
 It writes this rank's beat into the store once a second, over a connection of its own, and reads those of the next rank
-and of rank 0, which holds the store. Three things end the run, on every rank within seconds of each other:
+and of rank 0, which holds the store. Four things end the run, on every rank within seconds of each other:
 
+    absent    no beat at all for MEETING seconds: it was never started, or does not find the others
     gone      the process of a rank on this machine has ended without a word
     silent    no beat for SILENT seconds: stopped, swapped out, or its machine is off
     stalled   steps are being taken, and the main thread of a rank has got nothing done for too long while the others
               wait for it (`Activity.limit`)
 
 and a fault that another rank has told. Which rank tells is decided in the store: one line is printed, not one by each.
-The end is `os._exit`: a main thread inside a collective hears nothing. Whatever matters is on the disk already.
+The end is `os._exit`: a main thread inside a collective hears nothing. Whatever matters is on the disk already, and
+what is half written is removed.
 
 The trade-off: a beat needs the interpreter's lock, so a library that holds it for SILENT seconds looks stopped.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from surefoot import durable
 from surefoot.errors import EnvironmentFault
 from surefoot.training.beat import Activity, Beat, is_gone
+from surefoot.training.told import LINGER, Told, say_over, tell, told_fault
 
 PERIOD = 1.0  # seconds from beat to beat
 SILENT = 30.0
+MEETING = 300.0  # seconds that ranks may start apart; torch's own limit for a store
 _PATIENCE = 25.0  # seconds for the store's answer
-_FAULT = "fault"
-LINGER = 5.0  # seconds that the rank with the store stays, so that the others can read why it ends
-
-
-@dataclass(frozen=True)
-class Told:
-    """A fault that ends the run: by which rank it was told, with which exit code, in which lines."""
-
-    rank: int
-    code: int
-    lines: tuple[str, ...]
-
-    def to_text(self) -> str:
-        return json.dumps([self.rank, self.code, self.lines])
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Told:
-        rank, code, lines = json.loads(data)
-        return cls(rank, code, tuple(lines))
-
-
-def tell(store: Store, told: Told) -> Told:
-    """Say a fault to all ranks; returns the one that was told first."""
-    return Told.from_bytes(store.compare_set(_FAULT, "", told.to_text()))
-
-
-def told_fault(store: Store) -> Told | None:
-    """What some rank has told, if any."""
-    return Told.from_bytes(store.get(_FAULT)) if store.check([_FAULT]) else None
 
 
 class Watchdog:
-    """launcher: process id of surefoot's own launcher, without which this process ends. note: is told of the end, for
-    run.log. end: leaves the process; given by tests."""
+    """launcher: process id of the launcher, without which this process ends. meeting: seconds that ranks may start
+    apart. note: is told of the end, for run.log. end: leaves the process; given by tests."""
 
     def __init__(
         self,
@@ -77,16 +51,18 @@ class Watchdog:
         activity: Activity,
         *,
         launcher: int | None = None,
+        meeting: float = MEETING,
         note: Callable[[str], None] = lambda line: None,
         end: Callable[[int], None] = os._exit,
         silent: float | None = None,
     ):
         self._store, self._rank, self._world, self._activity = store, rank, world, activity
-        self._launcher, self.note, self._end = launcher, note, end
+        self._launcher, self._meeting, self.note, self._end = launcher, meeting, note, end
         self._silent = SILENT if silent is None else silent
         self._host = socket.gethostname()
         self._watched = sorted({0, (rank + 1) % world} - {rank})
         self._seen: dict[int, tuple[Beat, float]] = {}
+        self._awaited: dict[int, float] = {}  # since when each is that has not come yet
         self._known: dict[int, Beat] = {}  # the last beat of each, however old: who it was
         self._halt = threading.Event()
         self._answered = time.monotonic()
@@ -100,7 +76,7 @@ class Watchdog:
         threading.Thread(target=self._guard, name="watchdog of the store", daemon=True).start()
 
     def meet(self) -> None:
-        """Wait for the first beats of the ranks that this one watches: one that ends a moment later is known by then."""
+        """Wait for the first beats of the ranks that this one watches: one that ends a moment later is known."""
         keys = {rank: _key(rank) for rank in self._watched}
         self._store.wait(list(keys.values()))
         for rank, key in keys.items():
@@ -118,9 +94,10 @@ class Watchdog:
         while True:
             halt = self._halt.wait(PERIOD)
             if self._launcher is not None and os.getppid() != self._launcher:
-                self._end(EnvironmentFault.exit_code)
+                self._leave(EnvironmentFault.exit_code)
             if time.monotonic() - looked > self._silent / 2:  # this process was stopped: what it saw before is old
                 self._seen.clear()
+                self._awaited.clear()
             looked = time.monotonic()
             self._answered = looked
             try:
@@ -150,9 +127,13 @@ class Watchdog:
 
     def _fault_of_others(self, store: Store) -> str | None:
         for rank in self._watched:
+            now = time.monotonic()
             if not store.check([_key(rank)]):
-                continue  # it has not come yet; whoever starts ranks waits for all
-            beat, now = Beat.from_bytes(store.get(_key(rank))), time.monotonic()
+                if now - self._awaited.setdefault(rank, now) > self._meeting:
+                    what = f"has not come within {self._meeting:.0f} s: not started, or it does not find the others"
+                    return f"rank {rank} of {self._world} {what}"
+                continue
+            beat = Beat.from_bytes(store.get(_key(rank)))
             self._known[rank] = beat
             before = self._seen.get(rank)
             if before is None or beat.number != before[0].number:
@@ -187,26 +168,31 @@ class Watchdog:
         first = self._known.get(0)
         if self._rank == self._world - 1:
             what = "is gone or does not answer"
-            line = f"rank 0 {what}" if first is None else _line(0, first, what, self._host)
-            self.note(line)
-            _print(line)
-        self._end(EnvironmentFault.exit_code)
+            self._say(f"rank 0 {what}" if first is None else _line(0, first, what, self._host))
+        self._leave(EnvironmentFault.exit_code)
 
     def _finish(self, told: Told, store: Store) -> None:
         for line in told.lines:
-            self.note(line)
             if told.rank == self._rank:
-                _print(line)
-        with suppress(RuntimeError):
-            say_over(store, self._rank, self._world, LINGER)
-        self._end(told.code)
+                self._say(line)
+            else:
+                self._note(line)
+        self._leave(told.code, store)
 
+    def _leave(self, code: int, store: Store | None = None) -> None:
+        durable.discard_unfinished()
+        if store is not None:
+            with suppress(RuntimeError):
+                say_over(store, self._rank, self._world, LINGER)
+        self._end(code)
 
-def say_over(store: Store, rank: int, world: int, seconds: float) -> None:
-    """This rank needs the store no longer. Rank 0, with which the store may go, waits for the others to say so."""
-    store.set(f"over/{rank}", "")
-    if rank == 0:
-        store.wait([f"over/{other}" for other in range(world)], timedelta(seconds=seconds))
+    def _say(self, line: str) -> None:
+        _print(line)
+        self._note(line)
+
+    def _note(self, line: str) -> None:
+        with suppress(Exception):  # of a full disk, say: nothing may keep this process from ending
+            self.note(line)
 
 
 def slowest(beats: Sequence[Beat]) -> list[int]:

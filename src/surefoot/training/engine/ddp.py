@@ -30,7 +30,7 @@ class DdpEngine(Stepping):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, groups: Groups, ranks: Ranks, device: torch.device):
         super().__init__(model, trainable_parameters(model), optimizer, groups, ranks, device)
-        _require_same({**dict(model.named_parameters()), **dict(model.named_buffers())}, ranks, "the first step")
+        _require_same({**dict(model.named_parameters()), **dict(model.named_buffers())}, ranks, "before the first step")
 
     def reduce(self) -> None:
         for parameter in self.parameters.values():
@@ -54,15 +54,17 @@ class DdpEngine(Stepping):
 
     def check_replicas(self) -> None:
         moments = optimizer_tensors(self.optimizer, self.parameters)
-        _require_same({**self.parameters, **moments}, self.ranks, "this step")
+        _require_same({**self.parameters, **moments}, self.ranks, "after this step")
 
     def elements(self) -> Elements:
         return plain_elements(self.model, self.parameters)
 
 
 def _require_same(tensors: Mapping[str, torch.Tensor], ranks: Ranks, when: str) -> None:
-    name = first_difference(tensors, ranks)
-    if name is not None:
-        what = f"is not the same on all {ranks.world} ranks before {when}"
+    found = first_difference(tensors, ranks)
+    if found is not None:
+        odd = f"rank{'s' if len(found.odd) > 1 else ''} {', '.join(map(str, found.odd))}"
+        others = "rank 0" if ranks.world == 2 else "the others"
+        what = f"is not the same on all {ranks.world} ranks {when}: {odd} and {others} differ"
         fix = "give every rank the same files, libraries and kind of device; if they have them, test the hardware"
-        raise EnvironmentFault(Fault(name, what, fix))
+        raise EnvironmentFault(Fault(found.name, what, fix))
