@@ -390,7 +390,7 @@ def origin(ranks: Ranks, case: Case, choice: EngineChoice) -> str | None:
         one for name, one in engine.model.named_modules() if name.endswith("layers.1.mlp.down_proj")
     ).register_forward_hook(spoil)
     batches = list(dealt(micro_batches(1, 4), ranks.rank, ranks.world))
-    found = find_origin(engine, sft_loss, batches, step=1, scale=None, settings=settings(seed=5))
+    found = find_origin(engine, sft_loss, batches, step=1, scale=None, settings=settings(seed=5)).origin
     said = agreed_origin(engine, found)
     report = steps(engine, replace(case, counts=(2,)), ranks)[0]  # and it can go on
     assert report.decision == "stepped"

@@ -1,13 +1,15 @@
+import json
+
 import pytest
 import torch
 
-from surefoot.training.diagnose import find_origin
-from surefoot.training.step import accumulate_gradients
+from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin, place_of_error
+from surefoot.training.step import accumulate_gradients, draw
 from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
 def origin_of(engine, batches, objective=toy_loss):
-    return find_origin(engine, objective, batches, step=1, scale=None, settings=settings())
+    return find_origin(engine, objective, batches, step=1, scale=None, settings=settings()).origin
 
 
 @pytest.mark.parametrize(("module", "parameter"), [("hidden", "weight"), ("embed", "weight"), ("head", "weight")])
@@ -72,3 +74,83 @@ def test_says_nothing_when_all_is_finite_and_leaves_no_gradient_or_hook():
     assert origin_of(engine, toy_batches(toy_examples(4), 2)) is None
     assert all(parameter.grad is None for parameter in engine.model.parameters())
     assert not any(module._forward_hooks for module in engine.model.modules())
+
+
+class Spoilt(torch.autograd.Function):
+    """The identity, whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
+
+
+class Branches(torch.nn.Module):
+    """Three modules that read one tensor; the gradient of the second is spoilt inside of it."""
+
+    def __init__(self, spoil):
+        super().__init__()
+        self.below = torch.nn.Linear(4, 4)
+        self.first, self.second, self.third = (Branch(number == 1 and spoil) for number in range(3))
+
+    def forward(self, x):
+        x = torch.tanh(self.below(x))
+        return self.first(x) + self.second(rows=x) + self.third(x)
+
+
+class Branch(torch.nn.Module):
+    def __init__(self, spoil):
+        super().__init__()
+        self.weight, self.spoil = torch.nn.Parameter(torch.ones(4)), spoil
+
+    def forward(self, rows):
+        return (Spoilt.apply(rows) if self.spoil else rows) * self.weight
+
+
+def seen_in(model):
+    torch.manual_seed(0)
+    with _watch(model) as seen:
+        model(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    return [(module, phase) for module, phase, _ in seen]
+
+
+def test_names_the_module_that_spoils_a_gradient_among_those_that_share_an_input():
+    assert seen_in(Branches(spoil=True)) == [("second", "backward")]
+
+
+def test_twin_branches_without_a_fault():
+    assert seen_in(Branches(spoil=False)) == []
+
+
+def test_watching_changes_no_bit_of_loss_and_gradients():
+    engine, batches = toy_engine(dropout=0.3), toy_batches(toy_examples(6), 2)
+    finding = find_origin(engine, toy_loss, batches, step=1, scale=None, settings=settings())
+    assert finding.origin is None
+    for number, batch in enumerate(batches):
+        draw(engine, settings(), 1, number)
+        loss = toy_loss(engine.model, batch).loss
+        assert float(loss.detach()) == finding.losses[number]
+
+
+def test_facts_of_a_tensor():
+    tensor = torch.tensor([[1.0, float("nan")], [float("-inf"), -3.5]], dtype=torch.bfloat16)
+    facts = TensorFacts.of(tensor)
+    assert (facts.shape, facts.dtype, facts.nan, facts.inf, facts.largest) == ((2, 2), "bfloat16", 1, 1, 3.5)
+    assert str(facts) == "1 NaN and 1 infinite of 2x2 bfloat16, the largest finite one 3.5"
+    other = TensorFacts.of(torch.tensor([[1.0, float("nan")], [float("-inf"), -3.516]], dtype=torch.bfloat16))
+    assert facts.sha256 != other.sha256
+    origin = Origin("hidden", "backward", (3, "a.json:4"), 1, facts)
+    assert Origin.from_json(json.loads(json.dumps(origin.to_json()))) == origin
+
+
+def test_the_module_in_which_an_exception_was_raised():
+    engine = toy_engine()
+
+    engine.model.hidden.forward = lambda x: (_ for _ in ()).throw(ValueError("no"))
+    with pytest.raises(ValueError) as raised:
+        engine.model(torch.zeros(1, 2, dtype=torch.long))
+    assert place_of_error(raised.value, engine.model) == "hidden"
+    assert place_of_error(ValueError("elsewhere"), engine.model) == ""

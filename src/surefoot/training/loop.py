@@ -13,13 +13,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 from surefoot.data.batch import Weighted
-from surefoot.errors import Diverged, Fault
+from surefoot.errors import Diverged, Fault, SurefootError
 from surefoot.objectives.base import Objective
-from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import Engine
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.profile import Watch, unwatched
+from surefoot.training.recorder import Attempt, Recorder, look_into
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
@@ -62,7 +62,7 @@ class Job:
     None when it was asked to stop in between. save: writes a checkpoint of engine and state.
     goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
     trains to the end. watch: step -> what times its parts. check_every: after so many steps ranks that should hold the
-    same weights compare them; None where there are no others.
+    same weights compare them; None where there are no others. recorder: of all ranks or of none.
     """
 
     engine: Engine
@@ -83,6 +83,7 @@ class Job:
     watch: Callable[[int], Watch] = lambda step: unwatched
     memory: Memory | None = None
     check_every: int | None = None
+    recorder: Recorder | None = None
 
 
 @dataclass(frozen=True)
@@ -105,26 +106,19 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
         watch = job.watch(step)
         with watch("data"):
             micro_batches = job.batches(step)
-        report = train_step(
-            job.engine,
-            job.objective,
-            micro_batches,
-            step=step,
-            lr={name: schedule.rate(step - 1) for name, schedule in job.schedules.items()},
-            scale=state.scale,
-            settings=job.settings,
-            watch=watch,
-        )
+        lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
+        attempt = Attempt(step, micro_batches, lr, state.scale)
+        report = _step(job, attempt, watch)
         if job.memory is not None:
             job.memory.learned(report)
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
-        scale, state = state.scale, _carrying(job, state.after_step(report))
+        state = _carrying(job, state.after_step(report))
         observer.step(report, state)
-        if state.guard.consecutive >= job.max_consecutive:
-            origin = find_origin(
-                job.engine, job.objective, micro_batches, step=step, scale=scale, settings=job.settings
-            )
-            raise _diverged(report, state, agreed_origin(job.engine, origin))
+        over = state.guard.consecutive >= job.max_consecutive
+        if over or (job.recorder is not None and report.decision == "non_finite" and state.guard.consecutive == 1):
+            words = look_into(job.engine, job.objective, job.settings, attempt, report, job.recorder)
+            if over:
+                raise _diverged(report, state, words)
         if job.check_every and step % job.check_every == 0:
             job.engine.check_replicas()
         stop.agree()
@@ -142,6 +136,26 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
                 observer.saved(job.save(state), state)
             return Outcome(state, "interrupted")
     return Outcome(state, "finished" if state.step >= job.total_steps else "early_stopped")
+
+
+def _step(job: Job, attempt: Attempt, watch: Watch) -> StepReport:
+    try:
+        return train_step(
+            job.engine,
+            job.objective,
+            attempt.micro_batches,
+            step=attempt.step,
+            lr=attempt.lr,
+            scale=attempt.scale,
+            settings=job.settings,
+            watch=watch,
+        )
+    except SurefootError:
+        raise
+    except Exception as error:
+        if job.recorder is not None:
+            job.recorder.crashed(attempt, error)
+        raise
 
 
 def _carrying(job: Job, state: RunState) -> RunState:
@@ -186,15 +200,14 @@ def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None
         observer.evaluation(report, state, improved=False)
 
 
-def _diverged(report: StepReport, state: RunState, origin: str | None) -> Diverged:
+def _diverged(report: StepReport, state: RunState, origin: str) -> Diverged:
     numbers = ", ".join(str(number) for number in report.examples[:16])
     more = f" and {len(report.examples) - 16} more" if len(report.examples) > 16 else ""
     what = "the loss" if report.non_finite == "loss" else "the gradient norm"
     return Diverged(
         Fault(
             f"step {report.step}",
-            f"{what} was not finite, {state.guard.consecutive} times in a row; examples {numbers}{more}; "
-            + (origin or "a replay of the step was finite: suspect the hardware or a non-deterministic kernel"),
+            f"{what} was not finite, {state.guard.consecutive} times in a row; examples {numbers}{more}; {origin}",
             "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr",
         )
     )

@@ -177,9 +177,19 @@ def accumulate_gradients(
 
 
 def draw(engine: Engine, settings: StepSettings, step: int, number: int) -> None:
-    """Seed micro-batch `number` of this rank. Micro-batches are dealt in turn, so one has the same draws whichever rank
-    it falls to."""
-    seed_micro_batch(settings.seed, step, number * engine.world + engine.rank)
+    """Seed micro-batch `number` of this rank."""
+    draw_numbered(settings, step, draw_number(engine, number))
+
+
+def draw_number(engine: Engine, number: int) -> int:
+    """The number of this rank's micro-batch among those of all ranks. They are dealt in turn, so one has the same draws
+    whichever rank it falls to."""
+    return number * engine.world + engine.rank
+
+
+def draw_numbered(settings: StepSettings, step: int, number: int) -> None:
+    """Seed the micro-batch that has this number among those of all ranks."""
+    seed_micro_batch(settings.seed, step, number)
 
 
 def add_gradient(

@@ -1,0 +1,159 @@
+"""What is kept of a step that went wrong, so that it can be run again elsewhere: a folder `failure-STEP`.
+
+    failure.json          which step, what was seen, seeds, rates, scale; the layout of the batches
+    batch.safetensors     the micro-batches of this rank, tensor by tensor
+    weights.safetensors   the parameters that train, as they were, where they are small enough
+    config.yaml, plan.json, environment.json, recent.jsonl
+    MANIFEST.json         sizes and hashes of all these, and what the run belongs to
+
+The folder appears whole or not at all. Nothing in it is code. Weights that train are held back from moving by the guard
+when a step is not finite, so they are those that the step began with; frozen ones are the base model's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from surefoot import durable
+from surefoot.data.batch import Weighted
+from surefoot.data.batch_file import batches_from_file, batches_to_file
+from surefoot.errors import Fault, InputError, IntegrityError
+from surefoot.training.checkpoint import MANIFEST, check_files, manifest
+from surefoot.training.diagnose import Finding, Origin
+from surefoot.training.scaling import LossScale
+
+SCHEMA = 1
+RECORD, BATCH, WEIGHTS = "failure.json", "batch.safetensors", "weights.safetensors"
+_NAME = "failure-"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """step: the one that went wrong. kind: a value that was not finite, or an exception. seed: of the run; numbers: of
+    each micro-batch, see `draw_number`. weight: of the whole step over all ranks, 0 where it was not known. scale: of
+    fp16. finding: what a replay in the run itself saw. loss, grad_norm: of the step as it ran, which of them was not
+    finite is in `non_finite`. error: type and words of the exception; place: the module in which it was raised.
+    frozen: of the parameters that do not train, those that are not finite in memory."""
+
+    step: int
+    kind: Literal["non_finite", "crash"]
+    seed: int
+    numbers: tuple[int, ...]
+    weight: int
+    lr: Mapping[str, float]
+    scale: LossScale | None
+    rank: int
+    world: int
+    finding: Finding | None
+    loss: float | None = None
+    grad_norm: float | None = None
+    non_finite: str | None = None
+    error: str = ""
+    place: str = ""
+    frozen: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        finding = self.finding
+        return {
+            "schema": SCHEMA,
+            **asdict(self),
+            "finding": None
+            if finding is None
+            else {
+                "origin": finding.origin.to_json() if finding.origin else None,
+                "losses": [loss.hex() for loss in finding.losses],  # exact, and NaN has a name
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Failure:
+        """Raises KeyError, TypeError or ValueError for what `to_json` has not made."""
+        told = {name: value for name, value in data.items() if name not in ("schema", "batches")}
+        finding, scale = told["finding"], told["scale"]
+        if finding is not None:
+            origin = finding["origin"]
+            losses = tuple(float.fromhex(loss) for loss in finding["losses"])
+            finding = Finding(None if origin is None else Origin.from_json(origin), losses)
+        return cls(
+            **{
+                **told,
+                "finding": finding,
+                "scale": None if scale is None else LossScale(**scale),
+                "numbers": tuple(told["numbers"]),
+                "frozen": tuple(told["frozen"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A failure as it lies on the disk. batches: of the rank that wrote it, on the CPU. weights: by name, None where
+    they were left out."""
+
+    failure: Failure
+    batches: list[Weighted]
+    weights: dict[str, torch.Tensor] | None
+
+
+def failure_folder(run: Path, step: int) -> Path:
+    return run / f"{_NAME}{step}"
+
+
+def failures_in(run: Path) -> list[Path]:
+    """Those of a run folder."""
+    return sorted(path for path in run.glob(f"{_NAME}*") if (path / MANIFEST).is_file())
+
+
+def write_failure(
+    run: Path,
+    failure: Failure,
+    batches: Sequence[Weighted],
+    weights: Mapping[str, torch.Tensor] | None,
+    *,
+    texts: Mapping[str, str],
+    identity: Mapping[str, Any],
+) -> Path:
+    """Returns the folder. texts: further files by name. Raises EnvironmentFault where the disk refuses, TypeError for
+    batches of an unknown kind."""
+    tensors, layout = batches_to_file(batches)
+    folder = failure_folder(run, failure.step)
+    with durable.staged_folder(folder, replace=True) as staging:
+        durable.write_json(staging / RECORD, {**failure.to_json(), "batches": layout})
+        save_file(tensors, staging / BATCH)
+        if weights is not None:
+            whole = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+            save_file(whole, staging / WEIGHTS)
+        for name, text in texts.items():
+            durable.write_text(staging / name, text)
+        told = manifest(staging, sorted(staging.iterdir()), failure.step, identity)
+        durable.write_json(staging / MANIFEST, told)
+    return folder
+
+
+def read_failure(folder: Path) -> Kept:
+    """Raises InputError for a folder that is none of these, IntegrityError for one that is not as it was written."""
+    if not folder.is_dir():
+        raise InputError(Fault(str(folder), "is no folder", "a failure lies in the run folder, as failure-STEP"))
+    if not (folder / RECORD).is_file() and not (folder / BATCH).is_file():
+        what = f"records no failure: it has no {RECORD}"
+        raise InputError(Fault(str(folder), what, "give the folder failure-STEP of a run"))
+    if faults := [check.fault for check in check_files(folder) if check.fault]:
+        raise IntegrityError(faults)
+    try:
+        told = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        if told.get("schema") != SCHEMA:
+            what = f"has schema {told.get('schema')}; this version of surefoot reads {SCHEMA}"
+            raise IntegrityError(Fault(str(folder / RECORD), what))
+        batches = batches_from_file(load_file(folder / BATCH), told["batches"])
+        weights = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
+        return Kept(Failure.from_json(told), batches, weights)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"cannot be read ({type(error).__name__}: {error})"
+        raise IntegrityError(Fault(str(folder / RECORD), what)) from None
