@@ -9,10 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Batch, Example, collate
+from surefoot.data.pack import pack
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.forward import causal_model
 from surefoot.models.neftune import embedding_noise
+from surefoot.models.packing import packed_attention
 from surefoot.objectives.neftune import with_neftune
 from surefoot.objectives.sft import sft_loss
 from surefoot.training.randomness import seed_micro_batch
@@ -130,3 +132,20 @@ def test_sixteen_bits(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).train()
     assert embedding_noise(torch.zeros(1, 4, 8, dtype=torch.bfloat16), ALPHA, (4,)).dtype == torch.bfloat16
     assert torch.isfinite(loss(model, batch()))
+
+
+def test_in_a_packed_row_each_document_has_the_size_of_its_own_length(model):
+    lengths = (400, 100, 25)
+    noise = embedding_noise(torch.zeros(1, sum(lengths), 100), ALPHA, lengths)
+    for part, length in zip(noise[0].split(lengths), lengths, strict=True):
+        limit = ALPHA / math.sqrt(length * 100)
+        assert part.abs().max() <= limit
+        assert part.square().mean().item() == pytest.approx(limit**2 / 3, rel=3 * SAMPLING)
+    packed_attention("matmul").install(model)
+    row = pack([Example(np.arange(length), np.ones(length, dtype=bool), length) for length in (30, 7)])
+    quiet = loss(model, row, sft_loss)
+    assert abs(loss(model, row) - quiet) > 100 * FP32_LOSS
+
+
+def test_a_blank_batch_of_another_ranks_rows_is_computed_without(model):
+    assert loss(model, batch().blank()) == loss(model, batch(), sft_loss)

@@ -52,7 +52,10 @@ class Weighted(Protocol):
 class Batch:
     """input_ids, targets: [B, T] int64. attention_mask: [B, T] int64, or None where causality alone hides the padding
     (right padding: no real token can see what comes after it). weight: supervised tokens, the denominator of the loss.
-    lengths: real input tokens of each example."""
+    lengths: real input tokens of each example.
+
+    documents: of one packed row, [1, T], the tokens of each example in it, end to end and without padding
+    (`surefoot.data.pack`); none of them sees another. Empty where every example is a row of its own."""
 
     input_ids: torch.Tensor
     targets: torch.Tensor
@@ -60,6 +63,7 @@ class Batch:
     weight: int
     lengths: tuple[int, ...]
     examples: tuple[RecordName, ...]
+    documents: tuple[int, ...] = ()
 
     @property
     def rows(self) -> Batch:
@@ -74,13 +78,11 @@ class Batch:
         if self.input_ids.device == device:
             return self
         mask = self.attention_mask
-        return Batch(
-            self.input_ids.to(device, non_blocking=True),
-            self.targets.to(device, non_blocking=True),
-            None if mask is None else mask.to(device, non_blocking=True),
-            self.weight,
-            self.lengths,
-            self.examples,
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            attention_mask=None if mask is None else mask.to(device, non_blocking=True),
         )
 
     def blank(self) -> Batch:
@@ -198,9 +200,7 @@ def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "rig
         start = longest - length if side == "left" else 0
         input_ids[row, start : start + length] = example.ids
         mask[row, start : start + length] = 1
-        # The first token has no predecessor to predict it, so its supervision flag cannot count.
-        learned = np.where(example.supervised[1:], example.ids[1:], IGNORE)
-        targets[row, start : start + length - 1] = learned
+        targets[row, start : start + length] = next_tokens(example)
     return Batch(
         torch.from_numpy(input_ids),
         torch.from_numpy(targets),
@@ -209,3 +209,9 @@ def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "rig
         tuple(len(example.ids) for example in examples),
         tuple(example.number for example in examples),
     )
+
+
+def next_tokens(example: Example) -> np.ndarray:
+    """[T]: what each position must predict, or IGNORE. The last position predicts nothing, and the first token has no
+    predecessor to predict it, so its supervision flag cannot count."""
+    return np.append(np.where(example.supervised[1:], example.ids[1:], IGNORE), IGNORE)

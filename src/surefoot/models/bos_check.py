@@ -8,6 +8,7 @@ a factor of 0 has for BOS, shows no factor: it must come in unchanged.
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,7 +19,8 @@ from surefoot.data.batch import Batch
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.bos import installed_scaling, other_scale, unwrapped
 from surefoot.models.decoder import decoder_layers
-from surefoot.models.forward import hidden_states, positions_from_mask
+from surefoot.models.documents import packed_forward
+from surefoot.models.forward import hidden_states, model_inputs
 
 # The measured factor is a mean over the width, of values that were rounded to the type of the weights.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -63,7 +65,7 @@ def _measure(model: nn.Module, batch: Batch) -> dict[str, Any]:
     with nullcontext() if scaling is None else other_scale(scaling, 1.0):
         plain = _first_layer_sees(model, batch)
         none = _first_layer_sees(model, batch, silenced=True)
-    rows, columns = torch.arange(len(own), device=own.device), _first_columns(batch)
+    rows, columns = _first_places(batch)
     embedded = unwrapped(model).get_input_embeddings()(batch.input_ids[rows, columns])
     heard = (embedded != 0).any(dim=-1)
     rows, columns = rows[heard], columns[heard]
@@ -92,18 +94,20 @@ def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False)
             hidden_states(inner, batch)
             return seen[0]
         embedded = inner.get_input_embeddings()(batch.input_ids).clone()
-        embedded[torch.arange(len(embedded), device=embedded.device), _first_columns(batch)] = 0
-        mask = batch.attention_mask
-        positions = None if mask is None else positions_from_mask(mask)
-        inner.get_decoder()(inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=False)
+        embedded[_first_places(batch)] = 0
+        inputs = model_inputs(inner, batch) | {"input_ids": None, "inputs_embeds": embedded}
+        with packed_forward() if batch.documents else nullcontext():
+            inner.get_decoder()(**inputs)
         return seen[0]
     finally:
         handle.remove()
 
 
-def _first_columns(batch: Batch) -> torch.Tensor:
-    """[B]: where the first real token of each row stands; written without a look at how the scaling finds it."""
-    mask = batch.attention_mask
-    if mask is None:
-        return torch.zeros(len(batch.input_ids), dtype=torch.long, device=batch.input_ids.device)
-    return mask.long().argmax(dim=-1)
+def _first_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns of the first real token of each example; written without a look at how the scaling finds it."""
+    mask, device = batch.attention_mask, batch.input_ids.device
+    if batch.documents:
+        columns = torch.tensor([0, *itertools.accumulate(batch.documents[:-1])], device=device)
+        return torch.zeros_like(columns), columns
+    rows = torch.arange(len(batch.input_ids), device=device)
+    return rows, torch.zeros_like(rows) if mask is None else mask.long().argmax(dim=-1)

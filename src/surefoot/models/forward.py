@@ -11,7 +11,7 @@ Shapes: B examples, T tokens, N positions asked for, H hidden size, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.data.batch import Batch
+from surefoot.data.pack import position_ids
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.kernels.documents import documents_of
+from surefoot.models.documents import packed_forward, takes_documents
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
@@ -52,15 +56,22 @@ def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
     # In front of hooks that an engine put there to follow the head's gradient, which will have none.
     hook = output_head(model).register_forward_pre_hook(take, prepend=True)
     try:
-        causal_model(model)(**_inputs(batch))
+        with _as_packed(batch):
+            causal_model(model)(**model_inputs(model, batch))
     finally:
         hook.remove()
     return seen[0]
 
 
+def hidden_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
+    """The same at `places` alone, N indices into the B * T positions of the batch: [N, H]."""
+    return hidden_states(model, batch).flatten(0, 1).index_select(0, places)
+
+
 def logits_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
     """The model's own logits [N, V] at `places`: N indices into the B * T positions of the batch, row by row."""
-    return narrowed_logits(model, places, **_inputs(batch))
+    with _as_packed(batch):
+        return narrowed_logits(model, places, **model_inputs(model, batch))
 
 
 def narrowed_logits(model: nn.Module, places: torch.Tensor, **inputs: Any) -> torch.Tensor:
@@ -69,12 +80,24 @@ def narrowed_logits(model: nn.Module, places: torch.Tensor, **inputs: Any) -> to
         return causal_model(model)(**inputs).logits.squeeze(0)
 
 
-def _inputs(batch: Batch) -> dict[str, Any]:
+def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Without a mask (right padding) none is passed on, so SDPA runs its causal kernels and no [T, T] mask exists.
-    With one (left padding) positions count real tokens from 0, as they would without padding."""
-    mask = batch.attention_mask
-    positions = None if mask is None else positions_from_mask(mask)
-    return {"input_ids": batch.input_ids, "attention_mask": mask, "position_ids": positions, "use_cache": False}
+    With one (left padding) positions count real tokens from 0, as they would without padding. In a packed row they
+    begin anew in each document, and the documents go along. Raises EnvironmentFault where nothing would take them."""
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "use_cache": False}
+    if batch.documents:
+        if not takes_documents(causal_model(model)):
+            what = "this model's attention does not keep the documents of a packed row apart"
+            raise EnvironmentFault(Fault("data.packing", what, "set data.packing: off"))
+        inputs["position_ids"] = position_ids(batch.documents, batch.input_ids.device)
+        inputs["documents"] = documents_of(batch.documents, batch.input_ids.device)
+    elif batch.attention_mask is not None:
+        inputs["position_ids"] = positions_from_mask(batch.attention_mask)
+    return inputs
+
+
+def _as_packed(batch: Batch) -> AbstractContextManager[object]:
+    return packed_forward() if batch.documents else nullcontext()
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from surefoot.models.forward import causal_model
 def noisy_embeddings(model: nn.Module, alpha: float, lengths: Sequence[int]) -> Iterator[None]:
     """The model's input embeddings come out with noise inside; nothing of it stays on the model.
 
-    lengths: real tokens of each row of the batch. The draws come from torch's generator of the embeddings' device.
+    lengths: real tokens of each row of the batch, or of each document of its one row. The draws come from torch's
+    generator of the embeddings' device.
     """
 
     def add(module: nn.Module, inputs: object, embedded: torch.Tensor) -> torch.Tensor:
@@ -39,5 +40,8 @@ def embedding_noise(embedded: torch.Tensor, alpha: float, lengths: Sequence[int]
     """[B, T, d] in the dtype of `embedded`; drawn in fp32, because 16 bits have few numbers between -1 and 1."""
     draw = torch.empty_like(embedded, dtype=torch.float32).uniform_(-1, 1)
     real = torch.tensor(lengths, dtype=torch.float32, device=embedded.device)
-    size = alpha / torch.sqrt(real * embedded.shape[-1])  # [B]
-    return (draw * size[:, None, None]).to(embedded.dtype)
+    size = alpha / torch.sqrt(real * embedded.shape[-1])  # [B], or of each document
+    if len(lengths) == len(embedded):
+        return (draw * size[:, None, None]).to(embedded.dtype)
+    by_token = size.repeat_interleave(real.long(), output_size=embedded.shape[1])  # no sync on a GPU
+    return (draw * by_token[None, :, None]).to(embedded.dtype)

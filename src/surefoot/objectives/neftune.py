@@ -13,9 +13,9 @@ def with_neftune(objective: Objective, alpha: float) -> Objective:
     """alpha: size of the noise; see `surefoot.models.neftune`. Draws follow the seed of the micro-batch."""
 
     def noisy(model: nn.Module, batch: Batch) -> LossSum:
-        if not model.training:
+        if not model.training or not batch.lengths:  # a blank batch counts nothing
             return objective(model, batch)
-        with noisy_embeddings(model, alpha, batch.lengths):
+        with noisy_embeddings(model, alpha, batch.documents or batch.lengths):
             return objective(model, batch)
 
     return noisy

@@ -1,0 +1,139 @@
+"""Each form against the textbook formula in float64: output and gradients, short and long documents, grouped heads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from surefoot.kernels import documents
+from surefoot.kernels.documents import FORMS, SHORT, documents_of, plain
+
+CPU = torch.device("cpu")
+HEADS, WIDTH = 6, 16
+SCALE = 0.25
+LENGTHS = (SHORT + 30, 100, 3, 1, SHORT, SHORT + 1, 64)
+# Relative error of sums of up to 542 products: units in the last place of the type, times a few.
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 4 * 2.0**-8}
+
+
+def inputs(dtype, kv_heads=2, lengths=LENGTHS, seed=0):
+    """q, k, v as a projection leaves them, token by token in memory, and a gradient of the output."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = sum(lengths)
+    made = [torch.randn(1, tokens, heads, WIDTH, generator=generator) for heads in (HEADS, kv_heads, kv_heads, HEADS)]
+    q, k, v, gradient = (tensor.to(dtype).transpose(1, 2) for tensor in made)
+    return [q.requires_grad_(), k.requires_grad_(), v.requires_grad_()], gradient
+
+
+def run(form, qkv, gradient, lengths=LENGTHS, scale=SCALE):
+    output = form(*qkv, documents_of(lengths, CPU), scale)
+    return [output.detach(), *torch.autograd.grad(output, qkv, gradient)]
+
+
+def in_double(qkv, gradient):
+    return [tensor.detach().double().requires_grad_() for tensor in qkv], gradient.double()
+
+
+def worst(found, wanted):
+    return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["matmul", "sdpa"])
+def test_a_form_is_the_formula(name, dtype, kv_heads):
+    given = inputs(dtype, kv_heads)
+    assert worst(run(FORMS[name], *given), run(plain, *in_double(*given))) < TOLERANCE[dtype]
+
+
+def test_the_formula_by_hand():
+    """Two documents of two tokens, one head of one number: every softmax is of at most two numbers."""
+    q, k, v = ([2.0, 1.0, 3.0, -1.0], [1.0, 0.5, 2.0, 1.0], [10.0, 20.0, 30.0, 40.0])
+    found = plain(*(torch.tensor(one).view(1, 1, 4, 1) for one in (q, k, v)), documents_of((2, 2), CPU), 0.5)
+    second = (math.exp(0.5) * 10 + math.exp(0.25) * 20) / (math.exp(0.5) + math.exp(0.25))
+    fourth = (math.exp(-1.0) * 30 + math.exp(-0.5) * 40) / (math.exp(-1.0) + math.exp(-0.5))
+    assert found.flatten().tolist() == pytest.approx([10.0, second, 30.0, fourth])
+
+
+@pytest.mark.parametrize("name", ["matmul", "sdpa"])
+def test_gradients_are_those_of_finite_differences(name):
+    lengths = (3, 1, 4)
+    qkv, _ = inputs(torch.float64, lengths=lengths)
+    found = documents_of(lengths, CPU)
+    assert torch.autograd.gradcheck(lambda q, k, v: FORMS[name](q, k, v, found, SCALE), qkv)
+
+
+@pytest.mark.parametrize("name", ["matmul", "sdpa"])
+def test_no_document_feels_another(name):
+    (q, k, v), gradient = inputs(torch.float32)
+    other = [tensor.detach().clone() for tensor in (q, k, v)]
+    begin, end = LENGTHS[0], LENGTHS[0] + LENGTHS[1]
+    for tensor in other:
+        tensor[:, :, begin:end] *= 1000  # the second document
+    pairs = zip(
+        run(FORMS[name], [q, k, v], gradient),
+        run(FORMS[name], [tensor.requires_grad_() for tensor in other], gradient),
+        strict=True,
+    )
+    for one, two in pairs:
+        assert not torch.equal(one[:, :, begin:end], two[:, :, begin:end])
+        assert torch.equal(one[:, :, :begin], two[:, :, :begin])
+        assert torch.equal(one[:, :, end:], two[:, :, end:])
+
+
+def _sees_the_future(q, k, v, found, scale):
+    kept = documents._all_above_diagonal
+    documents._all_above_diagonal = lambda dtype, device: torch.zeros(SHORT, SHORT, dtype=dtype)
+    try:
+        return documents.matmul(q, k, v, found, scale)
+    finally:
+        documents._all_above_diagonal = kept
+
+
+TWINS = {
+    "one document": lambda q, k, v, found, scale: documents.sdpa(
+        q, k, v, documents_of([sum(found.lengths)], CPU), scale
+    ),
+    "another scale": lambda q, k, v, found, scale: documents.matmul(q, k, v, found, 1.01 * scale),
+    "the future": _sees_the_future,
+    "half the gradient": lambda *given: documents.matmul(*given).detach() / 2 + documents.matmul(*given) / 2,
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_twins_are_far_off(twin):
+    given = inputs(torch.float32)
+    assert worst(run(TWINS[twin], *given), run(plain, *in_double(*given))) > 1000 * TOLERANCE[torch.float32]
+
+
+def test_logits_far_from_zero_are_kept_in_fp32():
+    """In bf16 a logit of -120 is a multiple of one half."""
+    lengths = (100, 30)
+    (q, k, v), gradient = inputs(torch.bfloat16, lengths=lengths)
+    shift = math.sqrt(120 / SCALE)
+    with torch.no_grad():
+        q[..., 0], k[..., 0] = shift, -shift
+    given = [q, k, v], gradient
+    error = worst(run(FORMS["matmul"], *given, lengths), run(plain, *in_double(*given), lengths))
+    assert error < 16 * 2.0**-8
+
+
+def test_autocast_does_not_reach_inside():
+    given = inputs(torch.float32)
+    wanted = run(FORMS["matmul"], *given)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run(FORMS["matmul"], *given)
+    short = slice(LENGTHS[0], LENGTHS[0] + LENGTHS[1])
+    assert torch.equal(found[0][:, :, short], wanted[0][:, :, short])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_one_kernel_for_the_row_on_a_gpu():
+    qkv, gradient = inputs(torch.bfloat16)
+    on_gpu = [tensor.detach().cuda().requires_grad_() for tensor in qkv]
+    output = FORMS["varlen"](*on_gpu, documents_of(LENGTHS, torch.device("cuda")), SCALE)
+    found = [output.detach().cpu(), *(one.cpu() for one in torch.autograd.grad(output, on_gpu, gradient.cuda()))]
+    assert worst(found, run(plain, *in_double(qkv, gradient))) < TOLERANCE[torch.bfloat16]
