@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.config.dump import shown
+from surefoot.dialects.axolotl.methods import method_of, stage_of
+from surefoot.dialects.axolotl.pairs import FIELDS, read_layout
 from surefoot.dialects.draft import Draft
+from surefoot.dialects.rows import Refusal
 from surefoot.locations import DATA_SUFFIXES
 from surefoot.nearest import nearest_word
 
@@ -27,14 +30,16 @@ _READ = ("path", "type", "data_files", "chat_template", "conversation", "field",
 _TURNS = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
 _TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
 _ENTRY = (*_READ, *_SOURCE, *_TURNS, *_TRAINED, *_LISTED)
+_COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field")), *FIELDS)
 _USUAL_ROLES = {"human", "user", "gpt", "assistant", "model", "system", "tool", "ipython"}
 
 
 class Sources:
-    """What a list of data sets comes to: plain sources, their template, and whether they are plain texts."""
+    """What a list of data sets comes to: plain sources, their template, and whether they are plain texts. stage: ours
+    where answers are compared, judged or scored; None where they are learned."""
 
-    def __init__(self, draft: Draft, name: str):
-        self.draft, self.name = draft, name
+    def __init__(self, draft: Draft, name: str, stage: str | None = None):
+        self.draft, self.name, self.stage = draft, name, stage
         self.sources: list[Any] = []
         self.templates: list[str] = []
         self.kinds: set[str] = set()
@@ -48,9 +53,10 @@ class Sources:
 
     def _read(self, number: int, entry: dict[str, Any]) -> None:
         given = {key: value for key, value in entry.items() if value is not None}
+        known = _ENTRY if self.stage is None else _COMPARED
         for key in given:
-            if key not in _ENTRY:
-                near = nearest_word(key, _ENTRY)
+            if key not in known:
+                near = nearest_word(key, known)
                 fix = f"did you mean {near}?" if near else "surefoot cannot give what it asks for; leave it out"
                 self._refuse(number, key, "is none of the settings of a data set that surefoot knows", fix)
         for key in _LISTED_ONLY_IF_WHOLE:
@@ -83,14 +89,14 @@ class Sources:
 
     def _kind(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
         kind = given.get("type")
-        if kind in ("alpaca", "alpaca:instruct"):
+        if self.stage is not None:
+            self._compared(self.stage, number, given, source)
+        elif kind in ("alpaca", "alpaca:instruct"):
             source["format"] = "alpaca"
             self._conversations("alpaca")
         elif kind in ("chat_template", "chat_template.default"):
             self._turns(number, given, source)
-            self.uses_chat_template |= not given.get("chat_template")
-            asked = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
-            self._conversations(self._template(number, str(asked)))
+            self._conversations(self._chat_template(number, given))
         elif kind == "completion":
             source["format"] = "text"
             if (field := given.get("field", "text")) != "text":
@@ -99,6 +105,36 @@ class Sources:
         else:
             fix = "use alpaca, chat_template or completion; surefoot renders no prompt of another layout"
             self._refuse(number, "type", f"{shown(kind)} is no layout that surefoot reads in Axolotl's way", fix)
+
+    def _compared(self, stage: str, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
+        """Pairs and judged answers."""
+        source["format"] = "judged" if stage == "kto" else "preference"
+        try:
+            layout = read_layout(stage, given)
+        except Refusal as refusal:
+            self._refuse(number, "type", refusal.what, refusal.fix)
+            return
+        mapping = given.get("message_property_mappings") or {}
+        turns = (given.get("message_field_role") or mapping.get("role") or "role",
+                 given.get("message_field_content") or mapping.get("content") or "content")  # fmt: skip
+        if turns not in (("role", "content"), ("from", "value")):
+            what = f"turns with {turns[0]} and {turns[1]} are read by no format"
+            self._refuse(number, "message_property_mappings", what, "rename them in the data")
+        self._check_roles(number, given)
+        if layout.columns:
+            source["columns"] = dict(layout.columns)
+        self._conversations(layout.template or self._chat_template(number, given))
+
+    def _chat_template(self, number: int, given: Mapping[str, Any]) -> str:
+        """The entry's, else the config's."""
+        self.uses_chat_template |= not given.get("chat_template")
+        asked = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
+        return self._template(number, str(asked))
+
+    def _check_roles(self, number: int, given: Mapping[str, Any]) -> None:
+        roles = given.get("roles") or {}
+        if unusual := [name for names in roles.values() for name in names if name not in _USUAL_ROLES]:
+            self._refuse(number, "roles", f"{unusual[0]} is no role that surefoot reads", "rename it in the data")
 
     def _turns(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
         mapping = given.get("message_property_mappings") or {}
@@ -112,9 +148,7 @@ class Sources:
         source["format"] = layout
         if (field := given.get("field_messages", "messages")) != usual:
             source["columns"] = {usual: field}
-        roles = given.get("roles") or {}
-        if unusual := [name for names in roles.values() for name in names if name not in _USUAL_ROLES]:
-            self._refuse(number, "roles", f"{unusual[0]} is no role that surefoot reads", "rename it in the data")
+        self._check_roles(number, given)
         if given.get("roles_to_train", ["assistant"]) not in (["assistant"], ["gpt"], ["assistant", "gpt"]):
             self._refuse(number, "roles_to_train", "surefoot trains on answers", "leave it out, or train_on_inputs")
         for key in ("train_on_eos", "train_on_eot"):
@@ -143,11 +177,13 @@ class Sources:
 
 def set_data(draft: Draft) -> None:
     """data.train, data.eval, data.template, and the stage."""
-    train = Sources(draft, "datasets")
+    method = method_of(draft)
+    stage = None if method is None else stage_of(method)
+    train = Sources(draft, "datasets", stage)
     kinds, templates = set(train.kinds), list(train.templates)
     rendered = train.uses_chat_template
     if draft.given("test_datasets"):
-        test = Sources(draft, "test_datasets")
+        test = Sources(draft, "test_datasets", stage)
         kinds, templates = kinds | test.kinds, [*templates, *test.templates]
         rendered |= test.uses_chat_template
         draft.set("data.eval", _short(test.sources), "test_datasets")
@@ -155,7 +191,7 @@ def set_data(draft: Draft) -> None:
         draft.refuse("datasets", "plain texts and conversations in one run", "train on one kind of them")
     if len(set(templates)) > 1:
         draft.refuse("datasets", f"one run has one template, and these ask for {', '.join(dict.fromkeys(templates))}")
-    draft.set("stage", "pretrain" if kinds == {"texts"} else "sft", "datasets")
+    draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *(["datasets"] if stage is None else []))
     draft.set("data.train", _short(train.sources), "datasets")
     words = ("chat_template", "chat_template_jinja")
     if templates:

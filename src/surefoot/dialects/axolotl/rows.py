@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot.dialects.axolotl.methods import ROWS as METHOD_ROWS
 from surefoot.dialects.rows import Row, carried, joint, listed, names, number, refused, text, truth, whole
 
 SAVED = 4  # checkpoints that Axolotl keeps
@@ -169,11 +170,7 @@ _ROWS: tuple[Row, ...] = (
         "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
         "gradio_server_port gradio_max_new_tokens gradio_temperature",
     ),
-    *_refused(
-        "Axolotl's layouts of preference data are not read",
-        "write a config of surefoot's own: stage dpo (alignment.loss), kto or reward",
-        "rl reward_model",
-    ),
+    *METHOD_ROWS,
     *_refused(
         "surefoot fine-tunes on answers here, and this asks for another method",
         "leave it out",

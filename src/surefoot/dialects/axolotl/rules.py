@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.dialects.arithmetic import UP, counted, set_batch, set_duration, switch
 from surefoot.dialects.axolotl.datasets import set_data
+from surefoot.dialects.axolotl.methods import set_method
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.modules import module_names, set_default_targets
 from surefoot.dialects.resuming import resume_argument
@@ -65,8 +66,10 @@ def set_length_limit(draft: Draft) -> None:
     if draft.has("stage") == "sft":
         train_on = "everything" if draft["train_on_inputs"] else "responses"
         draft.set("data.train_on", train_on, "train_on_inputs")
-    else:
+    elif draft.has("stage") == "pretrain":
         draft.drop("plain texts are trained as a whole", "train_on_inputs")
+    else:
+        draft.drop("answers alone are compared", "train_on_inputs")
 
 
 def set_precision(draft: Draft) -> None:
@@ -282,6 +285,7 @@ def _set_tokens(draft: Draft) -> None:
 
 RULES = (
     set_data,
+    set_method,
     set_adapter,
     set_length_limit,
     set_precision,

@@ -130,6 +130,11 @@ def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...
             draft.refuse(next(iter(asked)), f"expected a share below 1, got {value:g}")
             return
         draft.set("model.dropout", value, *asked)
+    elif draft.has("stage") in ("reward", "dpo"):
+        draft.set("model.dropout", "own", *shares, why="as there, where --dropout is not given")
+    elif draft.has("stage") == "ppo":
+        why = "the models' own dropout there; none here, where ratios compare log-probabilities"
+        draft.assume(f"{' and '.join(shares)} not given", why, "model.dropout")
 
 
 def set_checkpointing(draft: Draft) -> None:

@@ -31,7 +31,7 @@ def set_method(draft: Draft) -> None:
     stage = str(draft["stage"])
     read = _READ.get(stage, set())
     draft.drop(f"stage is {stage}", *(name for name in OWN if name not in read and not _needs_refusal(draft, name)))
-    {"dpo": _dpo, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)
+    {"rm": _rm, "dpo": _dpo, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)
     if stage in _READ:
         _check_absent(draft)
 
@@ -45,6 +45,10 @@ def _check_absent(draft: Draft) -> None:
         if draft[name] is not None:
             fix = "merge adapters first (surefoot export)" if name.endswith("adapters") else "leave it out"
             draft.refuse(name, "surefoot has no such part of the method", fix)
+
+
+def _rm(draft: Draft) -> None:
+    draft.set("model.dropout", "own", why="LLaMA-Factory leaves it on in this stage, and off in dpo and kto")
 
 
 def _dpo(draft: Draft) -> None:

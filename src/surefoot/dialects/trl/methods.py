@@ -21,8 +21,8 @@ _LEAVE = "leave it out"
 _LOSSES = ("sigmoid", "ipo", "hinge")
 
 
-def _dropped(value: bool) -> float | None:
-    return 0.0 if value else None
+def _dropped(value: bool) -> float | str:
+    return 0.0 if value else "own"
 
 
 _ALL: tuple[Row, ...] = (
