@@ -19,11 +19,12 @@ from functools import partial
 import numpy as np
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedTokenizerBase
 
 from surefoot.models.attention import decoding_context
 from surefoot.models.dora_norms import HeldNorms
-from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
+from surefoot.models.forward import narrowed_logits, positions_from_mask
+from surefoot.models.roomy_cache import roomy_cache
 
 _FINISHED = 1 / 8  # of a batch's rows: so many are dropped at once, which copies the cache of the others
 _INCOMPLETE = "\ufffd"  # what tokenizers put for bytes that are no character yet
@@ -118,7 +119,7 @@ def draw_steps(
     running = set(range(len(prompts)))
     prompts = prompts or [[decoding.pad_id]]
     ids, mask = left_padded(prompts, decoding.pad_id, device)
-    cache = DynamicCache(config=causal_model(model).config)
+    cache = roomy_cache(model)
     norms = HeldNorms(model)
     longest = ids.shape[1]
     streams = [np.random.default_rng((decoding.seed, place)) for place in places or range(len(prompts))]

@@ -1,0 +1,69 @@
+"""A key-value cache with room to grow: a new token is written behind the others, not joined to a copy of them.
+
+transformers' `DynamicCache` joins all keys and values anew for every token, a fifth of the time of decoding a batch on a
+CPU. The arithmetic is the same: attention sees the same numbers, in tensors that are parts of larger ones. Costs at most
+half of the cache again in memory. For use without gradients alone.
+
+Shapes: B rows, h heads, S tokens so far, d head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from surefoot.models.forward import causal_model
+
+_LEAST = 32  # tokens of room
+
+
+class RoomyLayer(DynamicLayer):
+    """keys, values: [B, h, S, d], the beginning of what was set aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        held = self.get_seq_length()
+        wanted = held + key_states.shape[-2]
+        if self._room is None or self._room[0].shape[-2] < wanted:
+            room = wanted + max(_LEAST, wanted // 2)
+            made = tuple(new.new_empty((*new.shape[:-2], room, new.shape[-1])) for new in (key_states, value_states))
+            if held:
+                for one, old in zip(made, (self.keys, self.values), strict=True):
+                    assert old is not None
+                    one[..., :held, :] = old
+            self._room = (made[0], made[1])
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        for one, new in zip(self._room, (key_states, value_states), strict=True):
+            one[..., held:wanted, :] = new
+        self.keys, self.values = (one[..., :wanted, :] for one in self._room)
+        return self.keys, self.values
+
+    def reset(self) -> None:
+        super().reset()
+        self._room = None
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._room = None
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._room = None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._room = None
+
+
+def roomy_cache(model: nn.Module) -> DynamicCache:
+    """An empty cache for the model; layers of other kinds (sliding windows) are transformers' own."""
+    cache = DynamicCache(config=causal_model(model).config)
+    cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache

@@ -1,0 +1,136 @@
+"""The cache with room: what transformers' own gives, for every family, however rows come and go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+import zoo
+from surefoot.models import roomy_cache as roomy_cache_module
+from surefoot.models.forward import causal_model
+from surefoot.models.generate import next_logits
+from surefoot.models.roomy_cache import RoomyLayer, roomy_cache
+
+STEPS = 40  # beyond the zoo's windows of 16, and beyond the first room
+LOGITS = 5e-6  # attention reads the same numbers at other strides: at most some ulps of logits up to 10 (1e-6)
+
+
+@pytest.fixture
+def little_room(monkeypatch):
+    """So little that it runs out every few tokens."""
+    monkeypatch.setattr(roomy_cache_module, "_LEAST", 3)
+
+
+def decoded(model, cache, *, drop_at=()) -> list[torch.Tensor]:
+    """Logits of every step; the second row is padded. drop_at: steps before which the first row leaves."""
+    ids = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 4], [3, 1, 4, 9]])
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1]])
+    found = []
+    for step in range(STEPS):
+        if step in drop_at:
+            kept = torch.arange(1, len(ids))
+            cache.reorder_cache(kept)
+            ids, mask = ids[kept], mask[kept]
+        found.append(next_logits(model, ids, mask, cache))
+        ids = torch.full((len(ids), 1), step % 50)
+        mask = torch.cat((mask, torch.ones_like(ids)), dim=1)
+    return found
+
+
+def opened(folder, attention=None):
+    """attention: None is SDPA where the family has it."""
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention).eval()
+
+
+@pytest.mark.parametrize("family", zoo.ZOO)
+def test_logits_are_those_of_the_joined_cache(tmp_path, family, little_room):
+    model = opened(zoo.ZOO[family](tmp_path / family))
+    own = decoded(model, roomy_cache(model), drop_at=(7, 25))
+    plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
+    for one, other in zip(own, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
+
+
+def test_eager_attention_reads_it_too(tmp_path, little_room):
+    model = opened(zoo.llama3(tmp_path / "llama3"), "eager")
+    plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
+    for one, other in zip(decoded(model, roomy_cache(model), drop_at=(7, 25)), plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
+
+
+def test_twin_a_room_that_loses_its_tokens_is_noticed(tmp_path, little_room, monkeypatch):
+    """A room that grows without taking along what it held."""
+    model = opened(zoo.llama3(tmp_path / "llama3"))
+    plain = decoded(model, roomy_cache(model))
+    update = RoomyLayer.update
+
+    def forgetful(layer, keys, values, *arguments, **keywords):
+        found = update(layer, keys, values, *arguments, **keywords)
+        if found[0].shape[-2] == 10:
+            found[0][..., :5, :] = 0
+        return found
+
+    monkeypatch.setattr(RoomyLayer, "update", forgetful)
+    changed = decoded(model, roomy_cache(model))
+    assert all(torch.equal(one, other) for one, other in zip(changed[:6], plain[:6], strict=True))
+    assert not torch.allclose(changed[-1], plain[-1], atol=LOGITS)
+
+
+def test_windows_keep_their_own_layers(tmp_path):
+    model = opened(zoo.gemma2(tmp_path / "gemma2"))
+    own = [type(layer) for layer in roomy_cache(model).layers]
+    plain = [type(layer) for layer in DynamicCache(config=model.config).layers]
+    assert RoomyLayer in own
+    assert len(set(own)) == 2
+    assert own == [RoomyLayer if kind is DynamicLayer else kind for kind in plain]
+
+
+def steps(cache: DynamicLayer) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What attention gets, through everything that can be done to a cache's rows and columns. Keys and values differ
+    in size, as in multi-head latent attention."""
+    generator = torch.Generator().manual_seed(0)
+    rows, found = 3, []
+
+    def feed(tokens: int) -> None:
+        keys, values = (torch.randn(rows, 2, tokens, size, generator=generator) for size in (4, 6))
+        keys, values = cache.update(keys, values)
+        found.append((keys.clone(), values.clone()))
+
+    feed(5)
+    feed(1)
+    cache.reorder_cache(torch.LongTensor([2, 0, 0]))  # beams
+    feed(1)
+    cache.batch_select_indices(torch.tensor([0, 2]))
+    rows = 2
+    feed(40)
+    cache.crop(-30)
+    feed(2)
+    cache.batch_repeat_interleave(2)
+    rows = 4
+    feed(1)
+    cache.reset()
+    rows = 1
+    feed(3)
+    return found
+
+
+def test_a_layer_gives_what_it_was_given():
+    own, plain = steps(RoomyLayer()), steps(DynamicLayer())
+    for one, other in zip(own, plain, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+def test_twin_rows_that_leave_without_a_new_room_are_noticed(monkeypatch):
+    monkeypatch.setattr(RoomyLayer, "reorder_cache", DynamicLayer.reorder_cache)
+    own, plain = steps(RoomyLayer()), steps(DynamicLayer())
+    assert not all(all(map(torch.equal, one, other)) for one, other in zip(own[:3], plain[:3], strict=True))
+
+
+def test_a_token_is_written_where_there_is_room():
+    layer = RoomyLayer()
+    first, _ = layer.update(torch.ones(1, 1, 4, 2), torch.ones(1, 1, 4, 2))
+    second, _ = layer.update(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2))
+    assert second.data_ptr() == first.data_ptr()
+    assert layer.get_seq_length() == 5
