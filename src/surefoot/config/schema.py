@@ -128,6 +128,10 @@ class KernelsConfig(Section):
     adapter: Literal["auto", "plain", "fast"] = "auto"
     """LoRA's and DoRA's forward and backward pass. plain: PEFT's. fast: surefoot's own, the same up to rounding. auto:
     fast where it can run, unless it differs on the run's own weights."""
+    loss: Literal["auto", "plain", "chunked"] = "auto"
+    """Output head and cross entropy. plain: logits of all supervised positions at once. chunked: of some at a time,
+    with the gradient formed in the forward pass, so that memory does not grow with positions times vocabulary. auto:
+    chunked where it can run, unless it differs on the run's own weights."""
 
 
 class BatchConfig(Section):

@@ -18,7 +18,9 @@ Undo = Callable[[], None]
 @dataclass(frozen=True)
 class FastPath:
     """name: the key under `kernels:` that switches it, or "documents". install: patches a model in place, leaving names
-    and values of its parameters as they are, and returns what takes the patch out again."""
+    and values of its parameters as they are, and returns what takes the patch out again. obstacle: why it cannot be put
+    into this model, which only the model itself shows; empty where it can."""
 
     name: str
     install: Callable[[nn.Module], Undo]
+    obstacle: Callable[[nn.Module], str] = lambda model: ""

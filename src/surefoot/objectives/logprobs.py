@@ -4,7 +4,8 @@
 
 The head runs on the answers' positions alone, so no [B, T, V] tensor exists; softmax and sums are fp32 whatever the
 autocast dtype. The fp32 copy of the logits is made a few positions at a time: where no gradient is wanted it never
-exists as a whole.
+exists as a whole, and where the head does not train either and is computed a few positions at a time
+(`surefoot.models.chunked_head`), no logits of all positions do.
 
 Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary.
 """
@@ -18,7 +19,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batch import IGNORE, Batch
-from surefoot.objectives.sft import supervised_logits
+from surefoot.kernels.chunked_loss import Head, token_losses
+from surefoot.models.chunked_head import chunked_head
+from surefoot.models.forward import hidden_at
+from surefoot.objectives.sft import supervised_logits, supervised_places
 
 _POSITIONS = 1024  # of which an fp32 copy exists at once without gradients: half a GiB at 128 k words
 
@@ -39,12 +43,24 @@ class AnswerLogProbs:
 def token_logprobs(model: nn.Module, rows: Batch) -> torch.Tensor:
     """Log-probability of every answer token, where its predecessor stands as in `rows.targets`: [B, T] fp32,
     differentiable, 0 elsewhere."""
+    head = chunked_head(model)
+    found = _plain(model, rows) if head is None or head.trains else _chunked(model, rows, head)
+    # Put back by place rather than added up by row: adding by index has no fixed order on a GPU.
+    return found.new_zeros(rows.targets.shape).masked_scatter(rows.targets != IGNORE, found)
+
+
+def _plain(model: nn.Module, rows: Batch) -> torch.Tensor:
+    """[N], of the answer tokens in their order."""
     logits, targets = supervised_logits(model, rows)
     with torch.autocast(logits.device.type, enabled=False):
         parts = zip(logits.split(_POSITIONS), targets.split(_POSITIONS), strict=True)
-        found = torch.cat([-F.cross_entropy(part.float(), words, reduction="none") for part, words in parts])
-    # Put back by place rather than added up by row: adding by index has no fixed order on a GPU.
-    return found.new_zeros(rows.targets.shape).masked_scatter(rows.targets != IGNORE, found)
+        return torch.cat([-F.cross_entropy(part.float(), words, reduction="none") for part, words in parts])
+
+
+def _chunked(model: nn.Module, rows: Batch, head: Head) -> torch.Tensor:
+    """The same, for a head that does not train: what a token counts for is known in the backward pass alone."""
+    places, targets = supervised_places(rows)
+    return -token_losses(hidden_at(model, rows, places), head, targets)
 
 
 def answer_logprobs(model: nn.Module, rows: Batch) -> AnswerLogProbs:

@@ -140,6 +140,7 @@ class KernelsPlan:
     path."""
 
     adapter: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | fast
+    loss: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | chunked
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,16 @@ def resolve(
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     check_shareable(parallel, config.optim.name, precision.base.value == "nf4", notes)
     check_average(parallel, config.ppo.ema, notes)
+    kernels = plan_kernels(
+        config.kernels,
+        adapter,
+        stage=config.stage,
+        head=model.head,
+        packed=precision.base.value == "nf4",
+        engine=parallel.engine.value,
+        compiled=config.compile != "off",
+        notes=notes,
+    )
     batch, memory = plan_batch(
         config.batch,
         config.gradient_checkpointing,
@@ -119,14 +129,6 @@ def resolve(
             config, model, device=hardware.kind, checkpointing=recomputed, engine=parallel.engine.value
         )
         reward = plan_reward(config, model, tokenizer, tokens, shared, notes)
-    kernels = plan_kernels(
-        config.kernels,
-        adapter,
-        packed=precision.base.value == "nf4",
-        engine=parallel.engine.value,
-        compiled=config.compile != "off",
-        notes=notes,
-    )
     _check_free(memory, hardware, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:

@@ -81,6 +81,7 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("gradient_checkpointing", plan.memory.gradient_checkpointing)
     if plan.adapter is not None:
         yield _row("kernels.adapter", plan.kernels.adapter)
+    yield _row("kernels.loss", plan.kernels.loss)
     yield _row("compile", plan.compile)
     yield _row("threads", plan.threads)
     if plan.report_to.value:

@@ -20,8 +20,10 @@ import torch
 from surefoot.data.batch import Weighted
 from surefoot.data.loader import dealt
 from surefoot.errors import EnvironmentFault, Fault
+from surefoot.models.chunked_head import loss_path
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast_adapters import adapter_path
+from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.plan import Choice, DType, RunPlan
 from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
@@ -61,7 +63,9 @@ class Pass:
 
 def planned_paths(plan: RunPlan) -> list[FastPath]:
     """Those that the plan has, in the order in which they are put in."""
-    return [adapter_path()] if plan.kernels.adapter.value == "fast" else []
+    adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
+    loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
+    return [*adapter, *loss]
 
 
 def settle(
@@ -72,9 +76,17 @@ def settle(
 
     Raises EnvironmentFault for one that was asked for by name and does not.
     """
-    if not paths:
-        return Settled(plan, {})
     engine = setup.engine
+    found: dict[str, Any] = {}
+    possible: list[FastPath] = []
+    for path in paths:
+        if why := path.obstacle(engine.model):
+            found[path.name] = {"used": False, "obstacle": why}
+            plan = _without(plan, path.name, f"cannot be used: {why}", say)
+        else:
+            possible.append(path)
+    if not possible:
+        return Settled(plan, found)
     step = min(setup.state.step + 1, last)
     batches = list(dealt(stage.step_batches(step), engine.rank, engine.world))[:_BATCHES]
 
@@ -83,9 +95,8 @@ def settle(
 
     limit = LIMITS[plan.precision.compute.value]
     plain = run()
-    found: dict[str, Any] = {}
     good: list[FastPath] = []
-    for path in paths:
+    for path in possible:
         undo = path.install(engine.model)
         error = largest_difference(engine, plain, run())
         undo()

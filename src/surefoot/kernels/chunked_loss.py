@@ -1,0 +1,157 @@
+"""Output head and cross entropy in one, a few positions at a time, with the gradient formed in the forward pass.
+
+    z = W h + b      l = log sum exp z - z[y]      dl/dz = softmax(z) - e_y      dl/dh = W' dl/dz      dl/dW = dl/dz h'
+
+The gradient of a loss in its logits needs nothing from behind the loss but a factor. So it is formed while the logits
+are at hand, multiplied by the head at once, and the logits are forgotten: no tensor of positions x vocabulary exists,
+neither in the forward nor in the backward pass. A head that does not train gets no gradient of its own. (The idea:
+Liger-Kernel, fused_linear_cross_entropy.py; Apple, Cut Your Losses, arXiv 2411.09009.)
+
+Logits are computed in the type that the plain path computes them in; softmax, loss and the sum of the head's gradient
+are fp32 (fp64 for fp64). The plain path, which the tests compare with, is `plain_losses`.
+
+Trade-off: a head that trains can only be part of a *sum* of losses. Of single ones, the factors are known in the
+backward pass alone, when the logits are gone.
+
+Shapes: N positions, H hidden size, V vocabulary; hidden [N, H], weight [V, H], bias [V], targets [N].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Head:
+    """weight [V, H], bias [V] or None. rows: positions whose logits exist at once; each takes up to 8 V bytes."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    rows: int
+
+    @property
+    def trains(self) -> bool:
+        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
+
+
+def summed_loss(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy summed over all positions: a scalar, differentiable in hidden and head."""
+    return _losses(hidden, head, targets, summed=True)
+
+
+def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of every position: [N], differentiable in hidden. ValueError for a head that trains."""
+    if head.trains and torch.is_grad_enabled():
+        raise ValueError("the gradient of a head that trains needs the sum of the losses")
+    return _losses(hidden, head, targets, summed=False)
+
+
+@torch.no_grad()
+def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
+    """The likeliest word at every position, [N]."""
+    weight, bias = _cast(head.weight, head.bias, _compute_type(hidden))
+    with torch.autocast(hidden.device.type, enabled=False):
+        parts = hidden.to(weight.dtype).split(head.rows)
+        return torch.cat([F.linear(part, weight, bias).argmax(dim=-1) for part in parts])
+
+
+def plain_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
+    """The same by torch's own parts, all logits at once: [N], differentiable in everything."""
+    logits = F.linear(hidden, head.weight, head.bias)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="none")
+
+
+def _losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor, *, summed: bool) -> torch.Tensor:
+    found: Any = _Chunked.apply(hidden, head.weight, head.bias, targets, head.rows, summed, torch.is_grad_enabled())
+    return found
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        rows: int,
+        summed: bool,
+        differentiable: bool,
+    ) -> torch.Tensor:
+        dtype = _compute_type(hidden)
+        x = hidden.to(dtype)
+        w, b = _cast(weight, bias, dtype)
+        # Without gradients torch still calls an input that could have one in need of it.
+        needs_hidden, needs_weight, needs_bias = (one and differentiable for one in ctx.needs_input_grad[:3])
+        losses = torch.empty(len(x), dtype=_wide(dtype), device=x.device)
+        d_hidden = torch.empty_like(x) if needs_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=_wide(dtype)) if needs_weight else None
+        d_bias = torch.zeros_like(bias, dtype=_wide(dtype)) if needs_bias and bias is not None else None
+        with torch.autocast(x.device.type, enabled=False):
+            for start in range(0, len(x), rows):
+                part = slice(start, start + rows)
+                words = targets[part].unsqueeze(1)
+                log_p = F.linear(x[part], w, b).log_softmax(dim=-1, dtype=losses.dtype)
+                chosen = log_p.gather(1, words)
+                losses[part] = -chosen.squeeze(1)
+                if not (needs_hidden or needs_weight or needs_bias):
+                    continue
+                gradient = log_p.exp_()
+                gradient.scatter_(1, words, chosen.exp() - 1)
+                if d_bias is not None:
+                    d_bias += gradient.sum(dim=0)
+                narrow = gradient.to(dtype)
+                del log_p, gradient  # before the products need room
+                if d_hidden is not None:
+                    torch.mm(narrow, w, out=d_hidden[part])
+                if d_weight is not None:
+                    _add_product(d_weight, narrow.T, x[part])
+        ctx.gradients = (d_hidden, d_weight, d_bias)
+        ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return losses.sum() if summed else losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        """factor: of the sum, or of each loss [N]."""
+        (d_hidden, d_weight, d_bias), ctx.gradients = ctx.gradients, None
+        hidden_type, weight_type, bias_type = ctx.types
+        if d_hidden is not None:
+            d_hidden = (d_hidden * factor.reshape(-1, 1)).to(hidden_type)
+        if d_weight is not None:
+            d_weight = d_weight.mul_(factor).to(weight_type)
+        if d_bias is not None:
+            d_bias = d_bias.mul_(factor).to(bias_type)
+        return d_hidden, d_weight, d_bias, None, None, None, None
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """total += a b, in the type of `total`."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+def _compute_type(hidden: torch.Tensor) -> torch.dtype:
+    """What a product of `hidden` is computed in here: autocast leaves fp64 as it is."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _cast(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return weight.to(dtype), None if bias is None else bias.to(dtype)

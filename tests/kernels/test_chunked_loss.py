@@ -1,0 +1,160 @@
+"""The head and its loss a few positions at a time, against F.cross_entropy over all logits at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from surefoot.kernels.chunked_loss import Head, first_choices, plain_losses, summed_loss, token_losses
+
+N, H, V = 37, 24, 301
+FP64 = 1e-12  # sums of some hundred float64 numbers in another order
+FP32 = 1e-5  # the same in fp32
+# A product of 8 or 11 bits, rounded once more: the plain path multiplies by the loss's factor before it rounds.
+NARROW = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
+ROWS = [1, 5, 16, N, 100]
+
+
+def problem(dtype=torch.float64, *, trains=True, bias=True, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(N, H, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(V, H, generator=draw, dtype=torch.float64).to(dtype).requires_grad_(trains)
+    shift = torch.randn(V, generator=draw, dtype=torch.float64).to(dtype).requires_grad_(trains) if bias else None
+    return hidden, weight, shift, torch.randint(0, V, (N,), generator=draw)
+
+
+def gradients(loss, *tensors):
+    return torch.autograd.grad(loss, [one for one in tensors if one is not None and one.requires_grad])
+
+
+def relative(found, wanted):
+    found, wanted = found.detach(), wanted.detach()
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-300))
+
+
+def assert_close(found, wanted, tolerance):
+    for one, two in zip(found, wanted, strict=True):
+        assert one.dtype == two.dtype
+        assert relative(one, two) <= tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, FP64), (torch.float32, FP32)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", ROWS)
+def test_sum_and_gradients(rows, bias, dtype, tolerance):
+    hidden, weight, shift, targets = problem(dtype, bias=bias)
+    wanted = F.cross_entropy(F.linear(hidden, weight, shift), targets, reduction="sum")
+    found = summed_loss(hidden, Head(weight, shift, rows), targets)
+    assert_close([found], [wanted], tolerance)
+    # Behind the sum stands what a step does: divided by the weight of the step, times a loss scale.
+    assert_close(
+        gradients(found * 7 / N, hidden, weight, shift), gradients(wanted * 7 / N, hidden, weight, shift), tolerance
+    )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_single_losses_with_weights_of_their_own(rows):
+    hidden, weight, shift, targets = problem(trains=False)
+    factors = torch.linspace(-2, 3, N, dtype=torch.float64)
+    wanted = plain_losses(hidden, Head(weight, shift, rows), targets)
+    found = token_losses(hidden, Head(weight, shift, rows), targets)
+    assert_close([found], [wanted], FP64)
+    assert_close(gradients((factors * found).sum(), hidden), gradients((factors * wanted).sum(), hidden), FP64)
+
+
+def test_against_a_table_by_hand():
+    """Two words with logits 0 and log 3: shares 1/4 and 3/4."""
+    hidden = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([[0.0], [float(torch.tensor(3.0, dtype=torch.float64).log())]], dtype=torch.float64)
+    loss = summed_loss(hidden, Head(weight, None, 1), torch.tensor([1]))
+    assert loss.item() == pytest.approx(-torch.tensor(0.75, dtype=torch.float64).log().item(), rel=FP64)
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    assert gradient.item() == pytest.approx(float((0.75 - 1) * weight[1, 0]), rel=FP64)
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+def test_under_autocast_it_computes_as_the_plain_path_does(narrow):
+    hidden, weight, _, targets = problem(torch.float32, bias=False)
+    with torch.autocast("cpu", dtype=narrow):
+        wanted = plain_losses(hidden, Head(weight, None, 8), targets).sum()
+        found = summed_loss(hidden, Head(weight, None, 8), targets)
+    assert found.dtype == torch.float32
+    assert relative(found, wanted) <= FP32  # the same logits
+    assert_close(gradients(found, hidden, weight), gradients(wanted, hidden, weight), NARROW[narrow])
+
+
+def test_the_gradient_of_a_head_is_summed_in_fp32():
+    """bf16 sums of many parts would lose what this one keeps."""
+    draw = torch.Generator().manual_seed(1)
+    hidden = torch.randn(512, H, generator=draw)
+    weight = torch.randn(64, H, generator=draw).requires_grad_()
+    targets = torch.randint(0, 64, (512,), generator=draw)
+    (exact,) = gradients(plain_losses(hidden.double(), Head(weight.double(), None, 8), targets).sum(), weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found,) = gradients(summed_loss(hidden, Head(weight, None, 4), targets), weight)
+        (plain,) = gradients(plain_losses(hidden, Head(weight, None, 4), targets).sum(), weight)
+    assert relative(found, exact) <= 1.1 * relative(plain, exact)
+
+
+def test_no_gradient_is_formed_where_none_is_wanted():
+    hidden, weight, shift, targets = problem(torch.float32)
+    head = Head(weight, shift, 8)
+    with torch.no_grad():
+        assert not summed_loss(hidden, head, targets).requires_grad
+        assert relative(token_losses(hidden, head, targets), plain_losses(hidden, head, targets)) <= FP32
+        assert torch.equal(first_choices(hidden, head), F.linear(hidden, weight, shift).argmax(-1))
+    assert summed_loss(hidden, Head(weight.detach(), None, 8), targets).grad_fn is not None
+
+
+def test_nothing_supervised_is_zero_with_gradients_of_zero():
+    hidden, weight, shift, targets = problem()
+    loss = summed_loss(hidden[:0], Head(weight, shift, 8), targets[:0])
+    assert loss.item() == 0
+    assert not any(one.any() for one in gradients(loss, hidden, weight, shift))
+
+
+def test_single_losses_of_a_head_that_trains_are_refused():
+    hidden, weight, shift, targets = problem()
+    with pytest.raises(ValueError, match="needs the sum"):
+        token_losses(hidden, Head(weight, shift, 8), targets)
+
+
+@pytest.mark.parametrize("change", ["another word", "no bias", "a head in other rows"])
+def test_a_wrong_kernel_would_be_seen(change):
+    """The twin."""
+    hidden, weight, shift, targets = problem()
+    wanted = plain_losses(hidden, Head(weight, shift, 8), targets).sum()
+    wrong = {
+        "another word": (Head(weight, shift, 8), targets.roll(1)),
+        "no bias": (Head(weight, None, 8), targets),
+        "a head in other rows": (Head(weight.roll(1, 0), shift, 8), targets),
+    }[change]
+    found = summed_loss(hidden, *wrong)
+    with pytest.raises(AssertionError):
+        assert_close([found], [wanted], FP64)
+    with pytest.raises(AssertionError):
+        assert_close(gradients(found, hidden), gradients(wanted, hidden), FP64)
+
+
+def test_no_tensor_of_all_positions_and_words_exists():
+    """Every tensor that the kernel makes is seen; the plain path's logits are the twin."""
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                self.numbers = max(self.numbers, out.numel())
+            return out
+
+    hidden, weight, _, targets = problem(torch.float32, trains=False, bias=False)
+    sizes = {}
+    for name, loss in (("ours", summed_loss), ("plain", lambda *all: plain_losses(*all).sum())):
+        with Largest() as seen:
+            loss(hidden, Head(weight, None, 4), targets).backward()
+        sizes[name] = seen.numbers
+    assert sizes["ours"] <= max(4 * V, V * H)
+    assert sizes["plain"] >= N * V > sizes["ours"]
