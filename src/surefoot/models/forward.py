@@ -124,4 +124,3 @@ def output_head(model: nn.Module) -> nn.Module:
     head = causal_model(model).get_output_embeddings()
     assert head is not None, "a causal language model has an output head"
     return head
- 
