@@ -16,6 +16,7 @@ from surefoot.errors import Diverged, EnvironmentFault
 from surefoot.report import wording
 from surefoot.report.console import Console
 from surefoot.report.events import Kind, append_event, append_profile, append_samples, cut_events
+from surefoot.report.flight import FlightRing
 from surefoot.report.pace import Pace, Timing, clock_seconds
 from surefoot.report.progress import Progress, is_logged
 from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
@@ -29,7 +30,7 @@ class RunObserver:
 
     epoch: step -> passes over the data after it. rows: what `cut_to_step` kept; empty at a fresh start. peak_memory:
     bytes so far, None where nothing measures it. on_row: gets every row once it is written. unit: what a loss is the
-    mean over.
+    mean over. seed: of the run.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class RunObserver:
         pace: Pace | None = None,
         on_row: Callable[[Row], None] | None = None,
         unit: Unit = "tokens",
+        seed: int = 0,
     ):
         elapsed_before = clock_seconds(rows[-1]["elapsed_time"]) if rows else 0.0
         self.rows: list[Row] = list(rows)
@@ -55,11 +57,13 @@ class RunObserver:
         self._run, self._log, self._on_row = run, run / NAME, on_row
         self._unit: Unit = unit
         self._started, self._step = start_step, start_step
+        self._flight = FlightRing(run, seed, start_step)
         self.progress = Progress(console, total_steps, log_every=log_every, start_step=start_step)
 
     def __enter__(self) -> RunObserver:
         evaluated = bool(self.rows) and is_eval_row(self.rows[-1]) and self.rows[-1]["current_steps"] == self._started
         cut_events(self._run, self._started, evaluated=evaluated)
+        self._flight.begin()
         if self._started:
             self._note("resume", f"resumed after step {self._started} of {self._total}")
         else:
@@ -78,6 +82,7 @@ class RunObserver:
             self._keep(train_row(report, self._position(report.step, state), timing))
             self._pace.mark()
         self._step = report.step
+        self._flight.add(report)
         guard = state.guard
         if report.decision == "non_finite":
             self._note("non_finite", wording.skip_sentence(report, guard.consecutive))

@@ -54,6 +54,7 @@ def open_observer(
         start_step=state.step,
         on_row=on_row,
         unit=KINDS[config.stage].unit,
+        seed=config.seed,
     )
 
 

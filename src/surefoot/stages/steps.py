@@ -16,6 +16,7 @@ from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom, check_objective
 from surefoot.stages.evaluating import make_evaluate
+from surefoot.stages.failures import FailureRecorder
 from surefoot.stages.fast_paths import planned_paths, settle
 from surefoot.stages.job import make_job
 from surefoot.stages.kinds import KINDS
@@ -83,7 +84,11 @@ def take_steps(
             observer,
             session.activity,
         )
-        job = replace(job, batches=_watched(job.batches, session.activity, rollouts=stage.ready is not None))
+        job = replace(
+            job,
+            batches=_watched(job.batches, session.activity, rollouts=stage.ready is not None),
+            recorder=FailureRecorder(run, setup, observer.caution),
+        )
         arithmetic = arithmetic_of(run.plan, config.stage, run.base)
         with profiled(job, profile, arithmetic, run.found.folder, setup.state.step, observer) as job:
             return train(job, replace(setup.state, trackers=trackers), observer, stop)

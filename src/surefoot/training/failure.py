@@ -3,7 +3,7 @@
     failure.json          which step, what was seen, seeds, rates, scale; the layout of the batches
     batch.safetensors     the micro-batches of this rank, tensor by tensor
     weights.safetensors   the parameters that train, as they were, where they are small enough
-    config.yaml, plan.json, environment.json, recent.jsonl
+    config.yaml, plan.json, environment.json, flight.jsonl (the steps before it)
     MANIFEST.json         sizes and hashes of all these, and what the run belongs to
 
 The folder appears whole or not at all. Nothing in it is code. Weights that train are held back from moving by the guard
@@ -40,7 +40,7 @@ class Failure:
     each micro-batch, see `draw_number`. weight: of the whole step over all ranks, 0 where it was not known. scale: of
     fp16. finding: what a replay in the run itself saw. loss, grad_norm: of the step as it ran, which of them was not
     finite is in `non_finite`. error: type and words of the exception; place: the module in which it was raised.
-    frozen: of the parameters that do not train, those that are not finite in memory."""
+    bad_weights: the parameters that were not finite themselves, in memory."""
 
     step: int
     kind: Literal["non_finite", "crash"]
@@ -57,7 +57,7 @@ class Failure:
     non_finite: str | None = None
     error: str = ""
     place: str = ""
-    frozen: tuple[str, ...] = ()
+    bad_weights: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         finding = self.finding
@@ -87,7 +87,7 @@ class Failure:
                 "finding": finding,
                 "scale": None if scale is None else LossScale(**scale),
                 "numbers": tuple(told["numbers"]),
-                "frozen": tuple(told["frozen"]),
+                "bad_weights": tuple(told["bad_weights"]),
             }
         )
 
@@ -107,8 +107,9 @@ def failure_folder(run: Path, step: int) -> Path:
 
 
 def failures_in(run: Path) -> list[Path]:
-    """Those of a run folder."""
-    return sorted(path for path in run.glob(f"{_NAME}*") if (path / MANIFEST).is_file())
+    """Those of a run folder, by their steps."""
+    found = [path for path in run.glob(f"{_NAME}*") if (path / MANIFEST).is_file()]
+    return sorted((path for path in found if path.name.removeprefix(_NAME).isdecimal()), key=_step)
 
 
 def write_failure(
@@ -157,3 +158,7 @@ def read_failure(folder: Path) -> Kept:
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"cannot be read ({type(error).__name__}: {error})"
         raise IntegrityError(Fault(str(folder / RECORD), what)) from None
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix(_NAME))

@@ -1,0 +1,117 @@
+"""What a run keeps of a step that went wrong: the folder `failure-STEP`, and a word on how to run it again.
+
+Weights that train are saved with it where they are small, as an adapter's are; those of full fine-tuning of a large
+model are not, and a replay takes the last checkpoint before the step and the steps from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from surefoot import durable, hardware
+from surefoot.config.dump import dump_plain, plain_config
+from surefoot.errors import EnvironmentFault
+from surefoot.planning.serial import plan_to_json
+from surefoot.redaction import veiled, veiled_value
+from surefoot.report.flight import FLIGHT, recent
+from surefoot.stages.prepare import Prepared
+from surefoot.stages.run_folder import CONFIG, PLAN
+from surefoot.stages.setup import Setup
+from surefoot.training.diagnose import Finding, place_of_error
+from surefoot.training.failure import Failure, failures_in, write_failure
+from surefoot.training.recorder import Attempt
+from surefoot.training.report import StepReport
+from surefoot.training.step import draw_number
+
+ENVIRONMENT = "environment.json"
+MOST = 4  # folders of one run: the first ones and the newest
+LARGEST = 512 * 2**20  # bytes of weights that are saved with a failure
+_RECENT = 50  # steps before it that are told
+_WORDS = 2000  # letters of an exception's message
+
+
+class FailureRecorder:
+    """See `training.recorder.Recorder`. say: tells the user of this rank."""
+
+    def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None]):
+        self._run, self._setup, self._say = run, setup, say
+
+    def failed(self, attempt: Attempt, report: StepReport, finding: Finding) -> None:
+        self._keep(attempt, finding, None, report)
+
+    def crashed(self, attempt: Attempt, error: Exception) -> None:
+        self._keep(attempt, None, error, None)
+
+    def _keep(
+        self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
+    ) -> None:
+        engine, folder = self._setup.engine, self._run.found.folder
+        own = sum(batch.weight for batch in attempt.micro_batches)
+        failure = Failure(
+            step=attempt.step,
+            kind="non_finite" if error is None else "crash",
+            seed=self._setup.settings.seed,
+            numbers=tuple(draw_number(engine, number) for number in range(len(attempt.micro_batches))),
+            weight=report.weight if report else own,
+            lr=attempt.lr,
+            scale=attempt.scale,
+            rank=engine.rank,
+            world=engine.world,
+            finding=finding,
+            loss=report.loss if report else None,
+            grad_norm=report.grad_norm if report else None,
+            non_finite=report.non_finite if report else None,
+            error=veiled(f"{type(error).__name__}: {error}")[:_WORDS] if error else "",
+            place=place_of_error(error, engine.model) if error else "",
+            bad_weights=tuple(self._bad_weights()),
+        )
+        try:
+            self._make_room(folder, attempt.step)
+            written = write_failure(
+                folder,
+                failure,
+                attempt.micro_batches,
+                self._weights(folder),
+                texts=self._texts(),
+                identity=self._run.identity,
+            )
+        except (EnvironmentFault, OSError, TypeError, ValueError, RuntimeError) as trouble:
+            self._say(f"step {attempt.step}: what went wrong could not be written: {trouble}")
+            return
+        origin = finding.origin if finding else None
+        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
+        if failure.bad_weights:
+            what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
+        self._say(f"step {attempt.step}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
+
+    def _make_room(self, folder: Path, step: int) -> None:
+        there = [path for path in failures_in(folder) if path.name != f"failure-{step}"]
+        if len(there) >= MOST:
+            durable.remove(there[-1])
+
+    def _weights(self, folder: Path) -> dict[str, torch.Tensor] | None:
+        if self._setup.plan.parallel.engine.value not in ("single", "ddp"):
+            return None  # no rank has them whole
+        weights = dict(self._setup.engine.weights())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        return weights if size <= LARGEST and 2 * size < hardware.free_disk(folder) else None
+
+    def _bad_weights(self) -> list[str]:
+        """Parameters that are not finite: where they do not train, memory or a library has spoilt them since they were
+        loaded, and a replay, which loads them anew, will not see it."""
+        named = self._setup.engine.model.named_parameters()
+        return [name for name, one in named if one.is_floating_point() and not torch.isfinite(one).all()]
+
+    def _texts(self) -> dict[str, str]:
+        told = veiled_value(plain_config(self._run.config))
+        lines = recent(self._run.found.folder)[-_RECENT:]
+        return {
+            CONFIG: dump_plain(told),
+            PLAN: json.dumps({"plan": plan_to_json(self._setup.plan)}, indent=2) + "\n",
+            ENVIRONMENT: json.dumps(hardware.describe(), indent=2) + "\n",
+            FLIGHT: "".join(f"{json.dumps(line)}\n" for line in lines),
+        }
