@@ -10,7 +10,7 @@ Backward, with dz = dy, and dz = f dy where only x, A or B is asked:
 
 Layers that share their input (q, k and v; gate and up) read it once: their A stand in one matrix, so that h, g A and dA
 are one product each. What is kept for the backward pass is x and h, and of DoRA z, which is the output itself where
-there is no bias. f goes into whichever is smaller of weights and activations. With dropout on the adapter's input,
+there is no bias. In the backward pass f goes into whichever is smaller, weights or activations. With dropout on the adapter's input,
 every layer has its own mask, and DoRA's f - 1 acts on W x of the masked input, as in PEFT:
 
     y = x W^T + b + (f - 1) (u W^T) + f (u A^T) (s B)^T     u = masked x
@@ -153,10 +153,7 @@ def _output(
         output += scaled(base, factor).sub_(base)
         _flat(output).addmm_(h, layer.up.T)
         return output, base
-    if len(_flat(x)) > weight.shape[1]:
-        z = F.linear(x, scaled_rows(weight, factor))
-    else:
-        z = scaled(F.linear(x, weight), factor)
+    z = scaled(F.linear(x, weight), factor)  # not x (f W)^T: rounded weights add a tenth to the error of 16 bits
     _flat(z).addmm_(h, layer.up.T)
     return (z if bias is None else z + bias), z if factor.invertible else None
 
