@@ -256,8 +256,11 @@ def _sharing(model: nn.Module, slots: list[_Slot]) -> list[list[_Slot]]:
     groups: list[list[_Slot]] = []
     with _watching(of) as calls, torch.no_grad():
         for language_model in language_models(model):
-            device = next(language_model.parameters()).device
-            language_model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device), use_cache=False)
+            first = next(language_model.parameters())
+            ids = torch.zeros(1, 2, dtype=torch.long, device=first.device)
+            mixed = first.dtype in (torch.bfloat16, torch.float16)  # adapters are fp32, whatever the base is
+            with torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed):
+                language_model(input_ids=ids, use_cache=False)
     seen: set[_Slot] = set()
     before: torch.Tensor | None = None
     for slot, given in calls:
