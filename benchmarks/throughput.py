@@ -46,8 +46,8 @@ PARITY = {"fp32": 2e-4, "bf16": 2e-2}
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def build_base(folder: Path, texts: list[str], layers: int, hidden: int) -> None:
-    """A random Llama with a byte-level tokenizer of 8,000 tokens."""
+def build_base(folder: Path, texts: list[str], layers: int, hidden: int, vocabulary: int = 8000) -> None:
+    """A random Llama with a byte-level tokenizer. vocabulary: tokens at most; a row of the embedding for each."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -58,7 +58,7 @@ def build_base(folder: Path, texts: list[str], layers: int, hidden: int) -> None
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=max(vocabulary, len(tokenizer)),
         hidden_size=hidden,
         intermediate_size=hidden * 8 // 3,
         num_hidden_layers=layers,
