@@ -7,7 +7,15 @@ import pytest
 from surefoot.config.schema import ParallelConfig
 from surefoot.hardware import GIB
 from surefoot.planning.notes import Notes
-from surefoot.planning.parallel import RanksFacts, check_average, check_shareable, per_rank, plan_parallel, shared_words
+from surefoot.planning.parallel import (
+    RanksFacts,
+    caution_loading,
+    check_average,
+    check_shareable,
+    per_rank,
+    plan_parallel,
+    shared_words,
+)
 from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
 
 OFF = Choice(False, "", "default")
@@ -114,3 +122,20 @@ def test_an_average_of_weights_needs_them_whole(asked, size, refused):
     _, without = plan(2, size, **asked)
     check_average(found, None, without)
     assert without.faults == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "local", "said"),
+    [
+        ({"engine": "fsdp2"}, 8, "each of 8 ranks on a machine reads all weights, 14.0 GiB, into host memory"),
+        ({"engine": "deepspeed", "zero_stage": 3}, 1, "each rank reads all weights, 14.0 GiB"),
+        ({"engine": "deepspeed", "zero_stage": 2}, 8, ""),
+        ({"engine": "ddp"}, 8, ""),
+    ],
+)
+def test_what_is_read_before_it_is_shared_out_is_said(asked, local, said):
+    found, notes = plan(8, **asked)
+    caution_loading(found, RanksFacts(8, local), 14 * GIB, notes)
+    assert len(notes.cautions) == bool(said)
+    assert all(said in caution for caution in notes.cautions)
+    assert all(f"{14 * local}.0 GiB in all at first" in caution for caution in notes.cautions)

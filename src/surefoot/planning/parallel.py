@@ -92,6 +92,15 @@ def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None
     notes.refuse("ppo.ema", what, "leave ppo.ema out, or set parallel.engine: ddp, or deepspeed with zero_stage 1 or 2")
 
 
+def caution_loading(plan: ParallelPlan, ranks: RanksFacts, loaded: int, notes: Notes) -> None:
+    """loaded: bytes of all weights as a rank reads them, before it keeps its share and lets go of the rest."""
+    if ranks.world == 1 or "weights" not in shared_parts(plan.engine.value, plan.zero_stage):
+        return
+    each, together = readable(loaded), readable(ranks.local * loaded)
+    who = f"each of {ranks.local} ranks on a machine reads" if ranks.local > 1 else "each rank reads"
+    notes.caution(f"{who} all weights, {each}, into host memory before it keeps its share: {together} in all at first")
+
+
 def shared_words(engine: str, stage: int | None, world: int) -> str:
     """What each rank holds a share of."""
     parts = [name for name in ("weights", "gradients", "optimizer") if name in shared_parts(engine, stage)]

@@ -24,10 +24,17 @@ from surefoot.planning.fast_paths import plan_kernels
 from surefoot.planning.hazards import plan_hazards
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_to_json
-from surefoot.planning.memory import Workload, forecast, readable
+from surefoot.planning.memory import Workload, base_bytes, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
-from surefoot.planning.parallel import ONE_RANK, RanksFacts, check_average, check_shareable, plan_parallel
+from surefoot.planning.parallel import (
+    ONE_RANK,
+    RanksFacts,
+    caution_loading,
+    check_average,
+    check_shareable,
+    plan_parallel,
+)
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision
@@ -101,6 +108,7 @@ def resolve(
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     check_shareable(parallel, config.optim.name, precision.base.value == "nf4", notes)
     check_average(parallel, config.ppo.ema, notes)
+    caution_loading(parallel, ranks, base_bytes(work), notes)
     kernels = plan_kernels(
         config.kernels,
         adapter,
