@@ -7,7 +7,8 @@ One line per fault, as compilers write it; a fault in a text file shows its line
         | ^^^^^^^^^^^^
 
 Exit codes: 0 done, 1 a bug in surefoot, 2 the user's input, 3 the environment, 4 no checkpoint that verifies,
-5 diverged, 75 stopped early and resumable, 130 interrupted. Codes 2 to 5 stand at the classes in `surefoot.errors`.
+5 diverged, 6 a replay that does not find the same, 75 stopped early and resumable, 130 interrupted. Codes 2 to 5 stand
+at the classes in `surefoot.errors`.
 """
 
 from __future__ import annotations

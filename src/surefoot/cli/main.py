@@ -41,11 +41,13 @@ COMMANDS = {
     "init": Entry("surefoot.cli.init", "Write a commented config for a model and data."),
     "train": Entry("surefoot.cli.train", "Fine-tune a model as a config says; resumable at any moment."),
     "plan": Entry("surefoot.cli.plan", "Show every choice of a run with its reason; trains nothing."),
+    "doctor": Entry("surefoot.cli.doctor", "Find what makes a machine or a run slow or wrong."),
     "tune": Entry("surefoot.cli.tune", "Find the fastest settings of a run by short real trials."),
     "data": Entry("surefoot.cli.data", "Show what the model would learn from, token by token."),
     "generate": Entry("surefoot.cli.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.cli.chat", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.cli.verify", "Check a run or checkpoint bit by bit, or compare two."),
+    "replay": Entry("surefoot.cli.replay", "Run a step again that went wrong, and say whether it does so again."),
     "compare": Entry("surefoot.cli.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.cli.board", "Watch the runs of a folder on a live local page."),
     "evaluate": Entry("surefoot.cli.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
@@ -168,7 +170,7 @@ main = LazyGroup(
     name="surefoot",
     help="Fine-tune language models without losing your footing: no NaNs, no drift, no guesswork.",
     epilog="Exit codes: 0 done, 1 a bug in surefoot, 2 input, 3 environment, 4 no checkpoint that verifies, "
-    "5 diverged, 75 resumable, 130 interrupted.",
+    "5 diverged, 6 not reproduced, 75 resumable, 130 interrupted.",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
         click.Option(

@@ -1,0 +1,64 @@
+"""`surefoot replay`: run a step again that went wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+NOT_REPRODUCED = 6
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--plain", is_flag=True, help="In fp32, attention written out, no kernel of surefoot's own.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def replay(folder: Path, plain: bool, as_json: bool) -> int:
+    """Run the step again that FOLDER, a failure-STEP of a run, records.
+
+    Exit 0: the same value goes wrong at the same module; bit for bit or not is said. Exit 6: it does not. Exit 2:
+    FOLDER records no failure. Exit 4: it is damaged, or data or base model are not those of the run.
+    """
+    import json
+    import sys
+
+    from surefoot import hardware
+    from surefoot.report.capture import captured_libraries
+    from surefoot.report.console import open_console
+    from surefoot.report.replay_view import bad_weights, origin_json, value_words, verdict
+    from surefoot.stages.replay import replay as run_again
+
+    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    with captured_libraries(console):
+        found = run_again(folder, plain=plain)
+    then, now = found.then, found.now
+    said = verdict(
+        same_place=found.same_place,
+        same_bits=found.same_bits,
+        plain=plain,
+        finite=not found.error and now is not None and now.origin is None,
+        crashed=then.kind == "crash",
+    )
+    if as_json:
+        told = {
+            "step": then.step,
+            "kind": then.kind,
+            "plain": plain,
+            "same_place": found.same_place,
+            "same_bits": found.same_bits,
+            "then": origin_json(then.finding),
+            "now": origin_json(now),
+            "error": found.error,
+            "cautions": list(found.cautions),
+            "verdict": said,
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        for caution in found.cautions:
+            console.say(f"caution: {caution}", style="yellow")
+        console.say(f"step {then.step}, recorded: {value_words(then.finding, then.error, then.place)}")
+        for line in bad_weights(then.bad_weights):
+            console.say(line)
+        console.say(f"step {then.step}, now: {value_words(now, found.error, found.place)}")
+        console.say(said)
+    return 0 if found.same_place else NOT_REPRODUCED

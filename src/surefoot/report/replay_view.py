@@ -1,0 +1,56 @@
+"""What a replay found, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from surefoot.training.diagnose import Origin
+
+if TYPE_CHECKING:
+    from surefoot.training.diagnose import Finding
+
+
+def value_words(finding: Finding | None, error: str, place: str) -> str:
+    """What went wrong, where."""
+    if error:
+        return f"{error}, raised in {place}" if place else f"{error}, raised in no module's forward pass"
+    origin = finding.origin if finding else None
+    if origin is None:
+        return "every value was finite"
+    return _of(origin)
+
+
+def verdict(*, same_place: bool, same_bits: bool, plain: bool, finite: bool, crashed: bool) -> str:
+    """finite: the replay went through. crashed: what was recorded is an exception."""
+    if plain:
+        if finite:
+            return (
+                "by the plain path in fp32 it is finite: the precision or a kernel of the run is to blame, not the data"
+            )
+        where = "at the same module" if same_place else "too, elsewhere"
+        return f"by the plain path in fp32 it goes wrong {where}: the weights, the data or the model are to blame"
+    if crashed:
+        return "reproduced: the same exception at the same place" if same_place else "not reproduced"
+    if same_bits:
+        return "reproduced: the same value at the same module, bit for bit"
+    if same_place:
+        return "reproduced: the same module, with other bits"
+    if finite:
+        return "not reproduced: suspect the memory, the device or a kernel that does not repeat itself"
+    return "not reproduced: it goes wrong elsewhere"
+
+
+def bad_weights(names: tuple[str, ...]) -> Iterator[str]:
+    if names:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield f"weights that were not finite: {shown}"
+
+
+def origin_json(finding: Finding | None) -> dict[str, Any] | None:
+    return finding.origin.to_json() if finding and finding.origin else None
+
+
+def _of(origin: Origin) -> str:
+    numbers = ", ".join(str(number) for number in origin.examples)
+    return f"{origin.what} ({origin.tensor}), in micro-batch {origin.micro_batch + 1} (examples {numbers})"

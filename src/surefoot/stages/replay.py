@@ -1,0 +1,222 @@
+"""`surefoot replay FOLDER`: run a recorded step again, and say whether the same number is found at the same module.
+
+What the run needed is needed again: the base model and the data, by the paths of its config; both are compared with
+what the run had. The batch itself and the weights that trained come from the folder. Where the weights were too large
+to be kept, the last checkpoint before the step is taken, and the steps from there are taken again.
+
+Several processes: the step of the rank that wrote the folder is run, in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_reader import read_yaml
+from surefoot.errors import Fault, InputError, IntegrityError
+from surefoot.families.files import read_json
+from surefoot.planning.plan import Choice, KernelsPlan, RunPlan
+from surefoot.planning.serial import plan_from_json
+from surefoot.report.silent import SilentObserver, silent_console
+from surefoot.stages.custom import NOTHING, Custom
+from surefoot.stages.fast_paths import planned_paths
+from surefoot.stages.identity import check_identity
+from surefoot.stages.job import make_job
+from surefoot.stages.kinds import KINDS
+from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.run_folder import CONFIG, PLAN, Claim
+from surefoot.stages.setup import Setup, set_up
+from surefoot.stages.stage import Stage
+from surefoot.training.beat import Activity
+from surefoot.training.checkpoint import Checkpoint, list_checkpoints, verify_checkpoint
+from surefoot.training.diagnose import Finding, examine, place_of_error
+from surefoot.training.failure import Failure, Kept, read_failure
+from surefoot.training.interrupt import StopRequest
+from surefoot.training.loop import train
+from surefoot.training.state import RunState
+
+_PLAIN: Choice[Any] = Choice("plain", "a replay by the plain path", "user")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """then: as recorded. now: what was seen, None where an exception was raised, which is `error`, at module `place`.
+    plain: by the plain fp32 path. cautions: in what this process differs from the run."""
+
+    then: Failure
+    now: Finding | None
+    error: str
+    place: str
+    plain: bool
+    cautions: tuple[str, ...]
+
+    @property
+    def same_place(self) -> bool:
+        """The same kind of value at the same module, or the same exception there."""
+        if self.then.kind == "crash":
+            return bool(self.error) and self._kind(self.error) == self._kind(self.then.error) and self._same_module
+        then, now = _origin(self.then.finding), _origin(self.now)
+        if then is None or now is None:
+            return then is now and self.now is not None
+        if (then.phase, then.micro_batch) != (now.phase, now.micro_batch):
+            return False
+        return then.module == now.module or (self.plain and _within(then.module, now.module))
+
+    @property
+    def same_bits(self) -> bool:
+        """Every loss up to it, and the value itself, are the same bits."""
+        if not self.same_place or self.then.kind == "crash":
+            return False
+        then, now = self.then.finding, self.now
+        assert then is not None
+        assert now is not None
+        bits = [[loss.hex() for loss in finding.losses] for finding in (then, now)]
+        tensors = [finding.origin.tensor if finding.origin else None for finding in (then, now)]
+        return bits[0] == bits[1] and tensors[0] == tensors[1]
+
+    @property
+    def _same_module(self) -> bool:
+        return self.place == self.then.place
+
+    @staticmethod
+    def _kind(error: str) -> str:
+        return error.partition(":")[0]
+
+
+def replay(folder: Path, *, plain: bool = False, custom: Custom = NOTHING) -> Replayed:
+    """folder: `failure-STEP` of a run. plain: in fp32 throughout, with attention written out and no kernel of
+    surefoot's own, to tell whether a kernel or the model is to blame. custom: what a Python caller brought to the run.
+
+    Raises InputError for a folder that records no failure, IntegrityError for a damaged one, and where data or base
+    model are not those of the run.
+    """
+    kept = read_failure(folder)
+    config, plan = _saved(folder)
+    if plain:
+        plan = plain_plan(plan)
+    checkpoint = _checkpoint(folder, kept)
+    found = Claim(Path(config.output), "resume", checkpoint, plan=plan)
+    with silent_console() as silence:
+        _check_loss(folder, custom)
+        run = prepare(config, found, silence, custom)
+    cautions = check_identity(Checkpoint(folder, kept.failure.step), run.identity)
+    setup = set_up(run.config, run.plan, run.base, run.tokenizer, checkpoint)
+    for path in planned_paths(run.plan):
+        path.install(setup.engine.model)
+    if kept.weights is not None:
+        _load(setup, kept.weights, folder)
+    start = KINDS[config.stage].start
+    stage = run.stage
+    if start is not None:
+        stage = start(run.config, run.plan, stage, setup, run.tokenizer, lambda sentence, *, caution=True: None)
+    if kept.weights is None:
+        _go_on(run, setup, stage, kept.failure.step - 1)
+    return _again(kept, setup, stage, plain, tuple(cautions))
+
+
+def plain_plan(plan: RunPlan) -> RunPlan:
+    """The same step in fp32, attention written out, without surefoot's own kernels and without compilation. A base that
+    is held in 4 bits stays so: these are its weights."""
+    fp32, off = replace(_PLAIN, value="fp32"), replace(_PLAIN, value=False)
+    base = plan.precision.base if plan.precision.base.value == "nf4" else fp32
+    eager = replace(_PLAIN, value="eager")
+    return replace(
+        plan,
+        precision=replace(plan.precision, compute=fp32, base=base, scaler=off, tf32=off),
+        attention=replace(plan.attention, implementation=eager, kernels=replace(_PLAIN, value=()), expected=eager),
+        compile=replace(_PLAIN, value="off"),
+        kernels=KernelsPlan(),
+    )
+
+
+def _again(kept: Kept, setup: Setup, stage: Stage, plain: bool, cautions: tuple[str, ...]) -> Replayed:
+    failure, engine = kept.failure, setup.engine
+    try:
+        finding = examine(
+            engine,
+            stage.objective,
+            kept.batches,
+            step=failure.step,
+            weight=max(failure.weight, 1),
+            numbers=failure.numbers,
+            scale=None if plain else failure.scale,
+            settings=replace(setup.settings, seed=failure.seed),
+        )
+    except Exception as error:  # whatever a recorded crash was
+        said = f"{type(error).__name__}: {error}"
+        return Replayed(failure, None, said, place_of_error(error, engine.model), plain, cautions)
+    return Replayed(failure, finding, "", "", plain, cautions)
+
+
+def _saved(folder: Path) -> tuple[RunConfig, RunPlan]:
+    """Config and plan of the run, for one process."""
+    try:
+        config = RunConfig.model_validate(read_yaml(folder / CONFIG).data)
+        plan = plan_from_json(read_json(folder / PLAN).get("plan"))
+    except (InputError, ValueError) as error:
+        what = f"config or plan cannot be read: {' '.join(str(error).split())[:300]}"
+        raise IntegrityError(Fault(str(folder), what, "replay it with the version of surefoot that wrote it")) from None
+    alone = config.parallel.model_copy(update={"nproc": None, "engine": "auto"})
+    return config.model_copy(update={"parallel": alone}), plan
+
+
+def _check_loss(folder: Path, custom: Custom) -> None:
+    """A loss that a Python caller brought is not in the folder: no code is."""
+    name = read_json(folder / "MANIFEST.json").get("identity", {}).get("objective")
+    if name != custom.objective_name:
+        what = f"the step was computed with {name or 'the loss of its stage'}, not {custom.objective_name or 'that'}"
+        raise InputError(Fault(str(folder), what, "replay it from Python, with the same objective"))
+
+
+def _checkpoint(folder: Path, kept: Kept) -> Checkpoint | None:
+    """Where to begin, where the weights do not lie in the folder; None for the base model."""
+    if kept.weights is not None:
+        return None
+    for one in list_checkpoints(folder.resolve().parent):
+        if one.step < kept.failure.step and not verify_checkpoint(one.folder):
+            return one
+    return None
+
+
+def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    own = setup.engine.parameters
+    if own.keys() != weights.keys() or any(own[name].shape != one.shape for name, one in weights.items()):
+        raise IntegrityError(Fault(str(folder), "its weights are not those of the model that its config describes"))
+    with torch.no_grad():
+        for name, one in weights.items():
+            own[name].copy_(one)
+
+
+def _go_on(run: Prepared, setup: Setup, stage: Stage, last: int) -> None:
+    """Take the steps from the checkpoint, or the base model, to the one before the failure; nothing is evaluated or
+    written."""
+    job = make_job(
+        run.config, run.plan, run.found.folder, stage, setup, run.timetable, run.identity, None, SilentObserver(),
+        Activity(),
+    )  # fmt: skip
+    never: frozenset[int] = frozenset()
+    job = replace(
+        job,
+        total_steps=last,
+        eval_steps=never,
+        save_steps=never,
+        save=lambda state: run.found.folder,
+        max_consecutive=last + 1,
+        patience=None,
+    )
+    state: RunState = setup.state
+    train(job, state, SilentObserver(), StopRequest())
+
+
+def _within(one: str, other: str) -> bool:
+    """Whether one module is in the other: a kernel of surefoot's own runs a module without calling those inside."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _origin(finding: Finding | None) -> Any:
+    return finding.origin if finding else None
