@@ -106,9 +106,45 @@ VARIABLES: dict[str, Variable] = {
 }
 
 
+# Those of the above that change kernels, types or memory behind the config's back. The others set what the config
+# leaves to the environment: threads, devices, allocators, whether there is a network.
+_BELOW = frozenset(
+    {
+        "ATEN_CPU_CAPABILITY",
+        "CUDA_LAUNCH_BLOCKING",
+        "DNNL_DEFAULT_FPMATH_MODE",
+        "DNNL_MAX_CPU_ISA",
+        "MKL_ENABLE_INSTRUCTIONS",
+        "NVIDIA_TF32_OVERRIDE",
+        "ONEDNN_DEFAULT_FPMATH_MODE",
+        "ONEDNN_MAX_CPU_ISA",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "TORCH_BLAS_PREFER_CUBLASLT",
+        "TRANSFORMERS_SDPA_FORCE_GQA",
+    }
+)
+_OF_COMPILATION = frozenset({"TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCH_COMPILE_DISABLE"})
+
+
+def acts_below(name: str, *, compiled: bool) -> bool:
+    """Whether a variable that is read overrides what the config says, or slows the run down. compiled: torch.compile
+    is on."""
+    return name in _BELOW or (compiled and name in _OF_COMPILATION)
+
+
+def environment_without_plan(environment: Mapping[str, str], device: str) -> tuple[EnvironmentFinding, ...]:
+    """The same before anything was decided. device: cpu | cuda | mps."""
+    undecided = dict.fromkeys(("attention", "accumulation", "compile", "compute", "tf32", "threads"), "the run's own")
+    return _findings(environment, device, {**undecided, "device": device})
+
+
 def environment_findings(environment: Mapping[str, str], plan: RunPlan) -> tuple[EnvironmentFinding, ...]:
     """One finding per known variable that is set, in the light of what was decided."""
-    found, device, values = [], plan.device.value, _values(plan)
+    return _findings(environment, plan.device.value, _values(plan))
+
+
+def _findings(environment: Mapping[str, str], device: str, values: Mapping[str, str]) -> tuple[EnvironmentFinding, ...]:
+    found = []
     for name in sorted(environment.keys() & VARIABLES.keys()):
         variable = VARIABLES[name]
         if variable.device is not None and variable.device != device:

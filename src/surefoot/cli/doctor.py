@@ -1,0 +1,62 @@
+"""`surefoot doctor`: what is wrong with this machine, or with a run before it is one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from surefoot.cli.completion import complete_configs, complete_overrides
+from surefoot.cli.options import load_or_exit
+
+if TYPE_CHECKING:
+    from surefoot.doctor.findings import Examination
+
+
+@click.command()
+@click.argument(
+    "config",
+    metavar="[CONFIG.yaml]",
+    required=False,
+    type=click.Path(path_type=Path),
+    shell_complete=complete_configs,
+)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was looked at as JSON.")
+@click.option("--anew", is_flag=True, help="Measure this machine again, whatever is kept of it.")
+def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew: bool) -> int:
+    """Look for what makes a run slow or wrong: measured, with a code, a limit and what to do about it.
+
+    Without CONFIG.yaml: the machine, its libraries, environment variables, disk and hub. With it, the run as well:
+    data, labels, types and memory, what one example does to another, ten real steps and where their time goes. Nothing
+    is written but what is kept of the machine and of the tokenised data.
+
+    Exits with 2 or 3 where the run would fail. docs/doctor.md has all codes.
+    """
+    loaded = load_or_exit(config, overrides).config if config else None
+
+    from surefoot.doctor.examine import examine
+
+    found = examine(loaded, anew=anew)
+    if as_json:
+        import json
+
+        from surefoot.doctor.findings import to_json
+
+        click.echo(json.dumps(to_json(found), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        _show(found)
+    return found.exit_code
+
+
+def _show(found: Examination) -> None:
+    from surefoot import hardware
+    from surefoot.doctor.table import advice, doctor_table
+    from surefoot.report.console import open_console
+
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console.show(doctor_table(found))
+    for line, style in advice(found):
+        console.say(line, style=style)

@@ -1,0 +1,225 @@
+"""From a machine, or from a config on a machine, to what is wrong with it, in the order in which a run would meet it.
+
+    examine(None)            # the machine alone
+    examine(config)          # and what would happen to this run
+
+What is refused ends the examination: what comes after it could not be looked at. Nothing is left behind: models and
+steps live in memory and in a temporary folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot import hardware as machine
+from surefoot.config.schema import ParallelConfig, RunConfig
+from surefoot.data.audit import cautions
+from surefoot.doctor.findings import Examination, Finding, caution, ok, refusals
+from surefoot.doctor.libraries import installed_version, library_findings
+from surefoot.doctor.machine import (
+    disk_line,
+    environment_lines,
+    hub_line,
+    kernel_lines,
+    product_lines,
+    thread_lines,
+)
+from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, split_line
+from surefoot.doctor.steps import STEPS, attention_line, compile_line, number_lines, product_line, take, time_lines
+from surefoot.errors import SurefootError
+from surefoot.hardware import Hardware
+from surefoot.models.tree import facts_of
+from surefoot.planning.environment import environment_without_plan
+from surefoot.planning.kernels import ORDER
+from surefoot.planning.measurements import Measurements, measurements_to_json
+from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.plan import DType, RunPlan
+from surefoot.probe.child import AttentionRequest
+from surefoot.probe.kept import Kept, open_kept
+from surefoot.report.capture import captured_libraries
+from surefoot.report.silent import silent_console
+from surefoot.stages.measured import (
+    measured_attention,
+    measured_copy,
+    measured_products,
+    measured_tf32,
+    measured_threads,
+)
+from surefoot.stages.planned import attention_request, linear_shapes, make_plan
+from surefoot.stages.sft import length_facts
+from surefoot.stages.trial import Ready, ready
+
+_SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model
+_HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+_LENGTH = 1024
+
+
+def examine(config: RunConfig | None, *, anew: bool = False) -> Examination:
+    """anew: measure again what is kept of this machine."""
+    kept = open_kept()
+    if anew:
+        kept.forget()
+    facts: dict[str, Any] = {"machine": machine.describe()}
+    with silent_console() as silence, captured_libraries(silence), _threads_as_they_were():
+        looked_at = list(_lines(config, kept, facts))
+    return Examination(tuple(looked_at), facts)
+
+
+def _lines(config: RunConfig | None, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
+    found = machine.detect()
+    yield from library_findings(found, machine.accelerators(), installed_version)
+    if config is None:
+        yield from _machine_alone(found, kept, facts)
+    else:
+        yield from _of_a_run(config, found, kept, facts)
+
+
+def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
+    yield from environment_lines(environment_without_plan(machine.read_environment(), found.kind))
+    dtype: DType = "bf16" if found.bf16 else "fp32"
+    request = AttentionRequest(tuple(_forms(found)), **_HEADS, length=_LENGTH, dtype=dtype, device=found.kind)
+    seen = _measure(found, kept, _SHAPES, request)
+    facts["measurements"] = measurements_to_json(seen)
+    yield from thread_lines(found.cores, machine.usable_cores(), seen.threads)
+    yield from product_lines(seen.products, None)
+    yield from kernel_lines(seen.attention, ())
+    yield disk_line(Path.cwd(), 0, 0)
+    yield hub_line()
+
+
+def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
+    """The config as a run in this one process, whatever `parallel` says."""
+    config = config.model_copy(update={"report_to": []})
+    try:
+        draft = make_plan(config, measure=False)
+    except SurefootError as error:
+        yield from refusals(error, "CONFIG")
+        return
+    yield from environment_lines(draft.environment, compiled=draft.compile.value != "off")
+    yield disk_line(Path(config.output), _checkpoint_bytes(draft), config.checkpoint.keep)
+    targets = draft.adapter.targets.value if draft.adapter else ()
+    alone = config.model_copy(update={"parallel": ParallelConfig()})
+    try:
+        with ready(alone, STEPS) as one:
+            seen = _measured_for(one, found, kept)
+            facts["measurements"] = measurements_to_json(seen)
+            yield from _on_this_machine(one.plan, seen)
+            yield from _planned(one, found)
+            mine = parity_pass(one)
+            yield from _taken(one, seen)
+            plan = one.setup.plan
+            del one
+        parity = parity_line(alone, plan, mine, machine.detect().free)
+        yield from [parity] if parity else []
+    except SurefootError as error:
+        yield from refusals(error, "DATA" if any(_is_record(one.where) for one in error.faults) else "MODEL", targets)
+
+
+def _on_this_machine(plan: RunPlan, seen: Measurements) -> Iterator[Finding]:
+    yield from thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
+    yield from product_lines(seen.products, plan.precision.compute.value)
+    yield from kernel_lines(seen.attention, plan.attention.kernels.value or (plan.attention.implementation.value,))
+
+
+def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
+    """What plan and data say once both are known."""
+    plan, data = one.plan, one.run.stage.data
+    kernels = one.setup.plan.kernels
+    for name, choice in vars(plan.kernels).items():
+        now = getattr(kernels, name)
+        if now.value != choice.value:
+            yield caution("FAST-PATH", now.reason, f"kernels.{name}: plain says it in the config", where=name)
+    for sentence in plan.cautions:
+        if "the forecast" not in sentence:  # which has a line of its own
+            yield caution("PLAN", sentence, "`surefoot plan` shows every choice with its reason")
+    tokens = plan.tokenizer
+    yield ok("TOK-PAD", f"{tokens.pad_token.value} (id {tokens.pad_id}): {tokens.pad_token.reason}")
+    audit = data.audit
+    if audit.answers:
+        said = f"{audit.ended} of {audit.answers} answers"
+        lost = audit.ended < audit.answers
+        yield caution("TOK-STOP", said, "raise data.max_length") if lost else ok("TOK-STOP", said)
+    if audit.kind != "prompts":
+        said = f"{audit.supervised_tokens:,} of {audit.tokens:,} tokens"
+        dropped = bool(audit.source.dropped)
+        yield caution("LABEL-NONE", said, "raise data.max_length") if dropped else ok("LABEL-NONE", said)
+    for sentence in cautions(audit):
+        yield caution("DATA-AUDIT", sentence, "look at it with `surefoot data`")
+    yield _memory(plan, found)
+
+
+def _memory(plan: RunPlan, found: Hardware) -> Finding:
+    memory = plan.memory
+    free = "" if found.free is None else f", {readable(found.free)} free now"
+    said = f"{readable(memory.total)} of {readable(usable(memory.available))} usable{free}"
+    if fits(memory) and (found.free is None or memory.total <= found.free):
+        return ok("MEM-OVERSUBSCRIBED", said)
+    micro = plan.batch.micro.value
+    fix = (
+        f"lower batch.micro (now {micro})" if micro > 1 else "set gradient_checkpointing: on, or lower data.max_length"
+    )
+    return caution("MEM-OVERSUBSCRIBED", said, fix)
+
+
+def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
+    """What can be seen only in passes of the real model; those that move the weights come last."""
+    run = one.run
+    yield split_line(one)
+    yield leak_line(one)
+    yield attention_line(one, run.plan, seen)
+    yield product_line(one, run.plan.precision.compute.value, seen)
+    taken = take(one)
+    yield from number_lines(taken, falls=run.config.stage != "ppo")
+    yield from time_lines(taken, run.config.data.workers)
+    yield compile_line(taken, run.plan, one)
+
+
+def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
+    """At the model's shapes and the data's lengths, whether the plan left it open or not."""
+    model = facts_of(one.run.base)
+    length = min(_LENGTH, length_facts(one.run.stage.data.train).typical)
+    dtype = one.plan.precision.compute.value
+    request = attention_request(model, _forms(found), length, dtype, found.kind)
+    return _measure(found, kept, linear_shapes(model), request)
+
+
+def _forms(found: Hardware) -> Sequence[str]:
+    return [*ORDER, "eager"] if found.kind == "cuda" else ["flash", "math", "eager"]
+
+
+def _measure(found: Hardware, kept: Kept, shapes: Sequence[tuple[int, int]], request: AttentionRequest) -> Measurements:
+    device, dtype = torch.device(found.kind), request.dtype
+    dtypes: list[DType] = ["fp32", "bf16" if dtype == "fp32" else dtype]
+    return Measurements(
+        products=measured_products(shapes, device, dtypes, kept),
+        attention=measured_attention(request, kept),
+        attention_dtype=dtype,
+        attention_length=request.length,
+        threads=measured_threads(shapes, found.cores, kept) if found.kind == "cpu" else {},
+        tf32=measured_tf32(shapes, device, kept),
+        copy=measured_copy(device, kept),
+    )
+
+
+def _checkpoint_bytes(plan: RunPlan) -> int:
+    """Weights that train, in fp32, and the state of their optimizer."""
+    return 4 * plan.trainable + plan.memory.optimizer
+
+
+def _is_record(where: str) -> bool:
+    """Whether a place is a line of a data file, or a key of the config's data."""
+    return where.startswith("data") or where.rpartition(":")[2].isdecimal()
+
+
+@contextmanager
+def _threads_as_they_were() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

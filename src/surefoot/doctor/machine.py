@@ -1,0 +1,93 @@
+"""The machine without any run: environment variables, threads, disk, hub, and what the probes say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from surefoot import hardware
+from surefoot.doctor.codes import NEAR
+from surefoot.doctor.findings import Finding, caution, fault, ok
+from surefoot.hub.access import hub_obstacle, is_signed_in
+from surefoot.planning.environment import acts_below
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.memory import readable
+from surefoot.planning.plan import DType, EnvironmentFinding
+
+
+def environment_lines(found: Sequence[EnvironmentFinding], *, compiled: bool = False) -> list[Finding]:
+    """One for every variable that surefoot knows of and that is set. Those that the user's own choices are made with,
+    such as the number of threads, are as they should be. compiled: torch.compile is on."""
+    lines = []
+    for one in found:
+        said = f"{one.name}={one.value}: {one.effect}"
+        if one.verdict == "used" and acts_below(one.name, compiled=compiled):
+            lines.append(caution("ENV-OVERRIDE", said, f"unset {one.name}", where=one.name))
+        elif one.verdict == "used":
+            lines.append(ok("ENV-OVERRIDE", said, where=one.name))
+        else:
+            lines.append(caution("ENV-UNREAD", said, f"unset {one.name}: it decides nothing", where=one.name))
+    return lines or [ok("ENV-OVERRIDE", "none of the names that matter is set")]
+
+
+def thread_lines(threads: int, cores: int, rates: Mapping[int, float]) -> list[Finding]:
+    """threads: that will compute. cores: that this process may run on. rates: FLOP/s by count, where measured."""
+    best = max(rates, key=lambda count: rates[count]) if rates else threads
+    gain = rates[best] / rates[threads] if threads in rates else None
+    fix = f"set OMP_NUM_THREADS={min(best, cores)}"
+    if threads > cores:
+        return [caution("THREADS", f"{threads} threads on {cores} cores wait for each other", fix, gain=gain)]
+    if gain is not None and gain >= NEAR and best < threads:
+        return [caution("THREADS", f"{threads} threads multiply slower than {best}", fix, gain=gain)]
+    return [ok("THREADS", f"{threads} on {cores} cores")]
+
+
+def product_lines(rates: Mapping[DType, float], compute: DType | None) -> list[Finding]:
+    """rates: FLOP/s by type. compute: of the run, None without one."""
+    shown = ", ".join(f"{dtype} {rate / 1e12:.3g} TFLOP/s" for dtype, rate in rates.items())
+    if compute not in (None, "fp32") and compute in rates and rates[compute] < rates.get("fp32", 0.0):
+        return [
+            caution(
+                "GEMM-SLOW", f"{compute} computes: {shown}", "set precision: fp32", gain=rates["fp32"] / rates[compute]
+            )
+        ]
+    return [ok("GEMM-SLOW", shown)] if rates else []
+
+
+def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str]) -> list[Finding]:
+    """used: the forms that the run may take, none without one. A kernel that is wrong and stays off is as it should
+    be: it is said, and that is all."""
+    lines, used = [], set(used)
+    for trial in trials:
+        if trial.passed:
+            worst = max(trial.errors.values(), default=0.0)
+            said = f"{1000 * trial.seconds:.2f} ms forward and backward, error {worst:.1g}"
+            lines.append(ok("ATTN-KERNEL", said, where=trial.form))
+        elif trial.form in used:
+            fix = f"set attention.{trial.form}: off" if trial.form != "eager" else "set attention: sdpa"
+            lines.append(fault("ATTN-KERNEL", trial.failure, fix, where=trial.form))
+        else:
+            lines.append(ok("ATTN-KERNEL", f"not used: {trial.failure}", where=trial.form))
+    return lines
+
+
+def disk_line(folder: Path, checkpoint: int, keep: int) -> Finding:
+    """folder: where the run will be, which need not exist. checkpoint: bytes of one. keep: how many are kept."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = hardware.free_disk(place)
+    said = f"{readable(free)} free, a checkpoint takes {readable(checkpoint)}, {keep} are kept"
+    if free < checkpoint:
+        return fault("DISK", said, "make room, or set output to a folder on a larger disk", where=str(place))
+    if free < (keep + 1) * checkpoint:
+        return caution("DISK", said, "make room, or lower checkpoint.keep", where=str(place))
+    return ok("DISK", said)
+
+
+def hub_line() -> Finding:
+    """Asks the hub one small question."""
+    obstacle = hub_obstacle()
+    if obstacle:
+        return caution("HUB", obstacle, "local folders and what is in the cache work all the same")
+    return ok("HUB", "it answers; " + ("a token is stored" if is_signed_in() else "no token: public models only"))

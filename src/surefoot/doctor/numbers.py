@@ -1,0 +1,115 @@
+"""Whether the run computes what it is meant to, on the user's own weights and examples; nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Batch, Weighted
+from surefoot.doctor.findings import Finding, fault, ok
+from surefoot.models.forward import logits_at
+from surefoot.planning.memory import usable
+from surefoot.planning.plan import RunPlan
+from surefoot.stages.fast_paths import LIMITS, Pass, largest_difference, one_pass
+from surefoot.stages.kinds import KINDS
+from surefoot.stages.trial import Ready, ready
+
+_EXAMPLES = 4  # that are taken together and one by one
+
+
+def split_line(one: Ready) -> Finding:
+    """A micro-batch of k examples against k micro-batches of one: loss sums and gradients add up, so only rounding may
+    differ. Dropout is off, because every micro-batch draws its own."""
+    run, setup = one.run, one.setup
+    size = min(_EXAMPLES, run.plan.batch.size.value)
+    if size < 2:
+        return ok("MICRO-BATCH-SUM", "a step has one example")
+    together, apart = (_in_micro_batches(one, micro) for micro in (size, 1))
+    with _without_dropout(setup.engine.model):
+        whole = one_pass(setup, run.stage, together[:1], 1)
+        parts = one_pass(setup, run.stage, apart[: len(together[0].examples)], 1)
+    error = largest_difference(setup.engine, parts, whole)
+    return _compared("MICRO-BATCH-SUM", error, run.plan, "a loss of your own must be a sum over its batch.weight")
+
+
+def _in_micro_batches(one: Ready, micro: int) -> Sequence[Weighted]:
+    """The first step's, longest first, of so many examples each; with the run's own loss."""
+    run = one.run
+    batch = replace(run.plan.batch, micro=replace(run.plan.batch.micro, value=micro))
+    return KINDS[run.config.stage].stage(run.config, replace(run.plan, batch=batch), run.stage.data).step_batches(1)
+
+
+def leak_line(one: Ready) -> Finding:
+    """The second document's logits before and after the first one's tokens change; it may be a row of its own, or
+    stand behind the first in one row."""
+    setup = one.setup
+    rows = _in_micro_batches(one, 2)[0].rows.to(setup.engine.device)
+    if len(rows.lengths) < 2:
+        return ok("PACK-LEAK", "a micro-batch has one document")
+    start = rows.lengths[0] if rows.documents else rows.input_ids.shape[1]
+    places = torch.arange(rows.lengths[1], device=rows.input_ids.device) + start
+    with torch.no_grad(), _without_dropout(setup.engine.model), setup.settings.kernels(), setup.settings.forward():
+        before, after = (logits_at(setup.policy, one_of, places).float() for one_of in (rows, _changed(rows)))
+    error = float((after - before).norm() / before.norm())
+    return _compared("PACK-LEAK", error, one.run.plan, "set attention: auto; this model mixes its rows otherwise")
+
+
+def _changed(rows: Batch) -> Batch:
+    """Every token of the first document is another one: its neighbour's."""
+    ids = rows.input_ids.clone()
+    ids[0, : rows.lengths[0]] = ids[0, : rows.lengths[0]].roll(1)
+    return replace(rows, input_ids=ids)
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was in training.items():
+            module.training = was
+
+
+def parity_pass(one: Ready) -> Pass:
+    """Loss and gradients of two real micro-batches as the run computes them, for `parity_line`."""
+    return one_pass(one.setup, one.run.stage, one.run.stage.step_batches(1)[:2], 1)
+
+
+def parity_line(config: RunConfig, plan: RunPlan, seen: Pass, free: int | None) -> Finding | None:
+    """The same pass once more by the plainest way there is: fp32 weights and products, the math kernel, none of
+    surefoot's own kernels. seen: what the run computed. free: bytes, None where nobody knows. None where the run is
+    that way itself, or where a second model in fp32 may not fit."""
+    room = 8 * plan.parameters < usable(plan.memory.available) and (free is None or 8 * plan.parameters < free)
+    if plan.precision.base.value == "nf4" or not room:
+        return None
+    with ready(plainest(config, plan), 1) as plain:
+        if plain.plan.precision == plan.precision and plain.setup.plan.kernels == plan.kernels:
+            return None
+        error = largest_difference(plain.setup.engine, parity_pass(plain), seen)
+    fix = "set precision: fp32, or kernels.adapter, loss and pointwise to plain, to see which of them it is"
+    return _compared("FAST-PATH", error, plan, fix)
+
+
+def plainest(config: RunConfig, plan: RunPlan) -> RunConfig:
+    """The run in fp32 with plain kernels, and with micro-batches as they are."""
+    plain = dict.fromkeys(type(config.kernels).model_fields, "plain")
+    changes = {
+        "precision": type(config.precision)(compute="fp32"),
+        "kernels": type(config.kernels).model_validate(plain),
+        "batch": config.batch.model_copy(update={"micro": plan.batch.micro.value}),
+        "compile": "off",
+    }
+    return config.model_copy(update=changes)
+
+
+def _compared(code: str, error: float, plan: RunPlan, fix: str) -> Finding:
+    limit = LIMITS[plan.precision.compute.value]
+    said = f"they differ by {error:.2g}; rounding allows {limit:g} in {plan.precision.compute.value}"
+    return ok(code, said) if error <= limit else fault(code, said, fix)

@@ -1,0 +1,40 @@
+"""What doctor found, for people: what is wrong first, with what to do, then what was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from surefoot.doctor.findings import Examination, Finding
+
+_STYLE = {"ok": "green", "caution": "yellow", "fault": "red"}
+
+
+def doctor_table(examination: Examination) -> Table:
+    """For `Console.show`: a line for everything that was looked at."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for name in ("code", "verdict", "value", "limit"):
+        table.add_column(name, no_wrap=name in ("code", "verdict"), overflow="fold")
+    for one in examination.looked_at:
+        value = f"{one.where}: {one.value}" if one.where and not one.value.startswith(one.where) else one.value
+        table.add_row(one.code, Text(one.verdict, _STYLE[one.verdict]), value, one.limit)
+    return table
+
+
+def advice(examination: Examination) -> Iterator[tuple[str, str]]:
+    """(line, style) for each finding, faults first, and one for the whole."""
+    for one in examination.findings:
+        yield _advice(one), _STYLE[one.verdict]
+    faults = sum(one.verdict == "fault" for one in examination.findings)
+    cautions = len(examination.findings) - faults
+    if not examination.findings:
+        yield f"nothing found: {len(examination.looked_at)} checks", "green"
+    else:
+        yield f"{faults} fault{'' if faults == 1 else 's'}, {cautions} caution{'' if cautions == 1 else 's'}", "bold"
+
+
+def _advice(one: Finding) -> str:
+    gain = f" (measured: {one.gain:.2g} x as fast)" if one.gain is not None else ""
+    return f"{one.code}: {one.fix}{gain}"

@@ -1,0 +1,68 @@
+"""How much matrix arithmetic runs in which type, and in which modules: seen where torch dispatches it, after autocast.
+
+    with ProductFlops() as seen:
+        loss(model, batch).backward()
+    seen.share("fp32")
+    seen.modules("fp32")
+
+Autocast casts what goes through torch's own functions. What leaves it (a custom function, a disabled region, a module
+that upcasts) multiplies in fp32 inside a run that is believed to be in 16 bits, and on most devices many times slower.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+from torch.utils.module_tracker import ModuleTracker
+
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+
+
+class ProductFlops(TorchDispatchMode):
+    """Counts FLOPs of matrix products and attention while it is entered, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tracker = ModuleTracker()
+        self._counted: Counter[tuple[str, str]] = Counter()  # (type, module) -> FLOPs
+
+    def __enter__(self) -> ProductFlops:
+        self._tracker.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._tracker.__exit__(*raised)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+        tensors = [one for one in args if isinstance(one, torch.Tensor) and one.is_floating_point()]
+        if formula is not None and tensors:
+            dtype = _NAMES.get(tensors[0].dtype, str(tensors[0].dtype))
+            self._counted[dtype, self._module()] += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+    def _module(self) -> str:
+        """The innermost one that is running. The tracker's names begin with the class of the outermost."""
+        inner = max(self._tracker.parents, key=lambda name: (name.count("."), len(name), name))
+        return inner.partition(".")[2] or inner
+
+    def share(self, dtype: str) -> float:
+        """Of all FLOPs counted, those in this type: fp32, bf16, fp16, fp64; 0 where nothing was counted."""
+        own = sum(count for (kind, _), count in self._counted.items() if kind == dtype)
+        return own / self._counted.total() if self._counted else 0.0
+
+    def modules(self, dtype: str) -> list[tuple[str, float]]:
+        """Where those of one type were: (module, share of all FLOPs), the largest first."""
+        total = self._counted.total()
+        own = {name: count / total for (kind, name), count in self._counted.items() if kind == dtype and count}
+        return sorted(own.items(), key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,44 @@
+"""Tiny runs for doctor: one that nothing is wrong with, and the same with something planted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from layouts import run_config
+from surefoot.config.schema import RunConfig
+from tiny import tiny_llama
+
+ROWS = [
+    {"instruction": f"Say {word} {count} times.", "input": "", "output": " ".join([word] * count)}
+    for word in ("one", "two", "heron", "sky", "tips")
+    for count in (1, 2, 4, 9)
+]
+
+
+def clean_base(folder: Path, **changes: Any) -> Path:
+    """A Llama whose answers end with a token that its own generation stops at."""
+    base = tiny_llama(folder, pad=True, **changes)
+    path = base / "generation_config.json"
+    settings = json.loads(path.read_text())
+    settings["eos_token_id"] = [321, 329]  # <|end_of_text|>, <|eot_id|>
+    path.write_text(json.dumps(settings))
+    return base
+
+
+def clean_run(folder: Path, base: Path, **changes: Any) -> RunConfig:
+    """Twenty short examples, four to a step. changes: sections of the config."""
+    data = folder / "train.json"
+    if not data.exists():
+        data.write_text(json.dumps(ROWS))
+    sections: dict[str, Any] = {
+        "model": str(base),
+        "adapter": {"kind": "lora", "rank": 4},
+        "data": {"train": str(data), "max_length": 128},
+        "batch": {"size": 4},
+        "optim": {"lr": 1e-3},
+        "duration": "20 steps",
+        "output": str(folder / "out"),
+    }
+    return run_config(**sections | changes)

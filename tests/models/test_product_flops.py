@@ -1,0 +1,56 @@
+"""Arithmetic by type and module, against counts by hand."""
+
+import torch
+from torch import nn
+
+from surefoot.models.product_flops import ProductFlops
+
+ROWS, WIDTH = 8, 64
+PRODUCT = 2 * ROWS * WIDTH * WIDTH  # FLOPs
+
+
+class InFp32(nn.Linear):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.float())
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), InFp32(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def counted(model, *, backward):
+    x = torch.randn(ROWS, WIDTH)
+    with ProductFlops() as seen:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        if backward:
+            out.float().sum().backward()
+    return seen
+
+
+def test_forward():
+    seen = counted(Outer(), backward=False)
+    assert seen.share("fp32") == 0.5
+    assert seen.modules("fp32") == [("second", 0.5)]
+    assert seen.modules("bf16") == [("first", 0.5)]
+
+
+def test_backward_counts_too():
+    """Weight gradients of both, and the input gradient of the second: the first's input wants none."""
+    seen = counted(Outer(), backward=True)
+    assert seen.share("fp32") == 3 / 5
+    assert seen.share("bf16") == 2 / 5
+    assert seen.share("fp16") == 0
+
+
+def test_without_products_every_share_is_none():
+    with ProductFlops() as seen:
+        torch.ones(3).sum()
+    assert seen.share("fp32") == 0
+    assert seen.modules("fp32") == []
