@@ -23,8 +23,9 @@ from surefoot.stages.kinds import KINDS
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import CRITIC, Stage
 from surefoot.stages.timetable import Timetable, length_in_steps
+from surefoot.training.background import BackgroundWriter
 from surefoot.training.beat import Activity
-from surefoot.training.checkpoint import retain, save_checkpoint
+from surefoot.training.checkpoint import begin_checkpoint, retain
 from surefoot.training.goal import Goal
 from surefoot.training.loop import Job
 from surefoot.training.report import EvalReport
@@ -69,12 +70,14 @@ def make_job(
     evaluate: Callable[[int], EvalReport | None] | None,
     observer: RunObserver | SilentObserver,
     activity: Activity,
+    writer: BackgroundWriter | None = None,
 ) -> Job:
-    """All the loop needs. Saving goes through here, so that its time is not counted as the step's."""
+    """All the loop needs. Saving goes through here, so that its time is not counted as the step's. writer: what
+    finishes checkpoints beside the steps, where the run is one process."""
     keep_best = config.checkpoint.best != "none"
     scale = plan.tokenizer.bos_scale.value
 
-    def save(state: RunState) -> Path:
+    def save(state: RunState) -> Path | None:
         def write_model(folder: Path) -> None:
             setup.write_model(folder)
             if stage.write is not None:
@@ -84,7 +87,7 @@ def make_job(
 
         with observer.during("saving"), activity.during("saving"):
             observer.sync()
-            folder = save_checkpoint(
+            begun = begin_checkpoint(
                 run,
                 setup.engine,
                 state,
@@ -94,9 +97,16 @@ def make_job(
                 identity=identity,
                 frozen=plan.adapter is None or plan.tokenizer.added_rows > 0,
             )
-            if setup.engine.rank == 0:
-                retain(run, config.checkpoint.keep, state.best.step if keep_best and state.best else None)
-        return folder
+
+            def finish() -> Path:
+                folder = begun.finish()
+                if setup.engine.rank == 0:
+                    retain(run, config.checkpoint.keep, state.best.step if keep_best and state.best else None)
+                return folder
+
+            # Ranks agree on a checkpoint by a collective, which must not run beside those of a step.
+            beside = writer if setup.engine.world == 1 else None
+            return finish() if beside is None else beside.take(finish, begun.size, state)
 
     stopping = config.early_stopping
     return Job(
@@ -109,6 +119,7 @@ def make_job(
         evaluate=evaluate,
         eval_steps=timetable.eval_steps,
         save=save,
+        saved=(lambda wait: ()) if writer is None else writer.finished,
         save_steps=timetable.save_steps,
         keep_best=keep_best,
         goal=Goal(config.checkpoint.best) if keep_best else Goal(),

@@ -24,11 +24,14 @@ from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
 from surefoot.stages.setup import Setup, set_up
+from surefoot.training.background import background_writer
 from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Outcome, train
 from surefoot.training.session import Session
+
+_LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one takes some hundredths of a second
 
 
 def make_ready(run: Prepared, session: Session, custom: Custom, console: Console) -> tuple[Setup, dict[str, Any]]:
@@ -60,6 +63,7 @@ def take_steps(
     with (
         StopRequest(engine.totals if engine.world > 1 else None) as stop,
         prefetched(stage.step_batches, config.data.workers, last=run.timetable.total_steps) as batches,
+        background_writer(_LARGE) as writer,
     ):
         start = KINDS[config.stage].start
         if start is not None:
@@ -83,6 +87,7 @@ def take_steps(
             evaluate,
             observer,
             session.activity,
+            writer,
         )
         job = replace(
             job,

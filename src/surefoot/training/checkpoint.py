@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,42 @@ def save_checkpoint(
     carried: Mapping[str, torch.Tensor] | None = None,
     frozen: bool = True,
 ) -> Path:
-    """Write checkpoint-<step> under `run` and return its folder. Every rank must ask; the first one writes, and commits
-    once all have done their part.
+    """Write checkpoint-<step> under `run` and return its folder, on the disk. Every rank must ask; the first one
+    writes, and commits once all have done their part. Arguments and errors: see `begin_checkpoint`."""
+    begun = begin_checkpoint(
+        run,
+        engine,
+        state,
+        write_model=write_model,
+        trainer_state=trainer_state,
+        identity=identity,
+        carried=carried,
+        frozen=frozen,
+    )
+    return begun.finish()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A checkpoint whose files are written and not yet flushed, under a hidden name. size: bytes of them. finish:
+    hashes, flushes and commits it, in any thread; it looks at no weights."""
+
+    size: int
+    finish: Callable[[], Path]
+
+
+def begin_checkpoint(
+    run: Path,
+    engine: Engine,
+    state: RunState,
+    *,
+    write_model: Callable[[Path], None],
+    trainer_state: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    carried: Mapping[str, torch.Tensor] | None = None,
+    frozen: bool = True,
+) -> Begun:
+    """Write checkpoint-<step> under `run` as far as the weights are needed. Every rank must ask, and finish.
 
     write_model: writes weights, config and tokenizer into a folder. identity: hashes and versions that tell which run,
     data and environment this belongs to; kept in the manifest. carried: tensors that the stage carries from step to
@@ -73,9 +107,15 @@ def save_checkpoint(
     if engine.rank != 0:
         with durable.faults_named(final), engine.gathered(frozen):
             pass
-        engine.totals([1.0])  # the first rank waits for this word
-        return final
-    with durable.staged_folder(final, replace=True) as staging, _disk_faults(final):
+
+        def agree() -> Path:
+            engine.totals([1.0])  # the first rank waits for this word
+            return final
+
+        return Begun(0, agree)
+    with ExitStack() as stack:
+        staging = stack.enter_context(durable.staged_folder(final, replace=True))
+        stack.enter_context(_disk_faults(final))
         with engine.gathered(frozen):
             write_model(staging)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
@@ -83,9 +123,17 @@ def save_checkpoint(
             save_file({name: tensor.contiguous() for name, tensor in carried.items()}, staging / STAGE)
         _write_json(staging / STATE, state.to_json())
         _write_json(staging / TRAINER_STATE, trainer_state)
-        _write_json(staging / MANIFEST, manifest(staging, sorted(staging.rglob("*")), state.step, identity))
-        engine.totals([1.0])  # a rank that failed has ended the run before it says this
-    return final
+        paths = sorted(staging.rglob("*"))
+        size = sum(path.stat().st_size for path in paths if path.is_file())
+        rest = stack.pop_all()
+
+    def finish() -> Path:
+        with rest:
+            _write_json(staging / MANIFEST, manifest(staging, paths, state.step, identity))
+            engine.totals([1.0])  # a rank that failed has ended the run before it says this
+        return final
+
+    return Begun(size, finish)
 
 
 def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[str, Any]) -> dict[str, Any]:

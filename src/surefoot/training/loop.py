@@ -59,7 +59,9 @@ class Job:
     """What to run. Steps count from 1; a step is due for evaluation or saving when it is in the set.
 
     batches: step -> its micro-batches; may run the model. memory: of a stage that has one. evaluate: step -> report, or
-    None when it was asked to stop in between. save: writes a checkpoint of engine and state.
+    None when it was asked to stop in between. save: writes a checkpoint of engine and state; None where it is still on
+    its way. saved: checkpoints that became whole since it was asked last, each with its state; told to, it waits for
+    one that is on its way. Raises what stopped one.
     goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
     trains to the end. watch: step -> what times its parts. check_every: after so many steps ranks that should hold the
     same weights compare them; None where there are no others. recorder: of all ranks or of none.
@@ -73,7 +75,7 @@ class Job:
     total_steps: int
     evaluate: Callable[[int], EvalReport | None] | None
     eval_steps: frozenset[int]
-    save: Callable[[RunState], Path]
+    save: Callable[[RunState], Path | None]
     save_steps: frozenset[int]
     keep_best: bool
     goal: Goal
@@ -84,6 +86,7 @@ class Job:
     memory: Memory | None = None
     check_every: int | None = None
     recorder: Recorder | None = None
+    saved: Callable[[bool], Sequence[tuple[RunState, Path]]] = lambda wait: ()
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,17 @@ class Outcome:
 
 
 def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
-    """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop.
+    """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop; then the last
+    checkpoint is whole.
 
     Raises Diverged after `max_consecutive` non-finite steps in a row; the last checkpoint stays as it is.
     """
+    outcome = _train(job, state, observer, stop)
+    _tell_saved(job, observer, wait=True)
+    return outcome
+
+
+def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
     if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
         state, saved = _evaluate_and_save(job, state, observer)
         if not saved and stop.requested:
@@ -121,6 +131,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
                 raise _diverged(report, state, words)
         if job.check_every and step % job.check_every == 0:
             job.engine.check_replicas()
+        _tell_saved(job, observer)
         stop.agree()
         saved = False
         if not stop.requested:
@@ -129,11 +140,11 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
                 _evaluate_for_reading(job, state, observer)
             state, saved = _evaluate_and_save(job, state, observer)
             if "save" in wishes and not saved:
-                observer.saved(job.save(state), state)
+                _save(job, state, observer)
                 saved = True
         if stop.requested and not (saved and is_over(job, state)):
             if not saved:
-                observer.saved(job.save(state), state)
+                _save(job, state, observer)
             return Outcome(state, "interrupted")
     return Outcome(state, "finished" if state.step >= job.total_steps else "early_stopped")
 
@@ -163,6 +174,19 @@ def _carrying(job: Job, state: RunState) -> RunState:
     return state if job.memory is None else replace(state, stage=job.memory.to_json())
 
 
+def _save(job: Job, state: RunState, observer: Observer) -> None:
+    """One checkpoint at a time: an earlier one that is on its way is waited for."""
+    _tell_saved(job, observer, wait=True)
+    folder = job.save(state)
+    if folder is not None:
+        observer.saved(folder, state)
+
+
+def _tell_saved(job: Job, observer: Observer, wait: bool = False) -> None:
+    for state, folder in job.saved(wait):
+        observer.saved(folder, state)
+
+
 def is_over(job: Job, state: RunState) -> bool:
     return not _evaluation_due(job, state) and has_ended(state, job.total_steps, job.patience)
 
@@ -188,7 +212,7 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[R
         improved = state.best != previous
         observer.evaluation(report, state, improved)
     if state.step in job.save_steps or is_over(job, state) or (improved and job.keep_best):
-        observer.saved(job.save(state), state)
+        _save(job, state, observer)
         return state, True
     return state, False
 
