@@ -35,8 +35,8 @@ from surefoot.training.step import LOSS, add_gradient, draw, step_size
 
 # The largest share by which a loss, or the gradient of one kind of parameters, may differ from the plain path's. Two
 # orders of the same sums differ by some units in the last place, times what the layers behind them make of it. In bf16
-# the plain path itself was seen up to 0.11 from a float64 reference, and other paths up to 0.12 from the plain one (tiny
-# models of ten families; most are below 0.04). What is computed wrongly is off by a share of 1.
+# the plain path itself was seen up to 0.11 from a float64 reference, others up to 0.12 from the plain one (tiny models
+# of five families; most are below 0.04). What is computed wrongly is off by a share of 1.
 LIMITS: Mapping[DType, float] = {
     "fp32": 1e-3,  # 24 bits; 2e-6 seen
     "fp16": 5e-2,  # 11 bits
