@@ -11,6 +11,7 @@ from surefoot.planning.parallel import (
     RanksFacts,
     caution_loading,
     check_average,
+    check_server,
     check_shareable,
     per_rank,
     plan_parallel,
@@ -139,3 +140,10 @@ def test_what_is_read_before_it_is_shared_out_is_said(asked, local, said):
     assert len(notes.cautions) == bool(said)
     assert all(said in caution for caution in notes.cautions)
     assert all(f"{14 * local}.0 GiB in all at first" in caution for caution in notes.cautions)
+
+
+@pytest.mark.parametrize(("world", "rollouts", "refused"), [(2, "vllm", 1), (1, "vllm", 0), (2, "embedded", 0)])
+def test_a_server_of_answers_beside_several_processes_is_refused(world, rollouts, refused):
+    found, notes = plan(world)
+    check_server(found, rollouts, notes)
+    assert [fault.where for fault in notes.faults] == ["ppo.engine"] * refused

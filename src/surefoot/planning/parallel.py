@@ -92,6 +92,13 @@ def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None
     notes.refuse("ppo.ema", what, "leave ppo.ema out, or set parallel.engine: ddp, or deepspeed with zero_stage 1 or 2")
 
 
+def check_server(plan: ParallelPlan, rollouts: str, notes: Notes) -> None:
+    """rollouts: what writes PPO's answers. A server is told of the weights by one process."""
+    if rollouts == "vllm" and plan.ranks.value > 1:
+        what = f"a vLLM server is told of the weights by one process, and there are {plan.ranks.value}"
+        notes.refuse("ppo.engine", what, "use embedded, or one process")
+
+
 def caution_loading(plan: ParallelPlan, ranks: RanksFacts, loaded: int, notes: Notes) -> None:
     """loaded: bytes of all weights as a rank reads them, before it keeps its share and lets go of the rest."""
     if ranks.world == 1 or "weights" not in shared_parts(plan.engine.value, plan.zero_stage):

@@ -32,6 +32,7 @@ from surefoot.planning.parallel import (
     RanksFacts,
     caution_loading,
     check_average,
+    check_server,
     check_shareable,
     plan_parallel,
 )
@@ -108,6 +109,7 @@ def resolve(
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     check_shareable(parallel, config.optim.name, precision.base.value == "nf4", notes)
     check_average(parallel, config.ppo.ema, notes)
+    check_server(parallel, config.ppo.engine, notes)
     caution_loading(parallel, ranks, base_bytes(work), notes)
     kernels = plan_kernels(
         config.kernels,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.config.schema import RunConfig
-from surefoot.errors import Fault, InputError
 from surefoot.models.rollout import EmbeddedRollouts, Rollouts
 from surefoot.models.vllm_client import VllmRollouts
 from surefoot.planning.plan import RunPlan
@@ -34,7 +33,7 @@ class RolloutEngine:
 
 
 def rollout_engine(config: RunConfig, plan: RunPlan, setup: Setup) -> RolloutEngine:
-    """Raises InputError for a server beside several processes, EnvironmentFault where it does not answer."""
+    """Raises EnvironmentFault where a server does not answer."""
     engine = setup.engine
     if config.ppo.engine == "embedded":
         rollouts = EmbeddedRollouts(
@@ -44,9 +43,7 @@ def rollout_engine(config: RunConfig, plan: RunPlan, setup: Setup) -> RolloutEng
             lambda own: bool(engine.totals([own])[0]),
         )
         return RolloutEngine(rollouts, lambda: None)
-    if engine.world > 1:
-        what = f"a server is told of the weights by one process, and there are {engine.world}"
-        raise InputError(Fault("ppo.engine", what, "use embedded, or one process"))
+    assert engine.world == 1, "the plan refuses a server beside several processes"
     assert config.ppo.vllm_url is not None, "config.contradictions asks for it"
     client = VllmRollouts(server(config.ppo.vllm_url, "ppo.vllm_url"))
 
