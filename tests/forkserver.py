@@ -10,6 +10,8 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
     {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
 
+"beside": true in addition lets a thread finish every checkpoint, however small.
+
 A kill with a number that is never reached ends the log with `writes: <how many there were>`.
 
 A command may also be run as several ranks, as a launcher would start them: a child for each.
@@ -131,12 +133,17 @@ def _child(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _arm(at: str, n: int) -> dict[str, int]:
-    """Returns the counts. Flushes and renames are caught in `os`, where all libraries make them."""
+def _arm(at: str, n: int, beside: bool = False) -> dict[str, int]:
+    """beside: checkpoints of any size are finished by a thread. Returns the counts. Flushes and renames are caught in
+    `os`, where all libraries make them."""
     from surefoot import durable
     from surefoot.models import generate
     from surefoot.training import loop, step
 
+    if beside:
+        from surefoot.stages import steps
+
+        steps._LARGE = 0
     counts = {"write": 0, "sync": 0, "rollout": 0, "update": 0}
     training = False
 

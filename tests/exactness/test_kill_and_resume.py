@@ -16,6 +16,7 @@ import yaml
 
 from forkserver import ForkServer
 from surefoot.report.verification import compare_folders
+from surefoot.training.checkpoint import verify_checkpoint
 from tiny import tiny_llama
 
 ADAPTERS = ["full", "lora", "dora"]
@@ -119,6 +120,20 @@ def test_a_kill_at_any_flush_of_a_save(server, world, uninterrupted, n):
     log = output.with_suffix(".txt")
     assert server.run(["train", config], log, {"at": "sync", "n": n}) == KILLED, log.read_text()
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
+    assert compare_folders(uninterrupted("lora", "fp32"), output) == []
+
+
+@pytest.mark.parametrize("n", [1, 6, 11, 16, 21, 40])
+def test_a_kill_while_a_thread_finishes_a_checkpoint(server, world, uninterrupted, n):
+    """The steps go on meanwhile, so it is left to chance what has been reached; what is visible is whole."""
+    output = world[0] / f"beside-{n}"
+    config = write_config(world, "lora", "fp32", output)
+    log = output.with_suffix(".txt")
+    kill = {"at": "sync", "n": n, "beside": True}
+    assert server.run(["train", config], log, kill) == KILLED, log.read_text()
+    for folder in output.glob("checkpoint-*"):
+        assert not verify_checkpoint(folder)
+    assert server.run(["train", config, "--resume"], log, {**kill, "n": 10**9}) == 0, log.read_text()
     assert compare_folders(uninterrupted("lora", "fp32"), output) == []
 
 
