@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from surefoot.data.batch import Batch
 from surefoot.data.episodes import Episode, episode_batches
 from surefoot.errors import Diverged, InputError
 from surefoot.models.cast import Cast, Part, ScoredPart
+from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.objectives.ppo import PpoSettings, ppo_objective
+from surefoot.stages import ppo_start
 from surefoot.stages.open_reward import open_reward
 from surefoot.stages.ppo import actor_logits, critic_values
 from surefoot.stages.ppo_average import Average
@@ -30,6 +33,10 @@ from toy import settings
 
 LORA = {"kind": "lora", "rank": 4}
 KINDS = ["full", "lora"]
+
+
+NUMBERS = ("loss", "kl", "ratio", "entropy", "policy_loss", "value_loss", "explained_variance", "grad_norm")
+DRAWN = 1e-4  # three steps of AdamW over rounding errors of 1e-6 and less; other answers would differ by tenths
 
 
 def vowels(prompts, responses):
@@ -277,3 +284,55 @@ def test_actor_and_critic_never_clip_each_other(world, together):
     """together: the twin, in which one norm clips both."""
     small, large = (step_norms(world, scale, together=together) for scale in (1.0, 1e4))
     assert all(torch.equal(small[name], large[name]) for name in small) == (not together)
+
+
+@pytest.fixture
+def weighings(monkeypatch) -> list[int]:
+    """Response tokens of each pass in which the actor weighs answers without learning from them."""
+    found: list[int] = []
+    logits_at = Cast.actor_logits_at
+
+    def counted(cast, batch, places):
+        if not torch.is_grad_enabled():
+            found.append(len(places))
+        return logits_at(cast, batch, places)
+
+    monkeypatch.setattr(Cast, "actor_logits_at", counted)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_actor_weighs_the_first_answers_alone_and_numbers_stay(
+    world, tmp_path, kind, temperature, weighings, monkeypatch
+):
+    kept, _ = run(config_of(world, tmp_path / "kept", kind, temperature=temperature))
+    assert len(weighings) == 2  # the micro-batches of the first rollout; there are three rollouts
+    monkeypatch.setattr(ppo_start, "drawn_suffice", lambda *_: False)
+    anew, _ = run(config_of(world, tmp_path / "anew", kind, temperature=temperature))
+    assert len(weighings) == 2 + 6
+    for one, other in zip(kept, anew, strict=True):
+        assert {name: one[name] for name in NUMBERS} == pytest.approx(
+            {name: other[name] for name in NUMBERS}, rel=DRAWN, abs=DRAWN
+        )
+
+
+@pytest.mark.parametrize("change", ["another precision", "an engine that rounds"])
+def test_twin_answers_are_weighed_anew_where_drawn_numbers_are_not_those_that_learn(
+    world, tmp_path, change, weighings, monkeypatch
+):
+    config = config_of(world, tmp_path / "run")
+    if change == "another precision":
+        config["precision"] = "bf16"
+    else:
+        answer = EmbeddedRollouts.answer
+
+        def rounded(engine, prompts, **keywords):
+            return [
+                replace(one, logprobs=tuple(round(number, 3) for number in one.logprobs or ()))
+                for one in answer(engine, prompts, **keywords)
+            ]
+
+        monkeypatch.setattr(EmbeddedRollouts, "answer", rounded)
+    run(config)
+    assert len(weighings) == 6

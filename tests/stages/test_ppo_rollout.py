@@ -9,7 +9,7 @@ import torch
 
 from surefoot.errors import EnvironmentFault
 from surefoot.models.rollout import Rollout
-from surefoot.stages.ppo_checks import START_TOLERANCE, check_start
+from surefoot.stages.ppo_checks import DRAWN_MEAN, DRAWN_MOST, START_TOLERANCE, check_start, drawn_suffice
 from surefoot.stages.ppo_rollout import Asked, Terms, Weighed, _from_row, _to_row, pulled_back, to_episodes
 
 TERMS = Terms(reward_clip=5.0, gamma=1.0, lam=1.0, whiten=False)
@@ -118,3 +118,25 @@ def test_what_differs_by_more_than_rounding_is_refused_with_its_numbers(table, s
 def test_what_is_not_a_number_is_refused():
     with pytest.raises(EnvironmentFault):
         check_start(replace(at_the_start(), logprobs=torch.full((3, 3), torch.nan)), "fp32")
+
+
+def test_drawn_log_probabilities_stand_for_the_actors_where_they_differ_by_rounding():
+    found = at_the_start()
+
+    def apart(*differences: float) -> bool:
+        return drawn_suffice(replace(found, drawn=found.logprobs + table(list(differences[:3]), [0.0], [0.0])), "fp32")
+
+    assert apart(0.0, 0.0, 0.0)
+    assert apart(DRAWN_MEAN, -DRAWN_MEAN, DRAWN_MEAN)
+    assert not apart(3 * DRAWN_MEAN, -3 * DRAWN_MEAN, 3 * DRAWN_MEAN)  # on average, whatever the sign
+    long = replace(found, lengths=torch.tensor([3, 3, 3]), logprobs=torch.zeros(3, 3), drawn=torch.zeros(3, 3))
+    assert drawn_suffice(long, "fp32")
+    assert not drawn_suffice(long, "bf16")
+    long.drawn[1, 1] = 1.1 * DRAWN_MOST  # one token alone
+    assert not drawn_suffice(long, "fp32")
+    assert not apart(float("nan"), 0.0, 0.0)
+
+
+def test_an_engine_that_cannot_tell_is_never_taken_at_its_word():
+    assert not drawn_suffice(replace(at_the_start(), drawn=torch.full((3, 3), torch.nan)), "fp32")
+    assert not drawn_suffice(replace(at_the_start(), lengths=torch.tensor([0, 0, 0])), "fp32")

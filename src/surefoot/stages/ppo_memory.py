@@ -30,7 +30,8 @@ class Numbers:
     """kl_coef: for the rewards of the next rollout. best: highest mean score of a rollout whose scores varied.
     held_in_a_row, held: rollouts that brakes counted. same, same_in_a_row: the one score of all answers of the last
     rollout, None where they varied, and for how many rollouts. left_out: answers left out so far. holding: a brake
-    already counted for this cycle. metrics: of the rollout at hand. made_with: what scores and what texts, by key."""
+    already counted for this cycle. metrics: of the rollout at hand. made_with: what scores and what texts, by key.
+    take_drawn: the log-probabilities of the engine that draws stand for the actor's; the first rollout tells."""
 
     kl_coef: float
     best: float | None = None
@@ -42,6 +43,7 @@ class Numbers:
     holding: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     made_with: Mapping[str, str] = field(default_factory=dict)
+    take_drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class PpoMemory:
         self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
         if self._average is not None:
             self._average.restore(_under(_AVERAGE, tensors))
+
+    def take_drawn(self) -> None:
+        """From the next rollout on. It is carried, so that a resumed run goes on with the same numbers."""
+        self.numbers = replace(self.numbers, take_drawn=True)
 
     def begin(
         self,

@@ -2,8 +2,9 @@
 
 Every rank answers the prompts of its own places; then all ranks know all answers, share out their weighing, and know
 all numbers. So each of them computes the same rewards, advantages and brakes, and any of them could learn from any
-episode. Log-probabilities are computed anew by the code that learns from them, not taken from the engine that drew the
-answers: a ratio would else begin with the difference of the two.
+episode. Log-probabilities are computed anew by the code that learns from them: a ratio would else begin with its
+difference from the engine that drew the answers. Where the two were found to differ by rounding alone
+(`ppo_checks.drawn_suffice`) those of the engine are taken, and the actor's pass over the answers is spared.
 
 Shapes: E episodes, R response tokens of the longest, n of one.
 """
@@ -59,11 +60,12 @@ class Terms:
 
 @dataclass(frozen=True)
 class Weighing:
-    """How answers go through the models. score: None where the cast has a reward model. rank, world, totals: as the
-    engine has them."""
+    """How answers go through the models. score: None where the cast has a reward model. take_drawn: the engine's own
+    log-probabilities stand for the actor's. rank, world, totals: as the engine has them."""
 
     cast: Cast
     score: Score | None
+    take_drawn: bool
     pad_id: int
     micro: int
     kernels: Context
@@ -111,6 +113,8 @@ def answer_and_weigh(asked: Asked, write: Write, how: Weighing, temperature: flo
         own_scores = gather_rows({p: [float(s)] for p, s in zip(places, scores, strict=True)}, count, how.totals)
     width = max(1, *(len(answer.response) for answer in answers))
     drawn = [answer.logprobs or [torch.nan] * len(answer.response) for answer in answers]
+    if how.take_drawn:
+        logprobs = drawn
     return Weighed(
         answers,
         torch.tensor([row[0] if row else torch.nan for row in own_scores]),
@@ -176,22 +180,22 @@ def pulled_back(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
 def _weigh(
     asked: Asked, answers: Sequence[Rollout], how: Weighing, temperature: float
 ) -> Iterator[tuple[int, tuple[list[float], ...]]]:
-    """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score."""
+    """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
+    Nothing of the actor where the drawn ones are taken."""
     with how.cast.still():
         for batch in dealt(_batches(asked, answers, how), how.rank, how.world):
             with how.kernels(), how.forward():
                 rows = batch.to(how.device)
                 places, targets = supervised_places(rows)
+                asked_parts = [how.cast.reference_logits_at]
+                if not how.take_drawn:
+                    asked_parts.insert(0, how.cast.actor_logits_at)
                 tables = [
-                    chosen_logprobs(log_distribution(logits, temperature), targets)
-                    for logits in (
-                        how.cast.actor_logits_at(rows, places),
-                        how.cast.reference_logits_at(rows, places),
-                    )
+                    chosen_logprobs(log_distribution(part(rows, places), temperature), targets) for part in asked_parts
                 ]
                 tables.append(at_places(how.cast.values(rows), rows).float())
                 scores = [] if how.score else how.cast.scores(rows).tolist()
-            lists = [table.tolist() for table in tables]
+            lists = [[]] * how.take_drawn + [table.tolist() for table in tables]
             start = 0
             for row, place in enumerate(batch.examples):  # none in a blank one
                 assert isinstance(place, int)

@@ -24,7 +24,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.stages.policy import write_policy
 from surefoot.stages.ppo import cycles_of
 from surefoot.stages.ppo_average import Average
-from surefoot.stages.ppo_checks import check_start, dropout_caution
+from surefoot.stages.ppo_checks import check_start, drawn_suffice, dropout_caution
 from surefoot.stages.ppo_engine import RolloutEngine, rollout_engine
 from surefoot.stages.ppo_evaluation import evaluate_answers
 from surefoot.stages.ppo_memory import Limits, Numbers, PpoMemory
@@ -144,6 +144,7 @@ class _Cycle:
         return Weighing(
             cast=cast,
             score=self.scores.score,
+            take_drawn=False,
             pad_id=self.plan.tokenizer.pad_id,
             micro=self.plan.batch.micro.value,
             kernels=settings.kernels,
@@ -163,11 +164,16 @@ class _Cycle:
             return self._answer(prompts, places, temperature=ppo.temperature, top_p=ppo.top_p, seed=seed)
 
         self.engine.follow()
-        weighed = answer_and_weigh(asked, write, self.weighing, ppo.temperature)
+        weighing = replace(self.weighing, take_drawn=self.memory.numbers.take_drawn)
+        weighed = answer_and_weigh(asked, write, weighing, ppo.temperature)
         if step == 1:
-            kl, ratio = check_start(weighed, self.plan.precision.compute.value)
+            compute = self.plan.precision.compute.value
+            kl, ratio = check_start(weighed, compute)
             told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
             self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}", caution=False)
+            # A server can lose track of the weights later on; this process answers with the weights that learn.
+            if ppo.engine == "embedded" and drawn_suffice(weighed, compute):
+                self.memory.take_drawn()
         terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
         kl = self.memory.numbers.kl_coef
         penalty = partial(pulled_back, asked, weighed, terms, kl=kl)
