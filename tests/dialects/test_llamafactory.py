@@ -318,7 +318,6 @@ REFUSED = {
     "packing: true": "counted in examples",
     "neat_packing: true": "leave it out",
     "pissa_init: true": "begin at zero",
-    "deepspeed: ds_z3.json": "zero_stage: 2",
     "adapter_name_or_path: saves/old": "new adapter",
     "bos_scaling_factor: 0.1": "use_bos_zero_training",
     "default_system: Be brief.": "put it into the data",

@@ -13,7 +13,7 @@ import pytest
 from surefoot.dialects import draft as drafts
 from surefoot.dialects import finetune, measuring, train_sft, trl
 from surefoot.dialects.axolotl import rows as axolotl
-from surefoot.dialects.launch import Options
+from surefoot.dialects.launch import Options, no_files
 from surefoot.dialects.llamafactory import export
 from surefoot.dialects.llamafactory import rows as llamafactory
 from surefoot.dialects.rows import Row
@@ -77,7 +77,11 @@ def scripted(name: str, value: Any) -> Translation:
         f"SFTTrainer(model='m', train_dataset=data, args=SFTConfig({arguments})).train()",
     ]
     files = {"s.py": "\n".join(lines)}
-    return translate_command(["python", "s.py"], Options(read=files.__getitem__))
+
+    def read(path: str) -> str:
+        return files[path] if path in files else no_files(path)
+
+    return translate_command(["python", "s.py"], Options(read=read))
 
 
 CHAT = {"model_name_or_path": "m", "template": "alpaca", "adapter_name_or_path": "a"}

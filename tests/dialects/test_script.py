@@ -140,7 +140,7 @@ def test_what_the_machine_decides_is_left_to_the_plan() -> None:
         ({"before": "SFTTrainer()"}, "has 2 calls of Trainer or SFTTrainer"),
         ({"before": "def"}, "is not valid Python"),
         ({"arguments": ", **settings"}, "**settings is no literal"),
-        ({"arguments": ", deepspeed='ds.json'"}, "its file is not read"),
+        ({"arguments": ", deepspeed='ds.json'"}, "cannot be read here"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_with_its_place(changes, said) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.config.keys import all_keys
+from surefoot.dialects.launch import no_files
 from surefoot.dialects.rows import Refusal, Row
 from surefoot.dialects.translation import Fate, Note, Translation
 from surefoot.dialects.words import Word
@@ -42,7 +43,8 @@ class Dialect:
 
 class Draft:
     """words: of which a later one goes before an earlier one of the same name. environment: what stood before the
-    command, which some tools read settings from. facts: what a launcher settles."""
+    command, which some tools read settings from. facts: what a launcher settles. read: the text of a file that a word
+    names."""
 
     def __init__(
         self,
@@ -52,10 +54,12 @@ class Draft:
         allow_unknown: bool = False,
         environment: Mapping[str, str] | None = None,
         facts: Mapping[str, Any] | None = None,
+        read: Callable[[str], str] = no_files,
     ):
         self.dialect, self.rows = dialect, dialect.rows
         self.config: dict[str, Any] = {}
         self.environment, self.facts = dict(environment or {}), dict(facts or {})
+        self.read = read
         self.arguments: list[str] = []
         self.resumes: str | None = None  # see Translation
         self.faults: list[Fault] = []
@@ -142,6 +146,10 @@ class Draft:
     def assume(self, word: str, why: str, *keys: str) -> None:
         """An assumption that is no default of a single row."""
         self._notes[f"assumed {word}"] = Note(word, "assumed", keys, why)
+
+    def tell(self, note: Note) -> None:
+        """What became of a word in a file that a given word names."""
+        self._notes[f"inside {note.where} {note.word}"] = note
 
     def finish(self, command: str, **more: Any) -> Translation:
         """Apply the rows and rules, then the account. Raises InputError with every fault."""

@@ -113,7 +113,7 @@ _FATES = {
     "cpu": "no accelerator is shown to the run",
 }
 _REFUSED = {
-    "deepspeed_config_file": "holds settings of DeepSpeed's own, which surefoot does not read",
+    "deepspeed_config_file": "holds settings of DeepSpeed's own, which are read from the program's deepspeed: FILE",
     "megatron_lm_config": "surefoot has no Megatron",
     "use_megatron_lm": "surefoot has no Megatron",
     "tpu_name": "surefoot does not train on TPUs",

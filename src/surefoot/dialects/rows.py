@@ -109,6 +109,12 @@ def group(value: Any) -> dict[str, Any]:
     return value
 
 
+def file_or_group(value: Any) -> str | dict[str, Any]:
+    if not isinstance(value, str | dict):
+        raise ValueError("a file or a group of settings")
+    return value
+
+
 def names(value: Any) -> list[str]:
     """`a,b`, `a, b` or a list; blanks around a name go."""
     items = value if isinstance(value, list) else str(value).split(",")

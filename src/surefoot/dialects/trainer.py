@@ -12,6 +12,7 @@ from surefoot.dialects.arithmetic import KEEP_ALL, counted, set_batch, set_durat
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.resuming import resume_argument
 from surefoot.dialects.rows import names
+from surefoot.dialects.sharing import in_trainer
 from surefoot.dialects.trainer_rows import ALIASES, OPTIMIZERS, ROWS, SCHEDULES, TRACKERS
 
 
@@ -220,6 +221,7 @@ RULES = (
     set_trackers,
     set_output,
     set_rest,
+    in_trainer,
 )
 """In this order, after data.eval is written. Precision, checkpointing of activations and do_train differ by tool."""
 

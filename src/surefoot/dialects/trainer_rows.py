@@ -10,9 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.dialects.arithmetic import switch
-from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, number, refused, text, truth, whole
+from surefoot.dialects.rows import (
+    Refusal,
+    Row,
+    carried,
+    file_or_group,
+    joint,
+    listed,
+    number,
+    refused,
+    text,
+    truth,
+    whole,
+)
 
-_DEEPSPEED = "leave it out, and give parallel: {engine: deepspeed, zero_stage: 2}"
+_ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
 _NODES = "is about several processes, which surefoot starts itself"
 _LOADING = "is about how batches are fetched, and changes no number"
 _ALWAYS_EXACT = "every run repeats bit for bit on one machine"
@@ -165,9 +177,9 @@ ROWS: tuple[Row, ...] = (
     listed("accelerator_config", None, _NODES),
     listed("eval_use_gather_object", False, _NODES),
     refused("parallelism_config", None, "surefoot says it with parallel.engine", "leave it out"),
-    refused("fsdp", None, "surefoot says it with parallel.engine", "leave it out", same=("", [], False)),
-    listed("fsdp_config", None, _NODES),
-    refused("deepspeed", None, "its file is not read: surefoot has keys of its own", _DEEPSPEED),
+    joint("fsdp", None, _ENGINE, "full_shard and its kin; with offload all of it in host memory"),
+    joint("fsdp_config", None, ("parallel.offload", "gradient_checkpointing"), "each word told", type=file_or_group),
+    joint("deepspeed", None, _ENGINE, "a JSON file, read word by word: ZeRO stage, offloading", type=file_or_group),
     joint("push_to_hub", False, (), "--push OWNER/NAME, privately"),
     joint("hub_model_id", None, (), "--push OWNER/NAME, privately", type=text),
     listed("hub_token", None, "surefoot takes HF_TOKEN, or `hf auth login`", secret=True),

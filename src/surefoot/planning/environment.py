@@ -53,8 +53,8 @@ VARIABLES: dict[str, Variable] = {
     ),
     "ACCELERATE_MIXED_PRECISION": Variable("accelerate", _PRECISION, "overridden"),
     "ACCELERATE_USE_CPU": Variable("accelerate", "surefoot runs on {device}", "overridden"),
-    "ACCELERATE_USE_DEEPSPEED": Variable("accelerate", "surefoot trains in one process here", "ignored"),
-    "ACCELERATE_USE_FSDP": Variable("accelerate", "surefoot trains in one process here", "ignored"),
+    "ACCELERATE_USE_DEEPSPEED": Variable("accelerate", "parallel.engine says how memory is shared out", "ignored"),
+    "ACCELERATE_USE_FSDP": Variable("accelerate", "parallel.engine says how memory is shared out", "ignored"),
     "ATEN_CPU_CAPABILITY": Variable(
         "torch", "limits torch's vector instructions: slower, other last bits", "used", "cpu"
     ),

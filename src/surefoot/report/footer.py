@@ -106,6 +106,8 @@ def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:
         "eval_loss": "evaluation loss {:.4g}",
         "eval_accuracy": "accuracy {:.1%}",
         "eval_reward_accuracy": "reward accuracy {:.1%}",
+        "eval_reward": "reward {:.4g}",
+        "eval_kl": "KL {:.4g}",
     }
     figures = [form.format(results[key]) for key, form in known.items() if results.get(key) is not None]
     best = [f"best checkpoint-{best_step}"] if best_step is not None else []

@@ -70,7 +70,7 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("max_length", tokens.max_length)
     yield from _adapter_rows(plan)
     if plan.dropout is not None and plan.dropout.source != "family":
-        yield _row("model.dropout", plan.dropout)
+        yield _row("model.dropout", plan.dropout, "0" if plan.dropout.value == 0 else "")
     yield from _reward_rows(plan)
     if plan.reference is not None:
         yield _row("alignment.reference", plan.reference)

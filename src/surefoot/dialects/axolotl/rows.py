@@ -6,10 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.dialects.axolotl.methods import ROWS as METHOD_ROWS
-from surefoot.dialects.rows import Row, carried, joint, listed, names, number, refused, text, truth, whole
+from surefoot.dialects.rows import (
+    Row,
+    carried,
+    file_or_group,
+    joint,
+    listed,
+    names,
+    number,
+    refused,
+    text,
+    truth,
+    whole,
+)
 
 SAVED = 4  # checkpoints that Axolotl keeps
 
+_ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
 _NOTHING = (False, 0, "", [], {})
 
 
@@ -148,7 +161,7 @@ _ROWS: tuple[Row, ...] = (
     *_listed(
         "is about several processes, which surefoot starts itself",
         "ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters local_rank world_size "
-        "accelerator_config fsdp_config fsdp_version device device_map",
+        "accelerator_config fsdp_version device device_map",
     ),
     *_listed(
         "checkpoints are safetensors, can be resumed from, and lie in the run folder",
@@ -171,6 +184,15 @@ _ROWS: tuple[Row, ...] = (
         "gradio_server_port gradio_max_new_tokens gradio_temperature",
     ),
     *METHOD_ROWS,
+    joint("deepspeed", None, _ENGINE, "a JSON file, read word by word: ZeRO stage, offloading", type=file_or_group),
+    joint("fsdp", None, _ENGINE, "full_shard and its kin; with offload all of it in host memory"),
+    joint(
+        "fsdp_config",
+        None,
+        ("parallel.offload", "gradient_checkpointing"),
+        "each of its words is told",
+        type=file_or_group,
+    ),
     *_refused(
         "surefoot fine-tunes on answers here, and this asks for another method",
         "leave it out",
@@ -181,7 +203,7 @@ _ROWS: tuple[Row, ...] = (
     *_refused(
         "surefoot says it with parallel.engine",
         "leave it out",
-        "deepspeed fsdp tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
+        "tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
         "dp_replicate_size use_ray deepcompile",
     ),
     *_refused(

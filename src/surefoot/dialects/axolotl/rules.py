@@ -11,10 +11,13 @@ from surefoot.dialects.axolotl.methods import set_method
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.modules import module_names, set_default_targets
 from surefoot.dialects.resuming import resume_argument
+from surefoot.dialects.sharing import Names, set_sharing
 from surefoot.dialects.trainer import OPTIMIZERS, SCHEDULES
 
 USUAL_WARMUP = 0.03  # of all steps, where neither a number nor a share is given
 _RISE = "surefoot rounds to the nearest step, Axolotl down"
+# Of which fsdp_config alone asks for FSDP.
+_NAMES = Names("micro_batch_size", "gradient_accumulation_steps", "optimizer", "lr_scheduler", implied=True)
 _SPEED_PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entropy.")
 
 
@@ -247,6 +250,10 @@ def set_trackers(draft: Draft) -> None:
     draft.set("tracking.offline", draft["wandb_mode"] == "offline", "wandb_mode")
 
 
+def set_parallel(draft: Draft) -> None:
+    set_sharing(draft, _NAMES)
+
+
 def set_rest(draft: Draft) -> None:
     for name in ("base_model", "learning_rate"):
         if not draft.given(name):
@@ -294,5 +301,6 @@ RULES = (
     set_evaluation,
     set_saving,
     set_trackers,
+    set_parallel,
     set_rest,
 )

@@ -137,6 +137,7 @@ def _train(words: Sequence[Word], options: Options, command: Command) -> Transla
         replace(DIALECT, rules=rules),
         words,
         allow_unknown=options.allow_unknown,
+        read=options.read,
         environment=command.environment,
         facts={**command.facts, "processes": devices},
     )

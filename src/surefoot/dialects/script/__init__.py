@@ -65,6 +65,7 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
         Dialect(NAME, own, rules, trl.ALIASES),
         reader.words,
         allow_unknown=options.allow_unknown,
+        read=options.read,
         environment=command.environment,
         facts=command.facts,
     )

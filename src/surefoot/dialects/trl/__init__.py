@@ -259,7 +259,12 @@ def _check_launch(words: Sequence[Word]) -> None:
 
 
 def _translate(words: Sequence[Word], options: Options, command: Command, method: str = "sft") -> Translation:
-    settings = {"allow_unknown": options.allow_unknown, "environment": command.environment, "facts": command.facts}
+    settings = {
+        "allow_unknown": options.allow_unknown,
+        "environment": command.environment,
+        "facts": command.facts,
+        "read": options.read,
+    }
     draft = Draft(dialect(options.read, method), words, **settings)
     return draft.finish("train", environment=draft.environment)
 
