@@ -106,6 +106,40 @@ def trl(folder: Path, asked: dict[str, Any], started: float) -> Result:
     return result(clock.seconds, clock.processor, clock.losses, before, clock.first)
 
 
+def llamafactory(folder: Path, asked: dict[str, Any], started: float) -> Result:
+    """LLaMA-Factory, given the tokenised examples; the type of the weights is its own choice."""
+    import torch
+    from datasets import Dataset, DatasetDict
+
+    from llamafactory.train.tuner import run_exp  # isort: skip
+
+    before = resident()
+    torch.set_num_threads(asked["threads"])
+    clock = step_clock(started)
+    examples = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in rows(folder, asked)]
+    tokenised = folder / f"tokenised-{os.getpid()}"
+    DatasetDict({"train": Dataset.from_list(examples)}).save_to_disk(str(tokenised))
+    adapter = folder / "adapter"
+    run_exp(
+        {
+            **arguments(folder, asked),
+            "stage": "sft",
+            "do_train": True,
+            "model_name_or_path": str(folder / "base"),
+            "tokenized_path": str(tokenised),
+            "template": "empty",
+            "finetuning_type": "lora" if adapter.is_dir() else "full",
+            **({"adapter_name_or_path": str(adapter)} if adapter.is_dir() else {}),
+            "disable_shuffling": True,
+            "disable_gradient_checkpointing": not asked["checkpointing"],
+            "flash_attn": "sdpa",
+            "report_to": "none",
+        },
+        callbacks=[clock],
+    )
+    return result(clock.seconds, clock.processor, clock.losses, before, clock.first)
+
+
 def peer_model(folder: Path, asked: dict[str, Any]) -> Any:
     """The base with the adapter that surefoot began with. weights: the type it is held in."""
     import torch
@@ -187,7 +221,12 @@ def result(seconds: list[float], processor: list[float], losses: list[Any], befo
     }
 
 
-ARMS: dict[str, Callable[[Path, dict[str, Any], float], Result]] = {"ours": ours, "trainer": trainer, "trl": trl}
+ARMS: dict[str, Callable[[Path, dict[str, Any], float], Result]] = {
+    "ours": ours,
+    "trainer": trainer,
+    "trl": trl,
+    "llamafactory": llamafactory,
+}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""surefoot beside HF Trainer + PEFT and TRL's SFTTrainer, by a protocol that cannot flatter.
+"""surefoot beside HF Trainer + PEFT, TRL and LLaMA-Factory, by a protocol that cannot flatter.
 
-    python benchmarks/peers.py --adapter lora --league tuned [--trl trl/bin/python] [--size small] [--rounds 3]
+    python benchmarks/peers.py --adapter lora --league tuned [--size small] [--rounds 3]
+                               [--trl trl/bin/python] [--llamafactory lf/bin/python]     with the same torch in each
 
 Same weights (base and first adapter), same examples in the same order per optimizer step, same AdamW, rate and clip.
 Every turn of every side is a fresh process; sides take turns. Losses of all steps have to agree with surefoot's own
@@ -64,6 +65,9 @@ def sides(asked: argparse.Namespace) -> list[Side]:
         if asked.league == "defaults":
             kinds = {"defaults": {**plain, "weights": "fp32", "autocast": True, "micro": micro, "checkpointing": True}}
         found += [Side(f"TRL, {name}", "trl", asked.trl, kind) for name, kind in kinds.items()]
+    if asked.llamafactory:
+        kind = {**kinds.get("autocast", kinds.get("defaults", {})), "checkpointing": asked.league == "defaults"}
+        found.append(Side("LLaMA-Factory", "llamafactory", asked.llamafactory, kind | {"autocast": True}))
     return found
 
 
@@ -134,6 +138,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--trl", metavar="PYTHON", help="Interpreter of an environment with TRL.")
+    parser.add_argument("--llamafactory", metavar="PYTHON", help="Interpreter of an environment with LLaMA-Factory.")
     asked = parser.parse_args()
     if not asked.data.is_file():
         sys.exit(f"{asked.data}: no such file; name an alpaca .json with --data")
