@@ -33,7 +33,7 @@ import os, sys, importlib.abc, importlib.util
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name not in ("surefoot.training.watchdog", "surefoot.training.beat", "surefoot.stages.steps"):
+        if name not in ("surefoot.training.watchdog", "surefoot.training.beat", "{of}"):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -50,6 +50,8 @@ def change(name, module):
         module.SILENT = {silent}
     elif name.endswith("beat"):
         module.LEAST_LIMIT = {stalled}
+    elif os.environ.get("RANK") == "0":
+        {rank_0}
     elif os.environ.get("RANK") == "1":
         {rank_1}
 
@@ -75,14 +77,56 @@ FAILS_IN_SETUP = """
 """
 
 
-def hurried(folder: Path, rank_1: str = "pass") -> dict[str, str]:
-    """Environment for commands. rank_1: what is changed in its module surefoot.stages.steps."""
+FLIPS = """
+        import torch
+        from dataclasses import replace
+        whole = module.train
+        def train(job, *arguments):
+            def batches(step):
+                if step == 3:
+                    parameter = next(iter(job.engine.parameters.values()))
+                    parameter.data.view(torch.int32).view(-1)[0] ^= 1 << 20
+                return job.batches(step)
+            return whole(replace(job, batches=batches), *arguments)
+        module.train = train
+"""
+FULL_DISK = """
+        import errno
+        whole = module.train
+        def train(job, *arguments):
+            proper, calls = job.engine.gathered, []
+            def gathered(frozen=True):
+                calls.append(1)
+                if len(calls) == 2:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return proper(frozen)
+            job.engine.gathered = gathered
+            return whole(job, *arguments)
+        module.train = train
+"""
+LEAVES_FILES = """
+        from surefoot import durable
+        durable.discard_unfinished = lambda: None
+"""
+LATE = """
+        import time
+        def meet(ranks, limit):
+            open(os.environ["LATE"], "w").close()
+            while True:
+                time.sleep(0.1)
+        module._meet = meet
+"""
+
+
+def hurried(
+    folder: Path, rank_1: str = "pass", rank_0: str = "pass", of: str = "surefoot.stages.steps"
+) -> dict[str, str]:
+    """Environment for commands. rank_0, rank_1: what is changed there in module `of`."""
     folder.mkdir(exist_ok=True)
-    body = (
-        _HURRIED.replace("{silent}", str(SILENT))
-        .replace("{stalled}", str(STALLED))
-        .replace("        {rank_1}", f"        {rank_1}".rstrip())
-    )
+    body = _HURRIED
+    settings = {"silent": str(SILENT), "stalled": str(STALLED), "of": of}
+    for name, value in {**settings, "rank_0": rank_0.strip(), "rank_1": rank_1.strip()}.items():
+        body = body.replace(f"{{{name}}}", value)
     (folder / "sitecustomize.py").write_text(body)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 

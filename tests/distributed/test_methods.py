@@ -23,9 +23,10 @@ from distributed.runs import rows
 from forkserver import ForkServer
 from tiny import tiny_llama
 
-# fp32 sums over ranks and shares are taken in another order.
-LOSS_TOLERANCE = 1e-5
-WEIGHT_TOLERANCE = 1e-5
+# fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
+# of 3e-3.
+LOSS_TOLERANCE = 5e-6
+WEIGHT_TOLERANCE = 1e-6
 ENGINES = {
     "ddp": {"engine": "ddp"},
     "fsdp2": {"engine": "fsdp2"},
