@@ -97,6 +97,11 @@ def step_flops(
     return StepFlops(forward, backward, _row_norms(model, adapter), recomputed)
 
 
+def layer_flops(model: ModelFacts, tokens: int) -> float:
+    """Forward, of the layers' matrices."""
+    return 2.0 * tokens * sum(_weights(module) for module in model.layer_linears)
+
+
 def attention_flops(model: ModelFacts, squares: int, tokens: int) -> float:
     """Forward, of all layers: each token with itself and those before it, once for the scores and once for the values.
     A sliding window, which saves some of it, is not seen here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from surefoot.data.batch import IGNORE, Weighted
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.limits import NO_WORK, StepFlops, Work, step_flops, work_of
+from surefoot.planning.limits import NO_WORK, StepFlops, Work, attention_flops, layer_flops, step_flops, work_of
 from surefoot.planning.plan import RunPlan
 
 _KNOWN = ("sft", "pretrain", "reward")  # whose step is one forward and one backward pass over its rows, and no more
@@ -33,6 +33,13 @@ class Arithmetic:
     def is_whole(self) -> bool:
         """Whether `flops` is all that a step computes: DPO, KTO and PPO run other models beside, or write answers."""
         return self.stage in _KNOWN
+
+    def effort(self, micro_batches: Sequence[Weighted]) -> float:
+        """What a forward pass of these batches costs in time, in FLOPs of large products: padding is computed too, and
+        the small products of attention run at about a third of their rate."""
+        computed = sum(batch.rows.input_ids.numel() for batch in micro_batches)
+        squares = sum(length * length for batch in micro_batches for length in batch.rows.lengths)
+        return layer_flops(self.model, computed) + 3.0 * attention_flops(self.model, squares, computed)
 
     def flops(self, work: Work, *, pruned: bool = True) -> StepFlops:
         """pruned: as in `step_flops`."""

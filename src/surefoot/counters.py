@@ -1,0 +1,117 @@
+"""What the system has counted so far: processor time, faults, throttling. Two readings tell what lay between them.
+
+    before = read_counters()
+    ...
+    between = read_counters().since(before)
+
+Reading takes some tenths of a millisecond. What a system does not count stays 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup/cpu.stat")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Totals since some moment, or what was added between two. seconds: on the clock. own: processor seconds of this
+    process, all threads; busy: of all processes of the machine; steal: that the host of a virtual machine gave to
+    others. throttled: seconds for which this container was held back by its own limit. major_faults: pages of this
+    process that had to come from a disk; swapped: bytes that the machine moved to and from swap. recompiles: graphs of
+    torch.compile. alloc_retries: times at which the GPU's memory had to be emptied to go on."""
+
+    seconds: float = 0.0
+    own: float = 0.0
+    busy: float = 0.0
+    steal: float = 0.0
+    throttled: float = 0.0
+    major_faults: int = 0
+    swapped: int = 0
+    recompiles: int = 0
+    alloc_retries: int = 0
+
+    def since(self, before: Counters) -> Counters:
+        """What was added."""
+        return Counters(**{one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)})
+
+
+def read_counters(device: str = "cpu") -> Counters:
+    """device: kind of the one that trains."""
+    times = psutil.cpu_times()
+    own = os.times()
+    swap = psutil.swap_memory()
+    return Counters(
+        seconds=time.monotonic(),
+        own=own.user + own.system,
+        busy=times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0),
+        steal=getattr(times, "steal", 0.0),
+        throttled=_throttled(),
+        major_faults=_major_faults(),
+        swapped=swap.sin + swap.sout,
+        recompiles=_recompiles(),
+        alloc_retries=_alloc_retries() if device == "cuda" else 0,
+    )
+
+
+def busiest_others(seconds: float, *, siblings: bool = True) -> list[tuple[str, int, float]]:
+    """Other processes by the cores that they take while this one sleeps for so long: name, process id, cores; those
+    that take a tenth of a core or more, busiest first. siblings: False leaves out those that the same parent started,
+    as ranks are. What this process started is its own."""
+    own = {os.getpid()} if siblings else {os.getpid(), os.getppid()}
+    found = []
+    for process in psutil.process_iter(["name"]):
+        try:
+            if process.pid not in own and process.ppid() not in own:
+                found.append((process, process.info["name"], _cpu_seconds(process)))
+        except psutil.Error:
+            continue
+    started = time.monotonic()
+    time.sleep(seconds)
+    passed = time.monotonic() - started
+    others = []
+    for process, name, before in found:
+        try:
+            others.append((name or "?", process.pid, (_cpu_seconds(process) - before) / passed))
+        except psutil.Error:
+            continue
+    return sorted((one for one in others if one[2] >= 0.1), key=lambda one: -one[2])
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _throttled() -> float:
+    try:
+        lines = dict(line.split() for line in _CGROUP.read_text().splitlines())
+        return int(lines.get("throttled_usec", 0)) / 1e6
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _major_faults() -> int:
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def _recompiles() -> int:
+    """Only where torch.compile is in use already: importing it takes seconds."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+def _alloc_retries() -> int:
+    torch = sys.modules["torch"]
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))

@@ -1,0 +1,79 @@
+"""Why is a run slower than it was? From counters of the system, the likeliest cause in words, with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from surefoot.counters import Counters
+from surefoot.report.wording import size_text
+
+_FAULTS = 20.0  # major page faults per second: each is a wait of a tenth of a millisecond at least
+_SWAP = 10e6  # bytes per second
+_STEAL = 0.1  # of the cores
+_THROTTLED = 0.1  # of the time
+_OTHERS = 0.5  # cores
+_WAIT = 0.25  # of a step
+_NEAR = 0.92  # of the memory
+_CLOCK = 0.8  # of the GPU's clock
+
+
+@dataclass(frozen=True)
+class Moment:
+    """before: an ordinary stretch of the run; slow: the slow one. others: processes and the cores that each takes.
+    cores: of this machine that the process may use. threads, planned: of torch. wait: share of the slow steps that was
+    spent waiting for data; waited: of ordinary ones. used, memory: bytes of this machine's memory, taken and in all.
+    clock: of the GPU, as a share of what it was at the start; None where nothing tells."""
+
+    before: Counters
+    slow: Counters
+    others: Sequence[tuple[str, int, float]] = ()
+    cores: int = 1
+    threads: int = 1
+    planned: int = 1
+    wait: float = 0.0
+    waited: float = 0.0
+    used: int = 0
+    memory: int = 1
+    clock: float | None = None
+
+
+def causes(moment: Moment) -> Iterator[str]:
+    """The likeliest first; nothing where none is seen."""
+    slow, before = moment.slow, moment.before
+    seconds = max(slow.seconds, 1e-3)
+    if slow.major_faults / seconds > _FAULTS:
+        yield f"memory comes back from the disk: {slow.major_faults / seconds:,.0f} major page faults per second"
+    if slow.swapped / seconds > _SWAP:
+        yield f"the machine swaps {size_text(int(slow.swapped / seconds))} per second: its memory is too small"
+    if slow.throttled / seconds > _THROTTLED > before.throttled / max(before.seconds, 1e-3):
+        yield f"the container is held back by its own processor limit {slow.throttled / seconds:.0%} of the time"
+    if slow.steal / seconds / moment.cores > _STEAL:
+        yield f"the host gives {slow.steal / seconds / moment.cores:.0%} of the processor to other machines (steal)"
+    taken = sum(cores for _, _, cores in moment.others)
+    if taken >= _OTHERS:
+        names = ", ".join(f"{name} (pid {pid}) {cores:.1f}" for name, pid, cores in moment.others[:3])
+        yield f"other processes take {taken:.1f} of {moment.cores} cores: {names}"
+    if moment.threads != moment.planned:
+        yield f"torch computes on {moment.threads} threads, planned were {moment.planned}: something has changed it"
+    if moment.wait > _WAIT and moment.wait > 2 * moment.waited:
+        yield f"{moment.wait:.0%} of a step is spent waiting for data: raise data.workers, or look at the disk"
+    if slow.recompiles > 0:
+        yield f"torch.compile has compiled {slow.recompiles} more graphs: lengths or settings change from step to step"
+    if slow.alloc_retries > 0:
+        yield f"the GPU's memory was full {slow.alloc_retries} times and had to be emptied: lower batch.micro"
+    if moment.clock is not None and moment.clock < _CLOCK:
+        yield f"the GPU's clock is at {moment.clock:.0%} of what it was: heat or a power limit"
+    if moment.used > _NEAR * moment.memory:
+        yield f"memory is nearly full: {size_text(moment.used)} of {size_text(moment.memory)}"
+
+
+def slow_sentence(step: int, pace: float, tokens_per_second: float, found: Sequence[str]) -> str:
+    """One line. pace: as a share of the ordinary one, for the same work."""
+    why = (
+        "; ".join(found[:2]) or "no cause was seen from here: look at the machine's load, its temperature and its disk"
+    )
+    return (
+        f"step {step}: the run has slowed down to {pace:.0%} of its own median pace for the same work "
+        f"({tokens_per_second:,.0f} tok/s): {why}"
+    )
