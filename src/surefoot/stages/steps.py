@@ -21,6 +21,7 @@ from surefoot.stages.fast_paths import planned_paths, settle
 from surefoot.stages.job import make_job
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.memory_faults import memory_faults
+from surefoot.stages.pace import PaceObserver
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
 from surefoot.stages.setup import Setup, set_up
@@ -28,7 +29,7 @@ from surefoot.training.background import background_writer
 from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import Outcome, train
+from surefoot.training.loop import Observer, Outcome, train
 from surefoot.training.session import Session
 
 _LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one takes some hundredths of a second
@@ -95,8 +96,13 @@ def take_steps(
             recorder=FailureRecorder(run, setup, observer.caution),
         )
         arithmetic = arithmetic_of(run.plan, config.stage, run.base)
+        listener: Observer = observer
+        if engine.rank == 0:
+            rollouts = stage.ready is not None
+            listener = PaceObserver(observer, arithmetic, observer.caution, rollouts=rollouts, alone=engine.world == 1)
+            job = listener.watched(job)
         with profiled(job, profile, arithmetic, run.found.folder, setup.state.step, observer) as job:
-            return train(job, replace(setup.state, trackers=trackers), observer, stop)
+            return train(job, replace(setup.state, trackers=trackers), listener, stop)
 
 
 def _watched(
