@@ -46,6 +46,7 @@ POLICIES: dict[str, Rule] = {
     "data.eval": Rule(
         "warned", "evaluation losses before and after cannot be compared, so neither can the best checkpoint"
     ),
+    "data.packing": Rule("refused", "the numbers would come from other kernels"),
     "data.workers": Rule("free", "batches are the same, whoever prepares them"),
     "precision": Rule("refused", "the numbers would come from other arithmetic"),
     "attention": Rule("refused", "the numbers would come from other kernels"),

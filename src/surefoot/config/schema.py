@@ -93,6 +93,10 @@ class DataConfig(Section):
     encoding: Literal["parts", "whole"] = "parts"
     """parts: an answer is a text of its own for the tokenizer, as when a model writes it. whole: prompt and answer are
     encoded in one go, and what is too long loses its end, as in TRL."""
+    packing: Switch = "auto"
+    """Stages sft and pretrain: the examples of a micro-batch go through the model as one row without padding, none
+    seeing another. auto: where a form of attention passes the accuracy check and saves time here. off: padded rows of
+    like lengths. Which examples make a step is the same either way."""
     workers: Annotated[int, Field(ge=0), Number] = 0
     """Threads that prepare the batches of coming steps; 0 prepares each when its step begins. Changes no number."""
 

@@ -17,6 +17,7 @@ import torch
 
 from surefoot.data.batch import IGNORE, Batch, Example, JudgedBatch, PairBatch, PromptBatch, Weighted, collate
 from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.pack import pack, packed_rows, padded_rows
 
 AnyBatch = TypeVar("AnyBatch", bound=Weighted)
 
@@ -33,6 +34,23 @@ def micro_batches(
         collate([dataset[index] for index in chunk], pad_id, side)
         for chunk in _by_length(indices, dataset.length, micro)
     ]
+
+
+def padded_batches(dataset: TokenisedDataset, indices: Iterable[int], tokens: int, pad_id: int) -> list[Batch]:
+    """The same counted in tokens: batches of at most so many with their padding, unless one example alone has more."""
+    own = [int(index) for index in indices]
+    rows = padded_rows([dataset.length(index) for index in own], tokens)
+    return [collate([dataset[own[place]] for place in row], pad_id) for row in rows]
+
+
+def packed_batches(
+    dataset: TokenisedDataset, indices: Iterable[int], tokens: int, *, most: int | None = None, ranks: int = 1
+) -> list[Batch]:
+    """Packed rows of at most so many tokens, and at most `most` examples; as many rows for each rank where there are
+    enough examples. See `surefoot.data.pack`."""
+    own = [int(index) for index in indices]
+    rows = packed_rows([dataset.length(index) for index in own], tokens, most=most, multiple=ranks)
+    return [pack([dataset[own[place]] for place in row]) for row in rows]
 
 
 def dealt(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:

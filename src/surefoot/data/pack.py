@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -82,6 +83,22 @@ def unpacked(batch: Batch, pad_id: int) -> Batch:
     for row, (own, wanted) in enumerate(rows):
         ids[row, : len(own)], targets[row, : len(own)] = own, wanted
     return Batch(ids, targets, None, batch.weight, batch.lengths, batch.examples)
+
+
+def even_part(batch: Batch, budget: int) -> Batch:
+    """Of a packed row the largest group of documents of like length that takes at most `budget` tokens when padded: a
+    packed row of its own, to be compared with padded ones at the same cost. One document where no two fit."""
+    group = sorted(max(padded_rows(batch.documents, budget), key=len))
+    ids, targets = (
+        torch.cat([row[0].split(batch.documents)[place] for place in group])[None]
+        for row in (batch.input_ids, batch.targets)
+    )
+    documents = tuple(batch.documents[place] for place in group)
+    part = replace(batch, input_ids=ids, targets=targets, documents=documents)
+    if not batch.lengths:  # a blank one
+        return part
+    examples = tuple(batch.examples[place] for place in group)
+    return replace(part, weight=int((targets != IGNORE).sum()), lengths=documents, examples=examples)
 
 
 def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 
 # What decoder layers and attentions of transformers call the share that they pass to a function.
@@ -17,6 +20,22 @@ def set_dropout(model: nn.Module, share: float) -> None:
         for name in _NAMES:
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, share)
+
+
+@contextmanager
+def no_dropout(model: nn.Module) -> Iterator[None]:
+    """Nothing is dropped inside, and everything as before afterwards; what else training mode does, goes on."""
+    drops = [(module, "p") for module in model.modules() if isinstance(module, nn.Dropout)]
+    functions = [(module, name) for module in model.modules() for name in _NAMES]
+    drops += [place for place in functions if isinstance(getattr(*place, None), float)]
+    before = [getattr(*place) for place in drops]
+    for module, name in drops:
+        setattr(module, name, 0.0)
+    try:
+        yield
+    finally:
+        for (module, name), share in zip(drops, before, strict=True):
+            setattr(module, name, share)
 
 
 def highest_dropout(model: nn.Module) -> float:

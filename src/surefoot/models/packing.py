@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.documents import register
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import causal_model
@@ -19,17 +18,15 @@ NAME = "documents"
 
 
 def packed_attention(form: str) -> FastPath:
-    """form: a key of `kernels.documents.FORMS`. Installing raises EnvironmentFault for a model with an `obstacle`."""
+    """form: a key of `kernels.documents.FORMS`."""
 
     def install(model: nn.Module) -> Undo:
-        if why := obstacle(model):
-            raise EnvironmentFault(Fault("data.packing", f"cannot pack: {why}", "set data.packing: off"))
         inner = causal_model(model)
         before = inner.config._attn_implementation or "sdpa"
         inner.set_attn_implementation(register(form))
         return lambda: inner.set_attn_implementation(before)
 
-    return FastPath(NAME, install)
+    return FastPath(NAME, install, obstacle)
 
 
 def obstacle(model: nn.Module) -> str:

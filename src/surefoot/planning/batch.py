@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from surefoot.config.schema import BatchConfig
 from surefoot.config.types import Switch
@@ -34,9 +35,11 @@ def plan_batch(
     available: int,
     notes: Notes,
     parallel: ParallelPlan = SINGLE,
+    documents: bool = False,
 ) -> tuple[BatchPlan, MemoryPlan]:
     """length: tokens of the longest example that the run may see. kind: cpu | cuda | mps. available: bytes that one
-    rank has. The examples of a step are dealt out to all ranks; the forecast is of one."""
+    rank has. documents: micro-batches may be counted in tokens. The examples of a step are dealt out to all ranks; the
+    forecast is of one."""
     world = parallel.ranks.value
     longest = longest_example(length, lengths)
 
@@ -53,9 +56,9 @@ def plan_batch(
         "user" if "size" in request.model_fields_set else "default",
     )
     if request.micro == "auto":
-        return _automatic(
-            size, checkpointing, forecast, _busy_examples(kind, lengths, work.rows), longest, world, notes
-        )
+        busy = _busy_examples(kind, lengths, work.rows)
+        plan, room = _automatic(size, checkpointing, forecast, busy, longest, world, notes)
+        return (_in_tokens(plan, lengths, longest, kind, world) if documents and lengths else plan), room
     choice = _checkpointing(checkpointing, request.micro, forecast)
     plan = forecast(request.micro, choice)
     _warn(plan, request.micro, longest, notes)
@@ -89,6 +92,14 @@ def _automatic(
     plan = forecast(micro, choice)
     _warn(plan, micro, longest, notes)
     return _batch(size, Choice(micro, reason, "hardware"), world), plan
+
+
+def _in_tokens(plan: BatchPlan, lengths: LengthFacts, longest: int, kind: str, world: int) -> BatchPlan:
+    """As many tokens as the forecast has room for, but no more than keep the device busy: micro-batches of short
+    examples hold more of them."""
+    tokens = max(longest, min(plan.micro.value * longest, _BUSY[kind]))
+    rows = max(1, math.ceil(plan.size.value * lengths.mean / tokens))
+    return replace(plan, tokens=tokens, accumulation=math.ceil(rows / world))
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:

@@ -38,6 +38,8 @@ class Measurements:
     threads: FLOP/s of an fp32 product by number of CPU threads. tf32: FLOP/s with operands rounded to TF32, None where
     there is no such thing. copy: bytes read and written per second. The last three are empty, None or 0 where nobody
     measured.
+    documents: of documents as long as the run's, by form: matmul | sdpa | varlen on a packed row, and "padded", the
+    same documents in padded rows; empty where nobody measured.
     """
 
     products: Mapping[DType, float] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class Measurements:
     threads: Mapping[int, float] = field(default_factory=dict)
     tf32: float | None = None
     copy: float = 0.0
+    documents: tuple[AttentionTrial, ...] = ()
 
 
 _MEASUREMENTS = TypeAdapter(Measurements)
@@ -66,12 +69,17 @@ def measurements_from_json(data: Mapping[str, object]) -> Measurements:
 class LengthFacts:
     """Lengths of the training examples in tokens. longest: of all; typical: the longest of an ordinary micro-batch.
 
-    supervised: the largest share of supervised tokens that a micro-batch may have, 1.0 where unknown.
+    supervised: the largest share of supervised tokens that a micro-batch may have, 1.0 where unknown. mean: of all, 0
+    where unknown. mix: some lengths as they stand side by side in a step. padding: what share of the tokens of padded
+    micro-batches is padding.
     """
 
     longest: int
     typical: int
     supervised: float = 1.0
+    mean: float = 0.0
+    mix: tuple[int, ...] = ()
+    padding: float = 0.0
 
 
 def longest_example(limit: int, lengths: LengthFacts | None) -> int:

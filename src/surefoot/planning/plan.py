@@ -102,6 +102,7 @@ class BatchPlan:
     size: Choice[int]  # examples per optimizer step, over all ranks
     micro: Choice[int]  # examples per forward pass of one rank
     accumulation: int  # forward passes of each rank per step
+    tokens: int | None = None  # of a micro-batch at most, but for one longer example; None: `micro` alone counts
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ class KernelsPlan:
 
     adapter: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | fast
     loss: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | chunked
+    # plain: padded rows. Or how the documents of a packed row are kept apart: matmul | sdpa | varlen.
+    documents: Choice[str] = Choice("plain", _BEFORE, "default")
 
 
 @dataclass(frozen=True)

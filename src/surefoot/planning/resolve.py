@@ -27,6 +27,7 @@ from surefoot.planning.measurements import LengthFacts, Measurements, longest_ex
 from surefoot.planning.memory import Workload, base_bytes, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
+from surefoot.planning.packing import PLAIN, STAGES, plan_packing
 from surefoot.planning.parallel import (
     ONE_RANK,
     RanksFacts,
@@ -72,13 +73,25 @@ def resolve(
     precision = precision_for(config, model, hardware, seen, environment, notes)
     longest = longest_example(tokens.max_length.value, lengths)
     plan_hazards(model, precision.compute.value, longest, notes)
+    documents = plan_packing(
+        config,
+        model,
+        hardware,
+        compute=precision.compute.value,
+        longest=longest,
+        lengths=lengths,
+        trials=seen.documents,
+        notes=notes,
+    )
+    packs = documents.value != PLAIN
     attention = plan_attention(
         config.attention,
         hardware=hardware,
         compute=precision.compute.value,
         head_dim=model.head_dim,
         dropout=model.attention_dropout,
-        trials=seen.attention,
+        # Rows that are not packed, as in evaluation, go beside packed ones through SDPA.
+        trials=[trial for trial in seen.attention if not (packs and trial.form == "eager")],
         notes=notes,
         masked=mask_reason(model.window, longest),
         without_sdpa=model.without_sdpa,
@@ -131,6 +144,7 @@ def resolve(
         available=available,
         notes=notes,
         parallel=parallel,
+        documents=config.stage in STAGES,
     )
     reward = None
     if config.stage == "reward":
@@ -164,7 +178,7 @@ def resolve(
         reward=reward,
         reference=reference,
         ppo=ppo,
-        kernels=kernels,
+        kernels=replace(kernels, documents=documents),
         dropout=plan_dropout(config),
     )
     return replace(plan, environment=environment_findings(environment, plan))

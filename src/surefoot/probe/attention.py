@@ -32,7 +32,7 @@ Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 GATE: Mapping[DType, float] = {"fp32": 1e-3, "bf16": 16 * 2.0**-8, "fp16": 16 * 2.0**-11}
 _FAR = 120.0
 _ODD_LENGTH, _LENGTH_64_MOD_128 = 333, 704
-_ROUNDS = 30
+ROUNDS = 30
 _TIMED_TOKENS = 1024  # a longer run gains at least as much from a fused kernel
 _TIMED_HEADS = 4  # heads are independent
 _BACKEND = {
@@ -72,27 +72,28 @@ def attention_trials(
     """
     groups = heads // kv_heads
     rows, tokens = max(1, _TIMED_TOKENS // length), min(length, _TIMED_TOKENS)
-    timed_heads = min(kv_heads, max(1, _TIMED_HEADS // groups))
     with one_thread():
         cases = check_cases(groups, head_dim, dtype, device)
         checked = {}
         for name in forms:
             begin(name)
             checked[name] = _checked(name, cases, dtype)
-        inputs = _inputs(rows, groups, timed_heads, tokens, head_dim, TORCH_DTYPE[dtype], device)
+        inputs = random_inputs(
+            rows, groups, timed_heads(groups, kv_heads), tokens, head_dim, TORCH_DTYPE[dtype], device
+        )
         runs = {
             name: partial(_announced, name, begin, form_named(name, masked=False), inputs)
             for name in forms
             if not checked[name][0]
         }
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds = best_seconds(runs, budget=budget, rounds=_ROUNDS, wait=wait)
+        seconds = best_seconds(runs, budget=budget, rounds=ROUNDS, wait=wait)
     return tuple(AttentionTrial(name, seconds.get(name, 0.0), *checked[name]) for name in forms)
 
 
 def _announced(name: str, begin: Callable[[str], object], form: Form, inputs: Sequence[torch.Tensor]) -> None:
     begin(name)
-    _forward_backward(form, inputs)
+    forward_backward(form, inputs)
 
 
 def _checked(name: str, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[str, float]]:
@@ -127,15 +128,20 @@ def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def check_cases(groups: int, head_dim: int, dtype: DType, device: torch.device) -> tuple[Case, ...]:
     """Inputs rounded to `dtype`, so that only the kernel's own error is measured."""
-    odd = _inputs(1, groups, 1, _ODD_LENGTH, head_dim, TORCH_DTYPE[dtype], device)
-    far = _inputs(1, groups, 1, _LENGTH_64_MOD_128, head_dim, TORCH_DTYPE[dtype], device)
-    shift = math.sqrt(_FAR * math.sqrt(head_dim))  # q0 * k0 / sqrt(D) = -_FAR for every pair of tokens
-    with torch.no_grad():
-        far[0][..., 0], far[1][..., 0] = shift, -shift
+    odd = random_inputs(1, groups, 1, _ODD_LENGTH, head_dim, TORCH_DTYPE[dtype], device)
+    far = random_inputs(1, groups, 1, _LENGTH_64_MOD_128, head_dim, TORCH_DTYPE[dtype], device)
+    far_inputs(far)
     return (
-        Case(f"{_ODD_LENGTH} tokens", odd, _reference(odd)),
-        Case(f"{_LENGTH_64_MOD_128} tokens with logits of -{_FAR:g}", far, _reference(far)),
+        Case(f"{_ODD_LENGTH} tokens", odd, in_float64(eager, odd)),
+        Case(f"{_LENGTH_64_MOD_128} tokens with logits of -{_FAR:g}", far, in_float64(eager, far)),
     )
+
+
+@torch.no_grad()
+def far_inputs(inputs: Sequence[torch.Tensor]) -> None:
+    """Changes q and k so that q0 * k0 / sqrt(D) = -_FAR for every pair of tokens."""
+    shift = math.sqrt(_FAR * math.sqrt(inputs[0].shape[-1]))
+    inputs[0][..., 0], inputs[1][..., 0] = shift, -shift
 
 
 def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[str, float]]:
@@ -145,7 +151,7 @@ def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[st
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                found = _forward_backward(form, case.inputs)
+                found = forward_backward(form, case.inputs)
             except RuntimeError as error:
                 return f"cannot run: {_why(said, error)}", errors
         for name, tensor in found.items():
@@ -159,7 +165,7 @@ def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[st
     return "", errors
 
 
-def _inputs(
+def random_inputs(
     rows: int, groups: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """Random q, k, v that want gradients, and a gradient for the output."""
@@ -171,15 +177,21 @@ def _inputs(
     return tuple(tensors)
 
 
-def _forward_backward(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def timed_heads(groups: int, kv_heads: int) -> int:
+    """How many heads of keys and values are timed."""
+    return min(kv_heads, max(1, _TIMED_HEADS // groups))
+
+
+def forward_backward(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The output and the gradients of q, k and v. inputs: q, k, v and the gradient of the output."""
     *qkv, gradient = inputs
     output = form(*qkv)
     q, k, v = torch.autograd.grad(output, qkv, gradient)
     return {"output": output.detach(), "gradient of q": q, "gradient of k": k, "gradient of v": v}
 
 
-def _reference(inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    return _forward_backward(eager, [tensor.detach().double().requires_grad_() for tensor in inputs])
+def in_float64(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return forward_backward(form, [tensor.detach().double().requires_grad_() for tensor in inputs])
 
 
 def _causal_mask(q: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from surefoot.report.console import Console
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom
 from surefoot.stages.memory_faults import memory_faults
+from surefoot.stages.packed_rows import as_planned
 from surefoot.stages.prepare import Prepared, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.revisions import commits_from_json, commits_to_json
@@ -60,7 +61,7 @@ def follow(
         run = prepare(config, _claimed(config, given), console, custom, commits_from_json(given["commits"]))
     _compare(run.identity, given["identity"])
     setup, _ = make_ready(run, session, custom, console)
-    run = replace(run, plan=setup.plan)
+    run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
     session.gather("share", setup.share)
     with memory_faults("training", config, run.plan):
         outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile)

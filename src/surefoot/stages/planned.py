@@ -21,6 +21,7 @@ from surefoot.planning.dropout import as_trained
 from surefoot.planning.kernels import ORDER, mask_reason, obstacle
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_from_json
 from surefoot.planning.notes import Notes
+from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.ppo import Roles
 from surefoot.planning.precision import NARROW
@@ -36,7 +37,10 @@ from surefoot.stages.required import require_libraries
 if TYPE_CHECKING:
     import torch
 
+    from surefoot.planning.measurements import AttentionTrial
+    from surefoot.probe.attention import Form
     from surefoot.probe.child import AttentionRequest
+    from surefoot.probe.documents import OfDocuments
 
 
 def make_plan(
@@ -121,11 +125,41 @@ def _measure(
     limit = plan_max_length(config.data.max_length, model, Notes()).value
     masked = mask_reason(model.window, longest_example(limit, lengths))
     forms = _open_forms(config, model, hardware, dtype, masked)
-    if not forms:
+    if forms:
+        length = lengths.typical if lengths else limit
+        trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
+        partial = replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
+    if lengths is None or config.data.packing == "off":
         return partial
-    length = lengths.typical if lengths else limit
-    trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
-    return replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
+    packed = open_forms(config, model, hardware, dtype, longest_example(limit, lengths))
+    if isinstance(packed, str):
+        return partial
+    return replace(partial, documents=_document_trials(packed, model, lengths, dtype, device))
+
+
+def _document_trials(
+    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device
+) -> tuple[AttentionTrial, ...]:
+    """Of the model's heads, at lengths of the data."""
+    from surefoot.kernels.documents import FORMS, Attend, documents_of
+    from surefoot.probe.documents import document_trials
+
+    def of_documents(attend: Attend) -> OfDocuments:
+        def form(documents: Sequence[int]) -> Form:
+            found = documents_of(documents, device)
+            return lambda q, k, v: attend(q, k, v, found, model.head_dim**-0.5)
+
+        return form
+
+    return document_trials(
+        {name: of_documents(FORMS[name]) for name in forms},
+        mix=lengths.mix,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        device=device,
+    )
 
 
 def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:

@@ -82,7 +82,8 @@ def prepare(
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)
     answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
-    plan = with_template(_plan(config, found, length_facts(data.train, answer)), data)
+    lengths = length_facts(data.train, answer, size=config.batch.size, micro=config.batch.micro)
+    plan = with_template(_plan(config, found, lengths), data)
     carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
     console.show(audit_report(data))

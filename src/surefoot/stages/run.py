@@ -30,6 +30,7 @@ from surefoot.stages.custom import NOTHING, Custom
 from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
 from surefoot.stages.memory_faults import memory_faults
+from surefoot.stages.packed_rows import as_planned
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
@@ -117,7 +118,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         return hand_over_end(session)
     hand_over(session, run)
     setup, verified = make_ready(run, session, asked.custom, console)
-    run = replace(run, plan=setup.plan)
+    run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
     shares = session.gather("share", setup.share)
     with occupy(run.found) as rejected:
         for folder in rejected:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from surefoot.data.batch import Batch, Weighted
 from surefoot.data.loader import dealt, prefetched
+from surefoot.data.pack import even_part, unpacked
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos_check import verify_bos_scaling
 from surefoot.models.forward import hidden_states
@@ -22,6 +24,7 @@ from surefoot.stages.job import make_job
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.pace import PaceObserver
+from surefoot.stages.packed_rows import as_planned, settle_packing
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
 from surefoot.stages.setup import Setup, set_up
@@ -40,7 +43,8 @@ def make_ready(run: Prepared, session: Session, custom: Custom, console: Console
     which may have fewer fast paths."""
     with session.activity.during("setting up"), memory_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
-        setup = _set_up(run, session, console)
+        setup = _settle_packing(run, _set_up(run, session, console), console)
+        run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
         if custom.objective is not None:
             check_objective(run.config, custom.objective, setup, run.stage)
         own = {"objective": custom.objective_name} if custom.objective else {}
@@ -141,13 +145,21 @@ def _next_rows(run: Prepared, setup: Setup) -> Batch:
     return run.stage.step_batches(step)[0].rows.to(setup.engine.device)
 
 
-def _settle(run: Prepared, setup: Setup, console: Console) -> Setup:
-    def caution(line: str) -> None:
-        console.say(f"caution: {line}", style="yellow")
+def _settle_packing(run: Prepared, setup: Setup, console: Console) -> Setup:
+    settled = settle_packing(run, setup, partial(_caution, console))
+    share = {**setup.share, "fast_paths": settled.found} if settled.found else setup.share
+    return replace(setup, plan=settled.plan, share=share)
 
+
+def _caution(console: Console, line: str) -> None:
+    console.say(f"caution: {line}", style="yellow")
+
+
+def _settle(run: Prepared, setup: Setup, console: Console) -> Setup:
     paths = planned_paths(run.plan)
-    settled = settle(run.plan, setup, run.stage, paths, last=run.timetable.total_steps, say=caution)
-    share = {**setup.share, "fast_paths": settled.found} if paths else setup.share
+    settled = settle(run.plan, setup, run.stage, paths, last=run.timetable.total_steps, say=partial(_caution, console))
+    known = setup.share.get("fast_paths", {})
+    share = {**setup.share, "fast_paths": known | settled.found} if paths else setup.share
     return replace(setup, plan=settled.plan, share=share)
 
 
@@ -160,8 +172,9 @@ def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
 
 
 def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
-    """One forward pass, seen by the profiler."""
+    """One forward pass of padded rows, as in evaluation too, seen by the profiler."""
     rows = _next_rows(run, setup)
+    rows = unpacked(even_part(rows, rows.input_ids.numel()), run.plan.tokenizer.pad_id) if rows.documents else rows
 
     def forward() -> None:
         with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it

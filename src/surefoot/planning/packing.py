@@ -1,0 +1,115 @@
+"""Whether the examples of a micro-batch go through the model as one packed row, and by which form of attention.
+
+Padded rows, grouped by length, are the default. Rows are packed where a form passed the accuracy check on this machine
+and there is something to gain: less padding, or attention that is clearly faster on documents of the run's lengths. How
+much is padding is counted, not timed, so it does not turn round on the next start of the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from surefoot.config.schema import RunConfig
+from surefoot.families.model_facts import ModelFacts
+from surefoot.hardware import Hardware
+from surefoot.planning.kernels import mask_reason
+from surefoot.planning.measurements import AttentionTrial, LengthFacts
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice, DType
+
+Form = Literal["matmul", "sdpa", "varlen"]
+PLAIN = "plain"
+PADDED = "padded"  # among the trials: the same documents in padded rows
+STAGES = ("pretrain", "sft")
+_PADDING = 0.05  # of all tokens of padded micro-batches; less is not worth another order of sums
+_GAIN = 1.5  # how many times as fast attention must be where there is no padding to save
+
+
+def plan_packing(
+    config: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    *,
+    compute: DType,
+    longest: int,
+    lengths: LengthFacts | None,
+    trials: Sequence[AttentionTrial],
+    notes: Notes,
+) -> Choice[str]:
+    """plain, or a form. longest: tokens of the longest example. trials: of the forms that `open_forms` names and of
+    PADDED; empty where nobody measured."""
+    request = config.data.packing
+    if request == "off":
+        return Choice(PLAIN, "asked for", "user")
+    forms = open_forms(config, model, hardware, compute, longest)
+    if isinstance(forms, str):
+        if request == "on":
+            notes.refuse("data.packing", f"is on, but {forms}", "leave it out")
+        return Choice(PLAIN, forms, "default")
+    timed = [trial for trial in trials if trial.form in forms]
+    passed = [trial for trial in timed if trial.passed]
+    failures = "; ".join(f"{trial.form}: {trial.failure}" for trial in timed if not trial.passed)
+    if timed and not passed:
+        if request == "on":
+            notes.refuse(
+                "data.packing", f"is on, but no form of it passed the accuracy check: {failures}", "turn it off"
+            )
+        return Choice(PLAIN, f"no form passed the accuracy check ({failures})", "measured")
+    if not passed:
+        return _unmeasured(request, forms)
+    best = min(passed, key=lambda trial: trial.seconds)
+    times = _times(trials)
+    if request == "on":
+        return Choice(best.form, f"asked for; {times}", "user")
+    return _measured(best, trials, lengths, times)
+
+
+def open_forms(
+    config: RunConfig, model: ModelFacts, hardware: Hardware, compute: DType, longest: int
+) -> tuple[Form, ...] | str:
+    """The forms that could run, the first of them the usual one, or why none can."""
+    if config.stage not in STAGES:
+        return f"stage {config.stage} does not pack"
+    if hardware.kind not in ("cpu", "cuda"):
+        return f"there is no form of it for {hardware.kind}"
+    if config.compile != "off":
+        return "torch.compile would compile anew for each row"
+    if config.attention.implementation not in ("auto", "sdpa"):
+        return f"attention: {config.attention.implementation} was asked for"
+    if model.without_sdpa:
+        return model.without_sdpa
+    if model.attention_dropout:
+        return f"no form has dropout, and the model has attention_dropout {model.attention_dropout:g}"
+    if masked := mask_reason(model.window, longest):
+        return f"{masked[: -len(' needs one')]} is shorter than a document may be"
+    request = config.attention
+    switched = any(switch != "auto" for switch in (request.flash, request.mem_efficient, request.cudnn, request.math))
+    if request.implementation == "sdpa" or switched:  # then SDPA, and its kernels as switched, take each document
+        return ("sdpa",)
+    if hardware.kind == "cpu":
+        return ("sdpa", "matmul")
+    return ("varlen",) if compute != "fp32" else ("sdpa",)
+
+
+def _unmeasured(request: str, forms: Sequence[Form]) -> Choice[str]:
+    if request == "on":
+        return Choice(forms[0], "asked for; nothing was measured", "user")
+    return Choice(PLAIN, "padded rows of like lengths, as nothing was measured", "default")
+
+
+def _measured(
+    best: AttentionTrial, trials: Sequence[AttentionTrial], lengths: LengthFacts | None, times: str
+) -> Choice[str]:
+    padded = next((trial.seconds for trial in trials if trial.form == PADDED), 0.0)
+    padding = lengths.padding if lengths else 0.0
+    share = f"{padding:.0%} of the tokens of padded rows are padding"
+    gain = padded / best.seconds
+    if gain >= _GAIN or (padding >= _PADDING and gain >= 1):
+        return Choice(best.form, f"{share}; {times}", "measured")
+    return Choice(PLAIN, f"little to gain: {share}; {times}", "measured")
+
+
+def _times(trials: Sequence[AttentionTrial]) -> str:
+    times = ", ".join(f"{trial.form} {1000 * trial.seconds:.3g}" for trial in trials if trial.passed)
+    return f"milliseconds of attention forward and backward here: {times}"

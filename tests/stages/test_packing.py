@@ -1,0 +1,157 @@
+"""Packed runs as whole runs: the losses of padded ones, the same bytes when resumed, padded rows where they must be."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+
+from layouts import run_config
+from surefoot.errors import EnvironmentFault, InputError
+from surefoot.kernels import documents as kernels
+from surefoot.models import documents
+from surefoot.report.console import Console
+from surefoot.stages.run import train_run
+from tiny import tiny_llama
+
+STEPS, CUT = 4, 2
+LORA = {"kind": "lora", "rank": 8}
+# Losses of four steps in fp32: sums in another order, carried on by the optimizer.
+FP32_LOSS = 1e-4
+WAYS = {
+    "lora": {"adapter": LORA},
+    "full": {"adapter": None},
+    "checkpointed": {"adapter": LORA, "gradient_checkpointing": "on"},
+    "pretrain": {"adapter": None, "stage": "pretrain"},
+    "a row of at most two": {"adapter": LORA, "batch": {"size": 4, "micro": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 23)]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    (folder / "texts.json").write_text(json.dumps([{"text": "the heron sees the sky " * n} for n in range(1, 13)]))
+    tiny_llama(folder / "base", hidden=64)
+    return folder
+
+
+def config(workplace, output, *, packing="on", data=(), **way):
+    file = "texts.json" if way.get("stage") == "pretrain" else "rows.json"
+    given = {"train": str(workplace / file), "eval": 2, "max_length": 64, "packing": packing}
+    settings = {"batch": {"size": 8}, "optim": {"lr": 1e-3}, "precision": "fp32"} | way
+    return run_config(
+        model=str(workplace / "base"),
+        data=given | dict(data),
+        duration=f"{STEPS} steps",
+        eval_every=f"{CUT} steps",
+        checkpoint={"every": "1 step", "keep": STEPS},
+        output=str(output),
+        **settings,
+    )
+
+
+def train(wanted, mode="new"):
+    screen = io.StringIO()
+    assert train_run(wanted, mode, Console(screen), typed=()) == 0
+    return screen.getvalue()
+
+
+def losses(folder):
+    rows = [json.loads(line) for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row] + [row["eval_loss"] for row in rows if "eval_loss" in row]
+
+
+def ends(folder):
+    """What a finished run leaves of its numbers: weights, moments, counts."""
+    last = folder / f"checkpoint-{STEPS}"
+    state = json.loads((last / "state.json").read_text())
+    del state["seconds"]
+    return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
+
+
+def chosen(folder):
+    return json.loads((folder / "plan.json").read_text())["plan"]["kernels"]["documents"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_packed_run_has_the_losses_of_a_padded_one(workplace, tmp_path, way):
+    train(config(workplace, tmp_path / "packed", **WAYS[way]))
+    train(config(workplace, tmp_path / "padded", packing="off", **WAYS[way]))
+    assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=FP32_LOSS)
+    assert (chosen(tmp_path / "packed")["value"], chosen(tmp_path / "padded")["value"]) == ("sdpa", "plain")
+    counts = [ends(tmp_path / name)[1]["tokens"] for name in ("packed", "padded")]
+    assert counts[0] == counts[1]
+    found = json.loads((tmp_path / "packed" / "environment.json").read_text())
+    assert '"documents"' in json.dumps(found)
+
+
+def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, tmp_path, monkeypatch):
+    def one_document(q, k, v, found, scale):
+        return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing.*differs from padded rows"):
+        train(config(workplace, tmp_path / "asked", adapter=LORA))
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    screen = train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA))
+    assert "rows are padded" in screen
+    assert chosen(tmp_path / "open")["value"] == "plain"
+    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
+    assert losses(tmp_path / "open") == losses(tmp_path / "padded")
+    train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA), "resume")  # stays so
+
+
+def _left_open(forms):
+    from surefoot.planning.plan import Choice
+
+    return Choice(forms[0], "for this test", "measured")
+
+
+@pytest.mark.parametrize("way", ["lora", "pretrain"])
+def test_a_packed_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, way):
+    noisy = WAYS[way] | {"optim": {"lr": 1e-3, "neftune_alpha": 5.0}}
+    if way == "lora":
+        noisy |= {"adapter": LORA | {"dropout": 0.1}}
+    wanted = config(workplace, tmp_path / "run", **noisy)
+    train(wanted)
+    uninterrupted = ends(tmp_path / "run")
+    assert uninterrupted[1]["step"] == STEPS
+    for step in range(CUT + 1, STEPS + 1):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
+    for file in ("train_results.json", "all_results.json"):
+        (tmp_path / "run" / file).unlink(missing_ok=True)
+    train(wanted, "resume")
+    assert ends(tmp_path / "run") == uninterrupted
+    shutil.rmtree(tmp_path / "run")
+    train(config(workplace, tmp_path / "run", packing="off", **noisy))
+    assert ends(tmp_path / "run") != uninterrupted  # twin: bytes tell rounding apart
+
+
+def test_a_bos_that_is_scaled_is_scaled_in_every_document(workplace, tmp_path):
+    scaled = {"adapter": LORA, "bos": {"scale": 0.1}}
+    train(config(workplace, tmp_path / "packed", **scaled))
+    train(config(workplace, tmp_path / "padded", packing="off", **scaled))
+    assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=FP32_LOSS)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ({"stage": "dpo"}, "stage dpo does not pack"),
+        ({"attention": "eager"}, "eager was asked for"),
+        ({"compile": "default"}, "torch.compile"),
+        ({"model": {"dropout": 0.1}}, "attention_dropout 0.1"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_by_name(workplace, tmp_path, way, why):
+    wanted = config(
+        workplace, tmp_path / "run", adapter=LORA, **{key: one for key, one in way.items() if key != "model"}
+    )
+    if "model" in way:
+        wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update=way["model"])})
+    with pytest.raises(InputError, match=why):
+        train(wanted)
