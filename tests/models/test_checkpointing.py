@@ -8,7 +8,11 @@ from transformers import AutoModelForCausalLM
 
 from plans import adapter_plan, linear_names
 from surefoot.models.adapters import add_adapter
-from surefoot.models.checkpointing import enable_gradient_checkpointing, has_gradient_checkpointing
+from surefoot.models.checkpointing import (
+    checkpointed_layers,
+    enable_gradient_checkpointing,
+    has_gradient_checkpointing,
+)
 from surefoot.models.forward import causal_model
 from tiny import tiny_llama
 
@@ -54,3 +58,20 @@ def test_other_dropout_masks_would_be_seen(tmp_path):
     model(input_ids=IDS, labels=IDS).loss.backward()
     other = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     assert not all(torch.equal(other[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2, 3])
+def test_the_first_layers_alone(tmp_path, layers):
+    """Each of them runs twice, the others once; no gradient changes."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path / "model", layers=3))
+    model = add_adapter(model, adapter_plan(linear_names(model), "lora", dropout=0.2), seed=1, base="base").train()
+    plain, _ = gradients_and_calls(model)
+    enable_gradient_checkpointing(model, layers)
+    assert checkpointed_layers(model) == layers
+    runs = [0, 0, 0]
+    for number in range(3):
+        attention = causal_model(model).get_submodule(f"model.layers.{number}.self_attn")
+        attention.register_forward_hook(lambda *_, number=number: runs.__setitem__(number, runs[number] + 1))
+    again, _ = gradients_and_calls(model)
+    assert runs == [2] * layers + [1] * (3 - layers)
+    assert all(torch.equal(again[name], plain[name]) for name in plain)

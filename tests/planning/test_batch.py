@@ -91,6 +91,26 @@ class TestCheckpointing:
         choice = decide(TINY, gradient_checkpointing=asked).memory.gradient_checkpointing
         assert (choice.value, choice.source) == (asked == "on", "user")
 
+    def test_in_as_many_layers_as_it_takes(self, decide):
+        asked = {"adapter": {"kind": "lora"}, "data": _data(4096), "batch": {"size": 1, "micro": 1}}
+        none, all_of_them = (decide(LLAMA32_1B, gradient_checkpointing=word, **asked).memory for word in ("off", "on"))
+        middle = (none.total + all_of_them.total) / 2
+        asked["memory"] = (middle + GIB) / 0.9 / GIB
+        memory, layers = decide(LLAMA32_1B, **asked).memory, LLAMA32_1B["num_hidden_layers"]
+        again = memory.recomputed
+        assert again is not None
+        assert 1 < again < layers
+        assert fits(memory)
+        assert f"in the first {again} of {layers} layers" in memory.gradient_checkpointing.reason
+        assert not fits(decide(LLAMA32_1B, gradient_checkpointing=again - 1, **asked).memory)
+
+    def test_a_number_on_request(self, decide):
+        memory = decide(TINY, gradient_checkpointing=1).memory
+        assert (memory.recomputed, memory.layers_again(2)) == (1, 1)
+        assert memory.gradient_checkpointing.source == "user"
+        with pytest.raises(InputError, match="the model has 2"):
+            decide(TINY, gradient_checkpointing=3)
+
 
 class TestTooLarge:
     def test_states_that_do_not_fit_are_refused_with_the_figures(self, decide):

@@ -374,8 +374,9 @@ class RunConfig(Section):
     """torch.compile mode of the decoder; off unless asked for."""
     kernels: KernelsConfig = KernelsConfig()
     """Faster ways to compute the same; each is held against the plain way before step 1."""
-    gradient_checkpointing: Switch = "auto"
-    """Recompute activations in the backward pass; auto: only when the memory plan needs it."""
+    gradient_checkpointing: Annotated[Switch | Count, Field(examples=[4])] = "auto"
+    """Recompute activations in the backward pass: on: in every decoder layer; a number: in the first so many; auto: in
+    as many as the memory plan needs."""
     batch: BatchConfig = BatchConfig()
     """How examples are grouped."""
     optim: Annotated[OptimConfig, Field(examples=[{"lr": 2e-4}])] = OptimConfig()

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from surefoot.models.adapters import ADAPTER, AdaptedLayer, adapted_layers, add_copy, leave_casts_to_autocast
-from surefoot.models.checkpointing import enable_gradient_checkpointing, has_gradient_checkpointing
+from surefoot.models.checkpointing import checkpointed_layers, enable_gradient_checkpointing
 from surefoot.models.peft import LoraLayer, PeftModel
 from surefoot.models.saved_adapter import SavedAdapter, add_saved
 
@@ -36,8 +36,8 @@ class Trunk:
         self.model = model
         self.now: str | None = ADAPTER
         self._layers = adapted_layers(model)
-        if has_gradient_checkpointing(model):
-            enable_gradient_checkpointing(model, recompute_in=lambda: _Again(self, self.now))
+        if again := checkpointed_layers(model):
+            enable_gradient_checkpointing(model, again, recompute_in=lambda: _Again(self, self.now))
 
     @property
     def adapters(self) -> tuple[str, ...]:

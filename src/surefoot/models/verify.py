@@ -15,7 +15,7 @@ from torch import nn
 
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.adapters import adapted_modules
-from surefoot.models.checkpointing import has_gradient_checkpointing
+from surefoot.models.checkpointing import checkpointed_layers, has_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.peft import PeftModel
@@ -52,6 +52,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "attention": base.config._attn_implementation,
         "devices": sorted({p.device.type for p in model.parameters()}),
         "gradient_checkpointing": has_gradient_checkpointing(model),
+        "recomputed_layers": checkpointed_layers(model),
     }
     expected: dict[str, Any] = {
         "trainable_dtypes": [_dtype_name(TORCH_DTYPE[plan.precision.trainable.value])],
@@ -63,6 +64,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "attention": plan.attention.implementation.value,
         "devices": [device or plan.device.value],
         "gradient_checkpointing": plan.memory.gradient_checkpointing.value,
+        "recomputed_layers": plan.memory.layers_again(len(decoder_layers(model))),
     }
     faults = [
         Fault(f"plan: {key}", f"planned {_shown(wanted)}, found {_shown(found[key])}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from surefoot.config.schema import BatchConfig
-from surefoot.config.types import Switch
+from surefoot.config.types import Count, Switch
 from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts, longest_example
 from surefoot.planning.memory import Workload, readable
@@ -23,10 +23,13 @@ from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
 # gave 1 370 tokens/s, 3 600 gave 1 550, 7 200 gave 1 050. A GPU is busy from a few thousand on.
 _BUSY = {"cpu": 4096, "mps": 8192, "cuda": 16384}
 
+Recompute = tuple[Choice[bool], int | None]  # whether layers are computed again, and `MemoryPlan.recomputed`
+Forecast = Callable[[int, Recompute], MemoryPlan]  # of so many examples
+
 
 def plan_batch(
     request: BatchConfig,
-    checkpointing: Switch,
+    checkpointing: Switch | Count,
     work: Workload,
     *,
     length: int,
@@ -43,12 +46,26 @@ def plan_batch(
     world = parallel.ranks.value
     longest = longest_example(length, lengths)
 
-    def forecast(examples: int, choice: Choice[bool]) -> MemoryPlan:
+    if isinstance(checkpointing, int) and checkpointing > work.model.layers:
+        what = f"{checkpointing} layers are to be computed again, and the model has {work.model.layers}"
+        notes.refuse("gradient_checkpointing", what, "lower it, or say on")
+
+    def forecast(examples: int, again: Recompute) -> MemoryPlan:
+        choice, recomputed = again
         share = lengths.supervised if lengths else 1.0
         whole = memory.forecast(
-            work, examples=examples, length=longest, supervised=share, checkpointing=choice, available=available
+            work,
+            examples=examples,
+            length=longest,
+            supervised=share,
+            checkpointing=choice,
+            available=available,
+            recomputed=recomputed,
         )
         return per_rank(whole, parallel)
+
+    def decide(examples: int, forecast: Forecast) -> Recompute:
+        return _checkpointing(checkpointing, work.model.layers, examples, forecast)
 
     size = Choice(
         request.size,
@@ -57,9 +74,9 @@ def plan_batch(
     )
     if request.micro == "auto":
         busy = _busy_examples(kind, lengths, work.rows)
-        plan, room = _automatic(size, checkpointing, forecast, busy, longest, world, notes)
+        plan, room = _automatic(size, decide, forecast, busy, longest, world, notes)
         return (_in_tokens(plan, lengths, longest, kind, world) if documents and lengths else plan), room
-    choice = _checkpointing(checkpointing, request.micro, forecast)
+    choice = decide(request.micro, forecast)
     plan = forecast(request.micro, choice)
     _warn(plan, request.micro, longest, notes)
     return _batch(size, Choice(request.micro, "asked for", "user"), world), plan
@@ -67,14 +84,14 @@ def plan_batch(
 
 def _automatic(
     size: Choice[int],
-    checkpointing: Switch,
-    forecast: Callable[[int, Choice[bool]], MemoryPlan],
+    decide: Callable[[int, Forecast], Recompute],
+    forecast: Forecast,
     busy: int | None,
     longest: int,
     world: int,
     notes: Notes,
 ) -> tuple[BatchPlan, MemoryPlan]:
-    choice = _checkpointing(checkpointing, 1, forecast)
+    choice = decide(1, forecast)
     own = math.ceil(size.value / world)
     wanted = own if busy is None else min(own, busy)
     rows = _most(wanted, lambda examples: memory.fits(forecast(examples, choice)))
@@ -116,16 +133,23 @@ def _busy_examples(kind: str, lengths: LengthFacts | None, rows: int) -> int | N
     return None if lengths is None else max(1, _BUSY[kind] // (lengths.typical * rows))
 
 
-def _checkpointing(request: Switch, examples: int, forecast: Callable[[int, Choice[bool]], MemoryPlan]) -> Choice[bool]:
+def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast: Forecast) -> Recompute:
+    """In as many layers as it takes: each costs its forward pass once more."""
+    if isinstance(request, int):
+        return Choice(True, f"asked for: in the first {request} of {layers} layers", "user"), request
     if request != "auto":
-        return Choice(request == "on", "asked for", "user")
+        return Choice(request == "on", "asked for", "user"), None
     without = Choice(False, "activations fit, and computing them twice costs about a third more time", "hardware")
-    plan = forecast(examples, without)
+    plan = forecast(examples, (without, None))
     if memory.fits(plan):
-        return without
+        return without, None
     room = readable(memory.usable(plan.available))
     reason = f"without it {examples} x the longest example would need {readable(plan.total)} of {room}"
-    return Choice(True, reason, "hardware")
+    for again in range(1, layers):
+        choice = Choice(True, f"in the first {again} of {layers} layers: {reason}", "hardware")
+        if memory.fits(forecast(examples, (choice, again))):
+            return choice, again
+    return Choice(True, reason, "hardware"), None
 
 
 def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:

@@ -63,17 +63,20 @@ class Workload:
 
 
 def forecast(
-    work: Workload, *, examples: int, length: int, supervised: float, checkpointing: Choice[bool], available: int
+    work: Workload, *, examples: int, length: int, supervised: float, checkpointing: Choice[bool], available: int,
+    recomputed: int | None = None,
 ) -> MemoryPlan:
-    """The peak for micro-batches of so many examples, all padded to `length` tokens, of which a share carries loss."""
+    """The peak for micro-batches of so many examples, all padded to `length` tokens, of which a share carries loss.
+    recomputed: see `MemoryPlan`."""
     tokens = examples * work.rows * length
     layers = work.model.layers
     per_layer = _layer_bytes(work, tokens, length)
-    if checkpointing.value:
-        # Each layer keeps its input; one layer at a time is computed again.
-        activations = layers * tokens * work.model.hidden * BYTES[work.precision.unpacked] + 2 * per_layer
-    else:
-        activations = layers * per_layer + per_layer  # the last: gradients of the layer that is going backward
+    again = (layers if recomputed is None else min(recomputed, layers)) if checkpointing.value else 0
+    # A layer that is computed again keeps its input. The first ones are: their turn comes when all others are through,
+    # so that one layer's activations at a time come back into room that is free again.
+    kept = again * tokens * work.model.hidden * BYTES[work.precision.unpacked]
+    # The last one more: gradients of the layer that is going backward.
+    activations = kept + max(layers - again + 1, 2 if again else 1) * per_layer
     activations *= work.passes
     return MemoryPlan(
         weights=_weight_bytes(work) + work.learning * (4 + (work.width if work.autocast else 0)),
@@ -84,6 +87,7 @@ def forecast(
         available=available,
         gradient_checkpointing=checkpointing,
         beside=work.beside,
+        recomputed=again if again and again < layers else None,
     )
 
 

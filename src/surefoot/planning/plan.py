@@ -91,6 +91,15 @@ class MemoryPlan:
     available: int
     gradient_checkpointing: Choice[bool]
     beside: int = 0  # frozen models beside the one that trains
+    # Of the decoder layers, from the first on, how many are computed again, where any are. None: all of them, as in
+    # plans from before there was a choice.
+    recomputed: int | None = None
+
+    def layers_again(self, layers: int) -> int:
+        """layers: of the model at hand."""
+        if not self.gradient_checkpointing.value:
+            return 0
+        return layers if self.recomputed is None else min(self.recomputed, layers)
 
     @property
     def total(self) -> int:

@@ -45,7 +45,7 @@ def load_policy(
     model.generation_config.eos_token_id = list(tokens.stop.value)
     model.generation_config.pad_token_id = tokens.pad_id
     if plan.memory.gradient_checkpointing.value:
-        enable_gradient_checkpointing(model)
+        enable_gradient_checkpointing(model, plan.memory.recomputed)
     if plan.compile.value != "off":
         model.get_decoder().compile(mode=plan.compile.value, dynamic=True)
     if plan.adapter is None:

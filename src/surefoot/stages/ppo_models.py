@@ -74,7 +74,7 @@ def _critic(begins: Source | None, trunk: Trunk | None, plan: RunPlan, base: Pat
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     if plan.memory.gradient_checkpointing.value:
-        enable_gradient_checkpointing(critic.backbone)
+        enable_gradient_checkpointing(critic.backbone, plan.memory.recomputed)
     set_dropout(critic, 0.0)
     return ScoredPart(critic.train())
 
