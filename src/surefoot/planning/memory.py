@@ -63,7 +63,13 @@ class Workload:
 
 
 def forecast(
-    work: Workload, *, examples: int, length: int, supervised: float, checkpointing: Choice[bool], available: int,
+    work: Workload,
+    *,
+    examples: int,
+    length: int,
+    supervised: float,
+    checkpointing: Choice[bool],
+    available: int,
     recomputed: int | None = None,
 ) -> MemoryPlan:
     """The peak for micro-batches of so many examples, all padded to `length` tokens, of which a share carries loss.
