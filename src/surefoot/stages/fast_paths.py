@@ -1,9 +1,10 @@
 """Every fast path is held against the plain one before step 1, on the run's own weights and examples.
 
-Two micro-batches of the step that comes next go forward and backward without the path and with it; the weights stay as
-they are. Loss and gradients may differ by rounding, which the limits below allow for. A path that differs by more is
-taken out again, and the plan says so: a resumed run stays with what its plan says, and is held against the plain path
-once more, but nothing is timed.
+Two micro-batches of the step that comes next go forward and backward without the path and with it. An adapter's B is 0
+before its first step, and whatever is multiplied by 0 agrees: so parameters that are 0 are given small numbers for as
+long as this takes. Loss and gradients may differ by rounding, which the limits below allow for. A path that differs by
+more is taken out again, and the plan says so: a resumed run stays with what its plan says, and is held against the
+plain path once more, but nothing is timed.
 
 A path's gain is the business of whoever planned it; here it only has to be right.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,24 +103,55 @@ def settle(
         return one_pass(setup, stage, batches, step)
 
     limit = LIMITS[plan.precision.compute.value]
-    plain = run()
-    good: list[FastPath] = []
-    for path in possible:
-        undo = path.install(engine.model)
-        error = largest_difference(engine, plain, run())
-        undo()
-        found[path.name] = {"error": error, "limit": limit, "used": error <= limit}
-        if error <= limit:
-            good.append(path)
-        else:
-            plan = _without(plan, path.name, _sentence(error, limit), say)
-    installed = [path.install(engine.model) for path in good]
-    if len(good) > 1 and (error := largest_difference(engine, plain, run())) > limit:
-        _take_out(installed)
-        for path in good:
-            found[path.name] |= {"used": False, "together": error}
-            plan = _without(plan, path.name, f"together with others it {_sentence(error, limit)}", say)
+    whole = plan.parallel.engine.value in ("single", "ddp")
+    with _nothing_at_zero(engine.parameters.values() if whole else ()):
+        plain = run()
+        good: list[FastPath] = []
+        for path in possible:
+            found[path.name] = _compared(engine, path, plain, run, limit)
+            if found[path.name]["used"]:
+                good.append(path)
+            else:
+                plan = _without(plan, path.name, _sentence(found[path.name]), say)
+        installed = [path.install(engine.model) for path in good]
+        if len(good) > 1 and (error := largest_difference(engine, plain, run())) > limit:
+            _take_out(installed)
+            for path in good:
+                found[path.name] |= {"used": False, "error": error}
+                plan = _without(plan, path.name, f"together with others {_sentence(found[path.name])}", say)
     return Settled(plan, found)
+
+
+def _compared(engine: Engine, path: FastPath, plain: Pass, run: Callable[[], Pass], limit: float) -> dict[str, Any]:
+    """What is recorded of a path. One that fails, as where a model writes into what the path keeps, is not used; where
+    other ranks wait it cannot be taken out, and neither does another path help against too little memory."""
+    undo = path.install(engine.model)
+    try:
+        error = largest_difference(engine, plain, run())
+    except RuntimeError as fault:
+        if engine.world > 1 or isinstance(fault, torch.OutOfMemoryError):
+            raise
+        return {"used": False, "fault": next(iter(str(fault).splitlines()), "")}
+    finally:
+        undo()
+    return {"used": error <= limit, "error": error, "limit": limit}
+
+
+@contextmanager
+def _nothing_at_zero(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, matrices that are 0 hold numbers that make a change of W by B A a tenth or so of W, the same on all
+    ranks."""
+    zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
+    draws = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for one in zeros:
+                one.copy_(torch.randn(one.shape, generator=draws) * (0.1 / math.sqrt(one.shape[1])))
+        yield
+    finally:
+        with torch.no_grad():
+            for one in zeros:
+                one.zero_()
 
 
 def one_pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> Pass:
@@ -180,7 +213,10 @@ def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None]) ->
     return replace(plan, kernels=replace(plan.kernels, **{name: plain}))
 
 
-def _sentence(error: float, limit: float) -> str:
+def _sentence(record: Mapping[str, Any]) -> str:
+    if "fault" in record:
+        return f"fails on this model ({record['fault']})"
+    error, limit = record["error"], record["limit"]
     return f"differs from the plain path by {error:.2g} of loss or gradient on this model; allowed is {limit:g}"
 
 

@@ -1,0 +1,175 @@
+"""Before step 1 every fast path is held against the plain one; one that differs is not used, and the run says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from layouts import run_config
+from surefoot.errors import EnvironmentFault
+from surefoot.models import fast_adapters
+from surefoot.planning.plan import KernelsPlan
+from surefoot.planning.serial import plan_from_json
+from surefoot.report.console import Console
+from surefoot.stages.fast_paths import Pass, largest_difference, planned_paths
+from surefoot.stages.planned import make_plan
+from surefoot.stages.run import train_run
+from tiny import tiny_llama
+from toy import toy_engine
+
+DORA = {"kind": "dora", "rank": 4}
+PREFERENCES = [{"prompt": f"Say {n}.", "chosen": "sky " * n, "rejected": "sea"} for n in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 9)]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    (folder / "pairs.json").write_text(json.dumps(PREFERENCES))
+    tiny_llama(folder / "base")
+    return folder
+
+
+def config(workplace, output, *, rows="rows.json", **way):
+    defaults = {
+        "adapter": DORA,
+        "duration": "2 steps",
+        "batch": {"size": 4, "micro": 2},
+        "checkpoint": {"every": "1 step", "keep": 2},
+    }
+    data = {"train": str(workplace / rows), "max_length": 64}
+    return run_config(model=str(workplace / "base"), data=data, output=str(output), **(defaults | way))
+
+
+def train(wanted, mode="new"):
+    screen = io.StringIO()
+    assert train_run(wanted, mode, Console(screen), typed=()) == 0
+    return " ".join(screen.getvalue().split())
+
+
+def recorded(folder):
+    """What environment.json says of the adapter's path, and what plan.json does."""
+    [rank] = json.loads((folder / "environment.json").read_text())["ranks"]
+    plan = plan_from_json(json.loads((folder / "plan.json").read_text())["plan"])
+    return rank["fast_paths"]["adapter"], plan.kernels.adapter
+
+
+def weights(folder, step=2):
+    return (folder / f"checkpoint-{step}" / "adapter_model.safetensors").read_bytes()
+
+
+def break_scale(monkeypatch):
+    plain = fast_adapters._up
+    monkeypatch.setattr(fast_adapters, "_up", lambda *given: plain(*given) * 1.5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_path_that_computes_the_same_is_used(workplace, tmp_path, precision):
+    screen = train(config(workplace, tmp_path / "run", precision=precision))
+    found, choice = recorded(tmp_path / "run")
+    assert found["used"]
+    assert found["error"] < found["limit"]
+    assert choice.value == "fast"
+    assert "caution: kernels" not in screen
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [("reward", {}), ("dpo", {}), ("dpo", {"alignment": {"reference": "cached"}})],
+    ids=str,
+)
+def test_stages_that_lack_something_before_step_1_are_rehearsed_without_it(workplace, tmp_path, stage, more):
+    train(config(workplace, tmp_path / "run", stage=stage, rows="pairs.json", **more))
+    found, _ = recorded(tmp_path / "run")
+    assert found["used"]
+
+
+def test_one_that_differs_is_taken_out_and_the_run_is_the_plain_one_also_when_it_goes_on(
+    workplace, tmp_path, monkeypatch
+):
+    plain = config(workplace, tmp_path / "plain", kernels={"adapter": "plain", "loss": "plain"})
+    train(plain)
+    break_scale(monkeypatch)
+    broken = config(workplace, tmp_path / "run", kernels={"adapter": "auto", "loss": "plain"})
+    screen = train(broken)
+    assert "caution: kernels.adapter: fast differs from the plain path by" in screen
+    found, choice = recorded(tmp_path / "run")
+    assert not found["used"]
+    assert found["error"] > found["limit"]
+    assert (choice.value, choice.source) == ("plain", "measured")
+    assert weights(tmp_path / "run") == weights(tmp_path / "plain")
+    monkeypatch.undo()  # now it would pass; the saved plan decides
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    for name in ("train_results.json", "all_results.json"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+    train(broken, "resume")
+    assert weights(tmp_path / "run") == weights(tmp_path / "plain")
+
+
+def test_twin_where_b_is_0_another_scale_would_not_be_seen(workplace, tmp_path, monkeypatch):
+    break_scale(monkeypatch)
+    monkeypatch.setattr("surefoot.stages.fast_paths._nothing_at_zero", lambda parameters: nullcontext())
+    train(config(workplace, tmp_path / "run", duration="1 step"))
+    assert recorded(tmp_path / "run")[0]["used"]
+
+
+def test_one_that_fails_is_taken_out(workplace, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("one of the variables needed for gradient computation\nmore")
+
+    monkeypatch.setattr(fast_adapters, "adapted", fail)
+    screen = train(config(workplace, tmp_path / "run"))
+    assert "kernels.adapter: fast fails on this model (one of the variables needed for gradient computation)" in screen
+    assert recorded(tmp_path / "run")[1].value == "plain"
+
+
+def test_one_that_was_asked_for_by_name_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):
+    break_scale(monkeypatch)
+    with pytest.raises(EnvironmentFault) as caught:
+        train(config(workplace, tmp_path / "run", kernels={"adapter": "fast"}))
+    [fault] = caught.value.faults
+    assert fault.where == "kernels.adapter"
+    assert not (tmp_path / "run").exists()
+
+
+def test_both_paths_end_alike(workplace, tmp_path):
+    """The gate looks at one step; two steps of both differ by rounding alone."""
+    losses = {}
+    for name in ("plain", "auto"):
+        train(config(workplace, tmp_path / name, kernels={"adapter": name}, optim={"lr": 1e-2}, duration="4 steps"))
+        log = (tmp_path / name / "trainer_log.jsonl").read_text().splitlines()
+        losses[name] = [json.loads(line).get("loss") for line in log]
+    assert losses["auto"] == pytest.approx(losses["plain"], rel=1e-4)
+    assert losses["plain"][-1] < losses["plain"][0]
+
+
+def test_plans_of_before_have_plain_paths(workplace, tmp_path):
+    plan = make_plan(config(workplace, tmp_path / "run"))
+    assert next(path.name for path in planned_paths(plan)) == "adapter"
+    assert KernelsPlan().adapter.value == "plain"
+
+
+def a_pass(loss=2.0, **gradients):
+    return Pass(loss, {name.replace("_", "."): torch.tensor(one) for name, one in gradients.items()})
+
+
+@pytest.mark.parametrize(
+    ("other", "share"),
+    [
+        (a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.0]), 0.0),
+        (a_pass(2.2, layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.0]), 0.1),
+        (a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[1.0], b=[0.0]), 0.2),  # of the kind, in both layers: 5
+        (a_pass(layers_0_a=[3.0, 4.0], b=[0.0]), 0.0),  # no gradient is one of zeros
+        (a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.015]), 0.1),  # against 0.03 of the largest kind
+        (a_pass(layers_0_a=[3.0, float("nan")], layers_1_a=[0.0], b=[0.0]), float(torch.finfo(torch.float32).max)),
+    ],
+)
+def test_differences_by_hand(other, share):
+    plain = a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.0])
+    assert largest_difference(toy_engine(), plain, other) == pytest.approx(share, rel=1e-6)
