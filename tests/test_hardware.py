@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import platform
 import socket
 from pathlib import Path
@@ -94,3 +95,24 @@ def test_the_description_names_neither_host_nor_user_nor_folder(monkeypatch):
     assert found["cpu"]
     private = [socket.gethostname(), str(Path.home()), str(Path.cwd()), "hf_secret", f"/{getpass.getuser()}"]
     assert not [word for word in private if word in text]
+
+
+@pytest.mark.parametrize(
+    ("told", "parent"),
+    [
+        ({hardware.LAUNCHER: "77"}, 77),
+        ({"TORCHELASTIC_RUN_ID": "none"}, os.getppid()),  # torchrun's ranks are its children
+        ({hardware.LAUNCHER: "77", "TORCHELASTIC_RUN_ID": "none"}, 77),
+        ({}, None),  # started by hand: whoever did may leave
+    ],
+    ids=["surefoot", "torchrun", "surefoot under torchrun", "by hand"],
+)
+def test_a_rank_knows_the_launcher_that_it_ends_with(monkeypatch, told, parent):
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name in (hardware.LAUNCHER, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**rank, **told}.items():
+        monkeypatch.setenv(name, value)
+    launch = hardware.find_launch()
+    assert launch is not None
+    assert launch.parent == parent
