@@ -92,6 +92,16 @@ class TestCsv:
         assert values(f'messages,tools,id\n"{cell}",,[1]\n') == [{"messages": TURNS, "tools": None, "id": "[1]"}]
         assert values(f'chat\n"{cell}"\n', columns={"messages": "chat"}) == [{"messages": TURNS}]
 
+    @pytest.mark.parametrize("name", ["prompt", "chosen", "rejected", "completion"])
+    def test_lists_of_messages_in_fields_that_may_be_texts(self, name):
+        cell = json.dumps(TURNS)
+        quoted = cell.replace('"', '""')
+        assert values(f'{name}\n"{quoted}"\n') == [{name: TURNS}]
+
+    @pytest.mark.parametrize("cell", ["[sic] he said", "[1, 2]", "[]", "[note", "plain"])
+    def test_twin_texts_in_them_stay_texts(self, cell):
+        assert values(f'chosen\n"{cell}"\n') == [{"chosen": cell}]
+
     def test_a_cell_that_is_no_json_is_named(self):
         assert fault_of('id,messages\n1,"[{""role"": ]"\n').startswith("d.csv:2 column 'messages'")
         assert fault_of("messages\n\"[{'role': 'user'}]\"\n") == (

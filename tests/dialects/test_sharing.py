@@ -161,6 +161,39 @@ def test_what_fsdp_asks_for_in_vain(words, said):
         run({}, **words)
 
 
+@pytest.mark.parametrize(
+    ("flags", "parallel"),
+    [
+        ("--num_processes 2", {"nproc": 2}),
+        ("--num_processes 2 --accelerate_config multi_gpu", {"nproc": 2}),
+        ("--num_processes 4 --accelerate_config zero3", {"nproc": 4, "engine": "deepspeed", "zero_stage": 3}),
+        ("--num_processes 2 --accelerate_config fsdp2", {"nproc": 2, "engine": "fsdp2"}),
+        ("--num_processes 1", None),
+    ],
+)
+def test_trl_starts_itself(flags, parallel):
+    words = f"trl dpo --model_name_or_path m --dataset_name d --output_dir o {flags}".split()
+    found = translate_command(words, Options())
+    assert found.config.get("parallel") == parallel
+    assert found.config["batch"].get("size", 16) == 8 * (parallel or {"nproc": 1})["nproc"]
+    assert all(note.keys or note.why for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--num_processes 2 --accelerate_config mine.yaml", "no profile mine.yaml"),
+        ("--accelerate_config zero2", "add --num_processes"),
+        ("--num_processes 2 --num_machines 2", "asks for 2 machines"),
+        ("--num_processes many", "expected a number of processes"),
+    ],
+)
+def test_what_trl_is_told_in_vain(flags, said):
+    words = f"trl dpo --model_name_or_path m --dataset_name d --output_dir o {flags}".split()
+    with pytest.raises(InputError, match=said):
+        translate_command(words, Options())
+
+
 def test_axolotl_says_it_in_the_same_words():
     text = (
         "base_model: m\ndatasets: [{path: d, type: alpaca}]\nlearning_rate: 1e-4\nfsdp_config: {offload_params: true}"

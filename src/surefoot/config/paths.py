@@ -40,6 +40,9 @@ def path_problems(config: RunConfig) -> list[Problem]:
     """What the model path, the data sources and the run folder lack, and where they are in each other's way."""
     model = config.model.path
     problems = [*_model(model), *_revision(model, config.model.revision), *_output(config.output, model)]
+    named = {"ppo.reward": config.ppo.reward, "ppo.critic": config.ppo.critic, "reward.init": config.reward.init}
+    for key, text in named.items():
+        problems += _scored(key, text)
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if isinstance(sources, tuple):
             for number, source in enumerate(sources):
@@ -82,6 +85,13 @@ def _model(text: str) -> Iterator[Problem]:
         yield _problem("model.path", f"{text} holds an adapter, not a model", "name its base model")
     elif not os.path.isfile(path / "config.json"):
         yield _problem("model.path", f"{text} has no config.json", _model_inside(path))
+
+
+def _scored(key: str, text: str | None) -> Iterator[Problem]:
+    """A folder with a value head; functions and servers are looked at elsewhere."""
+    if text is None or ":" in text or not looks_local(text) or os.path.exists(text):
+        return
+    yield _problem(key, f"folder {text} does not exist", nearest_path(Path(text), ()))
 
 
 def _model_inside(path: Path) -> str:

@@ -27,6 +27,7 @@ _KINDS = {
 }
 _TABLES = (".csv", ".tsv", ".parquet")  # their cells hold no lists, or only some of them do
 _JSON_CELLS = ("messages", "conversations", "tools", "history")
+_LISTS_OR_TEXTS = ("prompt", "chosen", "rejected", "completion")  # lists of messages in some files, texts in others
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,23 @@ def _parse_cells(value: dict[str, Any], where: str, kind: str) -> dict[str, Any]
     for name in _JSON_CELLS:
         if isinstance(text := value.get(name), str):
             value[name] = _parse_cell(text, f"{where} column {name!r}") if text.strip() else None
+    for name in _LISTS_OR_TEXTS:
+        if isinstance(text := value.get(name), str) and (turns := _turns(text)) is not None:
+            value[name] = turns
     return value
+
+
+def _turns(text: str) -> list[Any] | None:
+    """A list of messages written as JSON; None for a text, which may well begin with a bracket."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = read_value("", text)
+    except InputError:
+        return None
+    turn_keys = ("role", "from")
+    whole = isinstance(found, list) and found and all(isinstance(one, dict) for one in found)
+    return found if whole and any(key in found[0] for key in turn_keys) else None
 
 
 def _parse_cell(text: str, where: str) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import Fault, InputError
+from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.tree import facts_of
@@ -70,7 +70,10 @@ def find_roles(config: RunConfig, base: Path) -> Roles:
 
 def _source(path: str, config: RunConfig, base: Path, key: str) -> Source:
     """Raises InputError for a model without a value head, and for one whose tokenizer is not the policy's."""
-    own_base, saved = find_parts(path, None)
+    try:
+        own_base, saved = find_parts(path, None)
+    except EnvironmentFault as error:
+        raise EnvironmentFault([Fault(key, f"{one.where} {one.what}", one.fix) for one in error.faults]) from None
     trained = saved.folder if saved else own_base
     value_head_tensors(trained)
     _check_tokenizer(trained, own_base, base, key)

@@ -51,3 +51,11 @@ def check_launch(config: RunConfig) -> None:
         raise InputError(Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix))
     what = f"{asked} processes on this machine are asked for, and a launcher started {here}"
     raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher"))
+
+
+def check_several(config: RunConfig, ranks: Ranks) -> None:
+    """Raises InputError where weights are to be shared out, and there is nobody to share them with."""
+    engine = config.parallel.engine
+    if ranks.world == 1 and engine in ("fsdp2", "deepspeed"):
+        what = f"{engine} shares weights out among several processes, and this is one"
+        raise InputError(Fault("parallel.engine", what, "add parallel.nproc, start it with torchrun, or leave it out"))

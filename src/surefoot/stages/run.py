@@ -34,7 +34,7 @@ from surefoot.stages.packed_rows import as_planned
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
-from surefoot.stages.ranks import find_ranks
+from surefoot.stages.ranks import check_several, find_ranks
 from surefoot.stages.records import write_records
 from surefoot.stages.revisions import HUB, commits_to_json
 from surefoot.stages.run_folder import Claim, Mode, claim, occupy
@@ -116,6 +116,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         steps = run.timetable.total_steps
         console.say(f"dry run: {steps} steps planned; nothing was written to {run.found.folder}")
         return hand_over_end(session)
+    check_several(config, session.ranks)
     hand_over(session, run)
     setup, verified = make_ready(run, session, asked.custom, console)
     run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))

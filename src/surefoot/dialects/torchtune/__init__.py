@@ -18,7 +18,7 @@ from surefoot.dialects.tool import Tool
 from surefoot.dialects.torchtune.datasets import set_data
 from surefoot.dialects.torchtune.rows import ROWS
 from surefoot.dialects.torchtune.rules import set_adapter, set_model, set_precision, set_rest, set_steps
-from surefoot.dialects.translation import Translation
+from surefoot.dialects.translation import Translation, in_processes
 from surefoot.dialects.words import Word, parse_document, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
 
@@ -31,6 +31,9 @@ _DIALECT = Dialect(NAME, ROWS, (set_model, set_adapter, set_precision, set_data,
 
 def claims_file(path: str, text: str) -> bool:
     return {"model", "tokenizer", "checkpointer"} <= top_keys(path, text)
+
+
+_SHARED = {"engine": "fsdp2"}  # as its distributed recipes share weights out
 
 
 def claims_command(command: Command) -> bool:
@@ -46,9 +49,11 @@ def from_command(command: Command, options: Options) -> Translation:
     if left[:1] != ["run"]:
         raise InputError(Fault(" ".join(("tune", *left[:1])), "is no training", "surefoot reads `tune run`"))
     del left[0]
+    count = 1
     if left[:1] in (["--nproc_per_node"], ["--nproc-per-node"]):
-        if left[1:2] != ["1"]:
-            raise InputError(Fault(" ".join(left[:2]), "surefoot starts one process", "leave it out"))
+        if not (text := "".join(left[1:2])).isdecimal() or int(text) < 1:
+            raise InputError(Fault(" ".join(left[:2]), "expected a number of processes from 1"))
+        count = int(text)
         del left[:2]
     recipe = left.pop(0) if left else ""
     if recipe not in RECIPES:
@@ -60,7 +65,8 @@ def from_command(command: Command, options: Options) -> Translation:
     path, pairs = left[1], left[2:]
     if not path.endswith((".yaml", ".yml")):
         raise InputError(Fault(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml"))
-    return from_file(path, options.read(path), pairs, options)
+    words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
+    return in_processes(_translate(words, options, count), count, _SHARED)
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -92,8 +98,9 @@ def _at(data: Any, path: str) -> Any:
     return data
 
 
-def _translate(words: Sequence[Word], options: Options) -> Translation:
-    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown)
+def _translate(words: Sequence[Word], options: Options, processes: int = 1) -> Translation:
+    facts = {"processes": processes}
+    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=facts)
     return draft.finish("train", environment=draft.environment)
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from surefoot.dialects import trainer
+from surefoot.dialects import launchers, trainer
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.launch import Command, Options, inherited
+from surefoot.dialects.launch import MORE, Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.modules import module_names, set_default_targets
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth
 from surefoot.dialects.tool import Tool
-from surefoot.dialects.translation import Translation
+from surefoot.dialects.translation import Note, Translation, in_processes
 from surefoot.dialects.trl.data import reading
 from surefoot.dialects.trl.methods import METHODS, reading_pairs, rows_of
 from surefoot.dialects.voice import Voice
@@ -33,6 +34,17 @@ _STREAM = "surefoot reads a set whole, or so many records as max_samples says"
 _PACKED = "surefoot does not pack: a step has so many examples, not so many packed rows"
 _LOSS = "surefoot's loss is the negative log-likelihood"
 _LAUNCH = ("accelerate_config", "num_processes", "num_machines")
+_ONE = "one process holds all of it"
+# TRL's own files for accelerate, by what they share out.
+_PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {},
+    "multi_gpu": {},
+    "fsdp1": {"distributed_type": "FSDP"},
+    "fsdp2": {"distributed_type": "FSDP"},
+    "zero1": {"distributed_type": "DEEPSPEED", "zero_stage": 1},
+    "zero2": {"distributed_type": "DEEPSPEED", "zero_stage": 2},
+    "zero3": {"distributed_type": "DEEPSPEED", "zero_stage": 3},
+}
 
 OWN_ROWS: tuple[Row, ...] = (
     carried("model_name_or_path", None, "model.path", type=text),
@@ -233,10 +245,15 @@ def from_command(command: Command, options: Options) -> Translation:
         found = read_document(parse_document(options.read(str(word.value)), str(word.value)))
         environment |= _environment(found)
         held += [one for one in found if one.name != "env"]
-    _check_launch(words)
+    launched = _launched(words)
     words = [word for word in words if word.name not in ("config", *_LAUNCH)]
     command = replace(command, environment={**environment, **command.environment})
-    return _translate([*held, *words], options, command, method)
+    if launched is None:
+        return _translate([*held, *words], options, command, method)
+    count, engine, note = launched
+    command = replace(command, facts={**command.facts, "processes": count})
+    found = in_processes(_translate([*held, *words], options, command, method), count, engine)
+    return replace(found, notes=(*note, *found.notes))
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
@@ -252,10 +269,31 @@ def _environment(words: Sequence[Word]) -> dict[str, str]:
     return {str(name): str(value) for name, value in held.items()}
 
 
-def _check_launch(words: Sequence[Word]) -> None:
-    for word in words:
-        if word.name in ("num_processes", "num_machines") and word.value != 1:
-            raise InputError(Fault(word.where, "surefoot starts one process", "leave it out"))
+def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, ...]] | None:
+    """(processes, keys of `parallel`, what became of the words) where TRL is told how to start itself. Raises
+    InputError for several machines and for a profile that is none of TRL's."""
+    told = {word.name: word for word in words if word.name in _LAUNCH}
+    if (machines := told.get("num_machines")) is not None and machines.value != 1:
+        raise InputError(Fault(machines.where, f"asks for {machines.value} machines", MORE))
+    count, profile = told.get("num_processes"), told.get("accelerate_config")
+    if profile is not None and profile.value not in _PROFILES:
+        fix = f"it has {', '.join(_PROFILES)}; or write accelerate launch --config_file {profile.value} sft.py"
+        raise InputError(Fault(profile.where, f"TRL has no profile {profile.value}", fix))
+    if profile is not None and count is None and profile.value != "single_gpu":
+        raise InputError(Fault(profile.where, "TRL's profile is for eight processes", "add --num_processes N"))
+    if count is None:
+        return None
+    if isinstance(count.value, bool) or not isinstance(count.value, int) or count.value < 1:
+        raise InputError(Fault(count.where, f"expected a number of processes from 1, got {count.value}"))
+    several = count.value > 1
+    notes = tuple(
+        Note(
+            word.shown, "carried" if several else "listed", keys if several else (), "" if several else _ONE, word.where
+        )
+        for word, keys in ((count, ("parallel.nproc",)), (profile, ("parallel.engine",)))
+        if word is not None
+    )
+    return count.value, launchers.engine(_PROFILES[profile.value] if profile else {}), notes
 
 
 def _translate(words: Sequence[Word], options: Options, command: Command, method: str = "sft") -> Translation:
