@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -208,6 +209,11 @@ def accelerators() -> int:
 def read_environment() -> dict[str, str]:
     """Those of ENVIRONMENT_NAMES that are set, by name."""
     return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}
+
+
+def environment_without(names: Collection[str]) -> dict[str, str]:
+    """This process's environment for a child that is to do without some variables."""
+    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def launch_environment() -> dict[str, str]:

@@ -147,12 +147,18 @@ def _in_fp32(module, x):
         return F.linear(x.float(), module.weight.float())
 
 
-def test_fp32_products_in_a_bf16_run_are_named_with_their_modules(one_bf16):
+def test_a_bf16_run_with_surefoots_own_kernels_multiplies_in_bf16(one_bf16):
+    assert product_line(one_bf16, "bf16", Measurements()).verdict == "ok"
+
+
+def test_fp32_products_in_a_bf16_run_are_named_with_their_modules(folder, base):
     measured = Measurements(products={"fp32": 1e11, "bf16": 8e11})
-    assert product_line(one_bf16, "bf16", measured).verdict == "ok"
-    for layer in causal_model(one_bf16.setup.policy).model.layers:
-        outside_autocast(layer.mlp.down_proj.get_base_layer())
-    line = product_line(one_bf16, "bf16", measured)
+    plain = {"adapter": "plain"}  # which calls the modules that the plant is in
+    with ready(clean_run(folder, base, precision="bf16", kernels=plain), STEPS) as one:
+        assert product_line(one, "bf16", measured).verdict == "ok"
+        for layer in causal_model(one.setup.policy).model.layers:
+            outside_autocast(layer.mlp.down_proj.get_base_layer())
+        line = product_line(one, "bf16", measured)
     assert (line.code, line.verdict) == ("GEMM-FP32-SHARE", "caution")
     assert "mlp.down_proj" in line.value
     assert line.gain is not None
@@ -178,12 +184,12 @@ def test_training_mode_is_put_back(one):
 
 
 @contextmanager
-def mixed_rows(model):
-    """Every row gets a hundredth of the mean of all rows."""
+def mixed_documents(model):
+    """Every token gets a tenth of the mean of all tokens of all rows."""
     hook = (
         causal_model(model)
         .get_input_embeddings()
-        .register_forward_hook(lambda module, inputs, out: out + 0.01 * out.mean(0, keepdim=True))
+        .register_forward_hook(lambda module, inputs, out: out + 0.1 * out.mean((0, 1), keepdim=True))
     )
     try:
         yield
@@ -191,10 +197,13 @@ def mixed_rows(model):
         hook.remove()
 
 
-def test_one_document_that_reaches_another(one):
-    assert leak_line(one).verdict == "ok"
-    with mixed_rows(one.setup.policy):
-        line = leak_line(one)
+@pytest.mark.parametrize("packing", ["on", "off"])
+def test_one_document_that_reaches_another(folder, base, packing):
+    data = {"train": str(folder / "train.json"), "max_length": 128, "packing": packing}
+    with ready(clean_run(folder, base, data=data), STEPS) as one:
+        assert leak_line(one).verdict == "ok"
+        with mixed_documents(one.setup.policy):
+            line = leak_line(one)
     assert (line.code, line.verdict) == ("PACK-LEAK", "fault")
 
 

@@ -9,7 +9,7 @@ steps live in memory and in a temporary folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from surefoot.doctor.machine import (
     kernel_lines,
     product_lines,
     thread_lines,
+    with_cost,
 )
 from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, split_line
 from surefoot.doctor.steps import STEPS, attention_line, compile_line, number_lines, product_line, take, time_lines
@@ -44,6 +45,7 @@ from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.capture import captured_libraries
 from surefoot.report.silent import silent_console
 from surefoot.stages.measured import (
+    largest_of,
     measured_attention,
     measured_copy,
     measured_products,
@@ -80,11 +82,12 @@ def _lines(config: RunConfig | None, kept: Kept, facts: dict[str, Any]) -> Itera
 
 
 def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
-    yield from environment_lines(environment_without_plan(machine.read_environment(), found.kind))
     dtype: DType = "bf16" if found.bf16 else "fp32"
     request = AttentionRequest(tuple(_forms(found)), **_HEADS, length=_LENGTH, dtype=dtype, device=found.kind)
     seen = _measure(found, kept, _SHAPES, request)
     facts["measurements"] = measurements_to_json(seen)
+    named = environment_lines(environment_without_plan(machine.read_environment(), found.kind))
+    yield from _with_cost(named, seen, _SHAPES, found)
     yield from thread_lines(found.cores, machine.usable_cores(), seen.threads)
     yield from product_lines(seen.products, None)
     yield from kernel_lines(seen.attention, ())
@@ -100,7 +103,6 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
     except SurefootError as error:
         yield from refusals(error, "CONFIG")
         return
-    yield from environment_lines(draft.environment, compiled=draft.compile.value != "off")
     yield disk_line(Path(config.output), _checkpoint_bytes(draft), config.checkpoint.keep)
     targets = draft.adapter.targets.value if draft.adapter else ()
     alone = config.model_copy(update={"parallel": ParallelConfig()})
@@ -108,7 +110,7 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
         with ready(alone, STEPS) as one:
             seen = _measured_for(one, found, kept)
             facts["measurements"] = measurements_to_json(seen)
-            yield from _on_this_machine(one.plan, seen)
+            yield from _on_this_machine(one, seen, found)
             yield from _planned(one, found)
             mine = parity_pass(one)
             yield from _taken(one, seen)
@@ -120,10 +122,27 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
         yield from refusals(error, "DATA" if any(_is_record(one.where) for one in error.faults) else "MODEL", targets)
 
 
-def _on_this_machine(plan: RunPlan, seen: Measurements) -> Iterator[Finding]:
+def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterator[Finding]:
+    plan = one.plan
+    named = environment_lines(plan.environment, compiled=plan.compile.value != "off")
+    yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute.value)
     yield from thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
     yield from product_lines(seen.products, plan.precision.compute.value)
     yield from kernel_lines(seen.attention, plan.attention.kernels.value or (plan.attention.implementation.value,))
+
+
+def _with_cost(
+    lines: Sequence[Finding],
+    seen: Measurements,
+    shapes: Sequence[tuple[int, int]],
+    found: Hardware,
+    compute: DType | None = None,
+) -> list[Finding]:
+    """compute: the run's type, None without one."""
+    from surefoot.probe.elsewhere import rates_without
+
+    here: Mapping[DType, float] = seen.products if compute is None else {compute: seen.products[compute]}
+    return with_cost(lines, here, lambda names: rates_without(names, largest_of(shapes), list(here), found.kind))
 
 
 def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:

@@ -29,9 +29,6 @@ class Finding:
     gain: float | None = None
     exit_code: int = 0
 
-    def __post_init__(self) -> None:
-        assert self.code in CODES, f"{self.code} has no row in the table of codes"
-
     def with_gain(self, gain: float | None) -> Finding:
         return replace(self, gain=gain)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from surefoot import hardware
@@ -28,6 +28,22 @@ def environment_lines(found: Sequence[EnvironmentFinding], *, compiled: bool = F
         else:
             lines.append(caution("ENV-UNREAD", said, f"unset {one.name}: it decides nothing", where=one.name))
     return lines or [ok("ENV-OVERRIDE", "none of the names that matter is set")]
+
+
+def with_cost(
+    lines: Sequence[Finding],
+    here: Mapping[DType, float],
+    rates_without: Callable[[Sequence[str]], Mapping[DType, float]],
+) -> list[Finding]:
+    """The same lines; those of variables that act below the config with what they cost together in matrix products of
+    the run's type. here: FLOP/s with them. rates_without: FLOP/s without these names."""
+    names = [line.where for line in lines if line.code == "ENV-OVERRIDE" and line.verdict == "caution"]
+    if not names:
+        return list(lines)
+    there = rates_without(names)
+    gains = [there[dtype] / here[dtype] for dtype in here if there.get(dtype)]
+    gain = max(gains, default=None)
+    return [line.with_gain(gain) if line.where in names and line.verdict == "caution" else line for line in lines]
 
 
 def thread_lines(threads: int, cores: int, rates: Mapping[int, float]) -> list[Finding]:

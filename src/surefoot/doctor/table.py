@@ -36,5 +36,5 @@ def advice(examination: Examination) -> Iterator[tuple[str, str]]:
 
 
 def _advice(one: Finding) -> str:
-    gain = f" (measured: {one.gain:.2g} x as fast)" if one.gain is not None else ""
+    gain = f" (measured: {one.gain:{'.0f' if one.gain >= 10 else '.2g'}} x as fast)" if one.gain is not None else ""
     return f"{one.code}: {one.fix}{gain}"

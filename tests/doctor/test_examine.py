@@ -1,0 +1,176 @@
+"""The whole examination: a clean run has no finding; what the old notes suffered from is planted and named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import surefoot.doctor.examine as module
+from doctor_runs import ROWS, clean_base, clean_run
+from surefoot import hardware
+from surefoot.doctor.codes import CODES
+from surefoot.doctor.examine import examine
+from surefoot.doctor.findings import to_json
+from surefoot.planning.memory import readable
+
+# Every code that a run shows on a machine without findings. HUB is for the machine alone, the others for refusals.
+SEEN = {
+    "LIB-KNOWN-BAD", "LIB-BUILD", "ENV-OVERRIDE", "DISK", "THREADS", "GEMM-SLOW", "ATTN-KERNEL", "TOK-PAD", "TOK-STOP",
+    "LABEL-NONE", "MEM-OVERSUBSCRIBED", "MICRO-BATCH-SUM", "PACK-LEAK", "ATTN-MATH", "GEMM-FP32-SHARE", "LOSS-FINITE",
+    "LOSS-ZERO", "GRAD-NORM", "LOSS-FALLING", "BWD-RATIO", "DATA-WAIT", "WORKERS-USELESS", "COMPILE-RECOMPILES",
+    "FAST-PATH",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return clean_base(tmp_path_factory.mktemp("base"))
+
+
+def codes(found):
+    return {one.code for one in found.findings}
+
+
+def test_a_clean_run_yields_no_finding_and_leaves_nothing(tmp_path, base):
+    config = clean_run(tmp_path, base)
+    threads = torch.get_num_threads()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    found = examine(config)
+    assert [(one.code, one.value) for one in found.findings] == []
+    assert found.exit_code == 0
+    assert {one.code for one in found.looked_at} == SEEN
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert torch.get_num_threads() == threads
+    json.dumps(to_json(found), allow_nan=False)
+
+
+def long_rows(folder):
+    rows = [{**row, "instruction": "heron " * 60 + row["instruction"]} for row in ROWS]
+    (folder / "train.json").write_text(json.dumps(rows))
+
+
+def test_the_math_kernel_where_flash_is_right_and_faster(tmp_path, base):
+    """About 400 tokens to a row: every score is stored, in both directions."""
+    long_rows(tmp_path)
+    data = {"train": str(tmp_path / "train.json"), "max_length": 512}
+    forced = {"implementation": "sdpa", "flash": "off", "mem_efficient": "off", "cudnn": "off", "math": "on"}
+    found = examine(clean_run(tmp_path, base, data=data, attention=forced, kernels={"adapter": "plain"}))
+    line = next(one for one in found.looked_at if one.code == "ATTN-MATH")
+    assert line.verdict == "caution"
+    assert line.gain is not None
+    free = examine(clean_run(tmp_path, base, data=data))
+    assert "ATTN-MATH" not in codes(free)
+
+
+def test_useless_workers(tmp_path, base):
+    data = {"train": str(tmp_path / "train.json"), "max_length": 128}
+    assert "WORKERS-USELESS" in codes(examine(clean_run(tmp_path, base, data={**data, "workers": 2})))
+
+
+def test_an_oversubscribed_micro_batch(tmp_path, base, monkeypatch):
+    """A machine whose usable memory is smaller than the forecast, and larger than weights and moments."""
+    here = hardware.detect()
+    small = int((2**30 + 2**20) / 0.9)
+    monkeypatch.setattr(hardware, "detect", lambda: replace(here, memory=small, free=small))
+    config = clean_run(tmp_path, base, batch={"size": 16, "micro": 16}, gradient_checkpointing="off")
+    line = next(one for one in examine(config).looked_at if one.code == "MEM-OVERSUBSCRIBED")
+    assert line.verdict == "caution"
+    assert "batch.micro (now 16)" in line.fix
+    assert readable(2**20) in line.value
+
+
+def test_variables_of_the_environment(tmp_path, base, monkeypatch):
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    monkeypatch.setenv("PYTORCH_SDP_KERNEL", "math")
+    monkeypatch.setattr("surefoot.probe.elsewhere.rates_without", lambda names, shape, dtypes, kind: {"fp32": 1e15})
+    lines = [one for one in examine(clean_run(tmp_path, base)).findings if one.code.startswith("ENV")]
+    assert [(one.code, one.where) for one in lines] == [
+        ("ENV-OVERRIDE", "ATEN_CPU_CAPABILITY"),
+        ("ENV-UNREAD", "PYTORCH_SDP_KERNEL"),
+    ]
+    assert lines[0].gain is not None
+    assert lines[0].gain > 1
+
+
+def test_more_threads_than_cores(tmp_path, base, monkeypatch):
+    """The plan takes what the environment said before torch started; here torch is told."""
+    here = hardware.detect()
+    monkeypatch.setattr(hardware, "detect", lambda: replace(here, cores=4 * hardware.usable_cores()))
+    monkeypatch.setattr(module, "measured_threads", lambda shapes, cores, kept: {1: 2e11, 4 * cores: 1e11, cores: 1e11})
+    lines = [one for one in examine(clean_run(tmp_path, base)).findings if one.code == "THREADS"]
+    assert [one.gain for one in lines] == [2.0]
+
+
+def first_and_only(found, code, exit_code):
+    (line,) = found.findings
+    assert (line.code, line.verdict, found.exit_code) == (code, "fault", exit_code)
+    assert line.limit == CODES[code].limit
+    return line
+
+
+@pytest.mark.parametrize(
+    ("code", "changes"),
+    [
+        ("ADAPTER-TARGETS", {"adapter": {"kind": "lora", "rank": 4, "targets": ["q_prj"]}}),
+        ("DTYPE-CONFLICT", {"precision": {"compute": "bf16", "base": "fp16"}}),
+        ("TOK-PAD", {"tokenizer": {"pad": "<|nothing|>"}}),
+    ],
+)
+def test_what_the_plan_refuses(tmp_path, base, code, changes):
+    first_and_only(examine(clean_run(tmp_path, base, **changes)), code, 2)
+
+
+def test_no_label_is_left(tmp_path, base):
+    rows = [{"instruction": "heron " * 30, "input": "", "output": ""} for _ in range(4)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    found = examine(clean_run(tmp_path, base))
+    assert found.exit_code == 2
+    assert codes(found) <= {"LABEL-NONE", "DATA"}
+
+
+def test_records_that_cannot_be_read(tmp_path, base):
+    (tmp_path / "train.json").write_text("{")
+    first_and_only(examine(clean_run(tmp_path, base)), "DATA", 2)
+
+
+def test_rows_of_norm_zero_and_a_twin_under_lora(tmp_path):
+    base = clean_base(tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][3] = 0
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    line = first_and_only(examine(clean_run(tmp_path, base, adapter={"kind": "dora", "rank": 4})), "ROW-ZERO-NORM", 2)
+    assert line.where == "model.layers.0.mlp.up_proj"
+    assert examine(clean_run(tmp_path, base)).findings == ()
+
+
+def test_weights_that_are_not_finite(tmp_path):
+    base = clean_base(tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    first_and_only(examine(clean_run(tmp_path, base)), "MODEL", 2)
+
+
+def test_the_machine_alone(monkeypatch):
+    monkeypatch.setattr(module, "hub_line", lambda: module.ok("HUB", "it answers"))
+    found = examine(None)
+    assert {one.code for one in found.looked_at} == {
+        "LIB-KNOWN-BAD", "LIB-BUILD", "ENV-OVERRIDE", "THREADS", "GEMM-SLOW", "ATTN-KERNEL", "DISK", "HUB",
+    }  # fmt: skip
+    assert found.exit_code == 0
+
+
+def test_measuring_anew_forgets_what_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "hub_line", lambda: module.ok("HUB", "it answers"))
+    asked = []
+    monkeypatch.setattr("surefoot.probe.copy.copy_rate", lambda device, budget: asked.append(device) or 1e10)
+    examine(None)
+    examine(None)
+    assert len(asked) == 1
+    examine(None, anew=True)
+    assert len(asked) == 2

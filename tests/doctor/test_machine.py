@@ -1,0 +1,132 @@
+"""Lines on the machine, from plain values."""
+
+import subprocess
+import sys
+
+import pytest
+
+from surefoot import hardware
+from surefoot.doctor import machine
+from surefoot.doctor.machine import disk_line, environment_lines, kernel_lines, product_lines, thread_lines, with_cost
+from surefoot.planning.environment import VARIABLES, acts_below, environment_without_plan
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.probe.elsewhere import rates_without
+
+
+def only(lines):
+    (line,) = lines
+    return line.code, line.verdict
+
+
+def test_a_variable_that_acts_below_the_config_one_that_is_no_more_than_a_choice_and_one_that_nothing_reads():
+    environment = {"DNNL_MAX_CPU_ISA": "AVX2", "HF_HUB_OFFLINE": "1", "SDPA_BACKEND": "math"}
+    lines = environment_lines(environment_without_plan(environment, "cpu"))
+    assert [(line.code, line.verdict, line.where) for line in lines] == [
+        ("ENV-OVERRIDE", "caution", "DNNL_MAX_CPU_ISA"),
+        ("ENV-OVERRIDE", "ok", "HF_HUB_OFFLINE"),
+        ("ENV-UNREAD", "caution", "SDPA_BACKEND"),
+    ]
+    assert only(environment_lines(())) == ("ENV-OVERRIDE", "ok")
+
+
+def test_what_acts_below_is_known_and_read():
+    below = [name for name in VARIABLES if acts_below(name, compiled=False)]
+    assert len(below) == 11
+    assert all(VARIABLES[name].verdict == "used" for name in below)
+
+
+def test_variables_of_the_compiler_matter_where_it_is_on():
+    found = environment_without_plan({"TORCHDYNAMO_DISABLE": "1"}, "cpu")
+    assert only(environment_lines(found, compiled=True)) == ("ENV-OVERRIDE", "caution")
+    assert only(environment_lines(found, compiled=False)) == ("ENV-OVERRIDE", "ok")
+
+
+def test_what_variables_cost_is_measured_without_them_and_only_where_there_are_any():
+    asked = []
+
+    def there(names):
+        asked.append(tuple(names))
+        return {"bf16": 8e11}
+
+    lines = environment_lines(environment_without_plan({"ONEDNN_MAX_CPU_ISA": "AVX2", "SDPA_BACKEND": "x"}, "cpu"))
+    costly, other = with_cost(lines, {"bf16": 4e9}, there)
+    assert (costly.gain, other.gain) == (200.0, None)
+    assert asked == [("ONEDNN_MAX_CPU_ISA",)]
+    with_cost(environment_lines(()), {"bf16": 4e9}, there)
+    assert len(asked) == 1
+
+
+def test_a_child_does_without_the_variables(monkeypatch):
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    program = [
+        sys.executable,
+        "-c",
+        "import json, os; print(json.dumps({'fp32': len([n for n in os.environ if n == 'ATEN_CPU_CAPABILITY'])}))",
+    ]
+    assert rates_without(["ATEN_CPU_CAPABILITY"], (8, 8), ["fp32"], "cpu", program=program) == {"fp32": 0}
+    assert rates_without([], (8, 8), ["fp32"], "cpu", program=program) == {"fp32": 1}
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('no json')", ""])
+def test_a_child_that_does_not_answer_says_nothing(code):
+    assert rates_without([], (8, 8), ["fp32"], "cpu", program=[sys.executable, "-c", code]) == {}
+
+
+def test_the_child_measures():
+    assert rates_without([], (32, 32), ["fp32"], "cpu").keys() == {"fp32"}
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "rates", "verdict", "gain"),
+    [
+        (2, 2, {1: 1.0, 2: 1.9}, "ok", None),
+        (2, 2, {}, "ok", None),
+        (8, 2, {}, "caution", None),  # more than there are cores
+        (8, 2, {1: 1.0, 2: 1.9, 8: 0.5}, "caution", 3.8),
+        (8, 8, {1: 1.0, 2: 2.0, 8: 0.5}, "caution", 4.0),  # a container that may use two of eight
+        (8, 8, {4: 1.1, 8: 1.0}, "ok", None),  # no clear gain
+        (1, 8, {1: 1.0, 8: 6.0}, "ok", None),  # fewer than could be is a choice
+    ],
+)
+def test_threads(threads, cores, rates, verdict, gain):
+    (line,) = thread_lines(threads, cores, rates)
+    assert (line.code, line.verdict, line.gain) == ("THREADS", verdict, gain)
+
+
+def test_sixteen_bits_that_are_slower_than_fp32():
+    slow = {"fp32": 2e11, "bf16": 5e8}
+    (line,) = product_lines(slow, "bf16")
+    assert (line.code, line.verdict, line.gain) == ("GEMM-SLOW", "caution", 400)
+    assert only(product_lines(slow, "fp32")) == ("GEMM-SLOW", "ok")
+    assert only(product_lines({"fp32": 2e11, "bf16": 2e12}, "bf16")) == ("GEMM-SLOW", "ok")
+    assert product_lines({}, None) == []
+
+
+def test_a_kernel_that_is_wrong_is_a_fault_where_the_run_uses_it():
+    trials = [AttentionTrial("flash", 0.01, "", {"output": 1e-4}), AttentionTrial("cudnn", 0.0, "is not finite")]
+    assert [(line.where, line.verdict) for line in kernel_lines(trials, ["cudnn"])] == [
+        ("flash", "ok"),
+        ("cudnn", "fault"),
+    ]
+    assert {line.verdict for line in kernel_lines(trials, ["flash"])} == {"ok"}
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(99, "fault"), (399, "caution"), (400, "ok")])
+def test_disk(tmp_path, monkeypatch, free, verdict):
+    """Three checkpoints of 100 bytes are kept while the fourth is written."""
+    asked = []
+    monkeypatch.setattr(hardware, "free_disk", lambda place: asked.append(place) or free)
+    line = disk_line(tmp_path / "not" / "there", 100, 3)
+    assert (line.code, line.verdict) == ("DISK", verdict)
+    assert asked == [tmp_path]
+
+
+@pytest.mark.parametrize(("obstacle", "verdict"), [("", "ok"), ("it cannot be reached", "caution")])
+def test_hub(monkeypatch, obstacle, verdict):
+    monkeypatch.setattr(machine, "hub_obstacle", lambda: obstacle)
+    assert machine.hub_line().verdict == verdict
+
+
+def test_no_child_is_started_for_nothing(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail("a child was started"))
+    with_cost(environment_lines(()), {"fp32": 1.0}, lambda names: rates_without(names, (8, 8), ["fp32"], "cpu"))
