@@ -18,7 +18,7 @@ from surefoot.tune.attempt import attempt
 CONFIG = """\
 stage: sft
 model: llama3
-data: {train: train.json, max_length: 64, workers: 0}
+data: {train: train.json, max_length: 64, workers: 0, packing: off}
 adapter: {kind: lora, rank: 4}
 precision: fp32
 attention: sdpa

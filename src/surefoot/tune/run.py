@@ -32,9 +32,9 @@ from surefoot.tune.space import Settings, Space, given_keys, make_space
 PLAIN: Settings = {
     "precision": {"compute": "fp32"},
     "attention": {"implementation": "eager"},
-    # PACK
-    # ADAPTER
-    # LOSS
+    "data.packing": "off",
+    "kernels.adapter": "plain",
+    "kernels.loss": "plain",
     "compile": "off",
     "data.workers": 0,
 }

@@ -46,10 +46,10 @@ def make_space(
     """given: dotted keys that the user set, see `given_keys`. seen: what the probes measured for the plan."""
     axes: list[Axis] = [
         Axis("precision.compute", _dtypes(machine, seen, plan)),
-        # PACK
         Axis("attention.implementation", _attention(machine)),
+        Axis("data.packing", ("off", "on")),
         Axis("batch.micro", _sizes(plan.batch.size.value), ordered=True),
-        Axis("gradient_checkpointing", ("off", "on")),
+        Axis("gradient_checkpointing", ("off", "auto")),
         Axis("compile", ("off", "default")),
         Axis("data.workers", (0, 1), ordered=True),
     ]
@@ -86,10 +86,10 @@ def needs_threads(waiting: float) -> bool:
 def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     return {
         "precision.compute": plan.precision.compute.value,
-        "data.packing": "off",
+        "data.packing": "off" if plan.kernels.documents.value == "plain" else "on",
         "attention.implementation": plan.attention.implementation.value,
         "batch.micro": plan.batch.micro.value,
-        "gradient_checkpointing": "on" if plan.memory.gradient_checkpointing.value else "off",
+        "gradient_checkpointing": "auto" if plan.memory.gradient_checkpointing.value else "off",
         "compile": plan.compile.value,
         "data.workers": config.data.workers,
     }
