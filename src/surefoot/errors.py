@@ -64,4 +64,5 @@ class Diverged(SurefootError):
     exit_code = 5
 
 
+NOT_REPRODUCED_EXIT_CODE = 6  # a replay that does not find what was recorded
 STOPPED_EXIT_CODE = 75  # stopped early and resumable (EX_TEMPFAIL: "try again later")

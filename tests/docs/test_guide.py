@@ -13,7 +13,7 @@ from layouts import LLAMA31_8B, llama3_tokenizer, run_config
 from pages import CONFIGURATION, GUIDE, names, table
 from surefoot import hardware
 from surefoot.config.resume_policy import POLICIES
-from surefoot.errors import STOPPED_EXIT_CODE, SurefootError
+from surefoot.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 from surefoot.planning.environment import VARIABLES
 from surefoot.planning.plan import Source
 from surefoot.report.plan_table import choice_rows
@@ -101,7 +101,7 @@ def test_the_exit_codes_agree_everywhere():
     guide = {int(row[0]): row[1] for row in table(GUIDE, "code", "meaning", "what to do")}
     configuration = {int(row[0]) for row in table(CONFIGURATION, "exit code", "meaning")}
     errors = {kind.exit_code for kind in SurefootError.__subclasses__()}
-    assert set(guide) == configuration == {0, 1, 130, STOPPED_EXIT_CODE} | errors
+    assert set(guide) == configuration == {0, 1, 130, STOPPED_EXIT_CODE, NOT_REPRODUCED_EXIT_CODE} | errors
 
 
 def test_the_refusal_of_fp16_weights_reads_as_shown(tmp_path, monkeypatch):

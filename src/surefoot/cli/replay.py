@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-NOT_REPRODUCED = 6
+from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
 
 
 @click.command()
@@ -61,4 +61,4 @@ def replay(folder: Path, plain: bool, as_json: bool) -> int:
             console.say(line)
         console.say(f"step {then.step}, now: {value_words(now, found.error, found.place)}")
         console.say(said)
-    return 0 if found.same_place else NOT_REPRODUCED
+    return 0 if found.same_place else NOT_REPRODUCED_EXIT_CODE

@@ -18,6 +18,7 @@ from surefoot.counters import Counters, busiest_others, read_counters
 from surefoot.data.batch import Weighted
 from surefoot.report.slowness import Moment, causes, slow_sentence
 from surefoot.stages.arithmetic import Arithmetic
+from surefoot.training.background import is_writing
 from surefoot.training.loop import Job, Observer
 from surefoot.training.pace_guard import RECENT, PaceGuard, Slow
 from surefoot.training.report import EvalReport, StepReport
@@ -71,6 +72,8 @@ class PaceObserver:
         seconds = report.seconds + self._begun.wait
         self._waits.append(self._begun.wait / seconds if seconds else 0.0)
         self._paces.append((seconds, report.tokens))
+        if is_writing():  # a checkpoint beside the steps takes a core for a while, and is no fault
+            return
         slow = self._guard.step(report.step, seconds, self._begun.work)
         if slow is not None:
             self._tell(report.step, slow)

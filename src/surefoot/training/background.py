@@ -24,6 +24,12 @@ from pathlib import Path
 from typing import Any
 
 Finish = Callable[[], Path]
+_THREAD = "checkpoint"
+
+
+def is_writing() -> bool:
+    """Whether a checkpoint is being finished beside the steps at this moment, in this process."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
 class BackgroundWriter:
@@ -44,7 +50,7 @@ class BackgroundWriter:
             return finish()
         self._note = note
         # Not a daemon: a program that ends while it writes waits for it.
-        self._thread = threading.Thread(target=self._run, args=(finish,), name="checkpoint")
+        self._thread = threading.Thread(target=self._run, args=(finish,), name=_THREAD)
         self._thread.start()
         return None
 

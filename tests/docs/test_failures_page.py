@@ -1,0 +1,89 @@
+"""docs/failures.md says what the code does: its config runs, its commands answer, its numbers are those of the code."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from pages import ROOT, names, table
+from surefoot.cli.main import main
+from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
+from surefoot.report.flight import KEPT
+from surefoot.report.slowness import _NEAR
+from surefoot.stages import failures
+from surefoot.stages.pace import _LOOK
+from surefoot.training import loop, pace_guard, window
+from tiny import tiny_llama
+
+PAGE = ROOT / "docs" / "failures.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BAD_STEP = 6
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_llama(tmp_path / "models" / "base")
+    (tmp_path / "data").mkdir()
+    rows = [{"instruction": f"Say {n}.", "output": "heron " * n} for n in range(1, 9)]
+    (tmp_path / "data" / "train.json").write_text(json.dumps(rows))
+    (config,) = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
+    (tmp_path / "run.yaml").write_text(config)
+    return tmp_path
+
+
+def commands(word):
+    return [
+        line.partition("#")[0].split()[1:] for line in re.findall(rf"^surefoot {word} .*$", TEXT, flags=re.MULTILINE)
+    ]
+
+
+def test_the_profile_of_the_page(place):
+    (words,) = commands("train")
+    assert CliRunner().invoke(main, words).exit_code == 0
+    profile = {path.name for path in (place / "runs/my-run/profile").iterdir()}
+    assert profile == {"profile.json", "profile.png", "trace.json.gz"}
+    assert all(f"`{name}`" in TEXT for name in profile)
+
+
+def test_a_failure_has_the_files_of_the_page_and_its_commands_answer(place, monkeypatch):
+    import torch
+
+    real = loop.train_step
+
+    def spoilt(engine, *arguments, **named):
+        if named["step"] == BAD_STEP:
+            with torch.no_grad():
+                next(iter(engine.parameters.values()))[0, 0] = float("nan")
+        return real(engine, *arguments, **named)
+
+    monkeypatch.setattr(loop, "train_step", spoilt)
+    assert CliRunner().invoke(main, ["train", "run.yaml"]).exit_code == 5
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    kept = place / "runs" / "my-run" / f"failure-{BAD_STEP}"
+    said = {name for row in table(PAGE, "file", "what it is") for name in names(row[0])}
+    assert said == {path.name for path in kept.iterdir()}
+    for words in commands("replay"):
+        words = [word.replace("failure-12", f"failure-{BAD_STEP}") for word in words]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+
+
+def test_the_numbers_of_the_page():
+    codes = {int(row[0]) for row in table(PAGE, "exit code", "meaning")}
+    assert codes == {0, 2, 4, NOT_REPRODUCED_EXIT_CODE}
+    told = [
+        f"the last {KEPT} to {2 * KEPT}",
+        f"left out above {failures.LARGEST >> 20} MiB",
+        f"median of the {pace_guard.WINDOW} steps before",
+        f"more than {round(100 * (1 - pace_guard.FALL))} % slower",
+        f"none for {pace_guard.QUIET} steps",
+        f"above {round(100 * _NEAR)} %",
+        f"the run sleeps {_LOOK} s",
+    ]
+    assert all(words in " ".join(TEXT.split()) for words in told)
+    assert (failures.MOST, window.WARM_UP, window.TRACED, pace_guard.RECENT) == (4, 2, 2, 5)  # in words on the page
