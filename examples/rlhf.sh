@@ -5,8 +5,8 @@
 #   examples/rlhf.sh facebook/opt-350m data/train.json data/eval.json rlhf-opt data.max_length=512
 #
 # Records are {prompt, chosen, rejected}: texts, or dialogues of "\n\nHuman: ... \n\nAssistant:". What follows the fourth
-# argument goes to every run as it is; ANSWER=64 in the environment makes PPO's answers at most so long. Called again, it keeps finished runs and goes on with interrupted ones, at the
-# step and bit for bit. docs/rlhf.md walks through it.
+# argument goes to every run as it is; ANSWER=64 in the environment makes PPO's answers at most so
+# long. Called again, it keeps finished runs and goes on with interrupted ones, at the step and bit for bit. docs/rlhf.md walks through it.
 set -euo pipefail
 
 MODEL=${1:?a model: folder or hub id}
@@ -22,9 +22,9 @@ RECIPES=$(dirname "$0")/../recipes
 surefoot train "$RECIPES/sft-llama3-8b-pairs-lora.yaml" model="$MODEL" output="$OUT/sft" "${COMMON[@]}"
 
 # 2. A score that prefers the better answers. Trained on one share of the pairs, measured on pairs it never saw.
-#    Look at: accuracy above 0.6, else PPO has nothing to go by; calibration.png.
+#    Look at: accuracy above 0.6, else PPO has nothing to go by; reward-measured/calibration.png.
 surefoot train "$RECIPES/reward-llama3-8b-lora.yaml" model="$OUT/sft" output="$OUT/reward" "${COMMON[@]}"
-surefoot evaluate reward "$OUT/reward" "$EVAL"
+surefoot evaluate reward "$OUT/reward" "$EVAL" --out "$OUT/reward-measured"
 
 # 3. PPO: the model answers prompts, the score says how well, and KL keeps it near where it began.
 #    Look at: reward rises, kl stays under its bound, ratio stays around 1.

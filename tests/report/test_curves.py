@@ -9,7 +9,7 @@ import pytest
 from runfolders import log_rows, train_row
 from surefoot.report import curves
 from surefoot.report.curves import charts_of, described, shape, since, thin, thinned, to_json
-from surefoot.report.plots import smooth
+from surefoot.report.plots import evaluates_rewards, smooth
 
 
 def lines(rows):
@@ -105,3 +105,13 @@ def test_sent_and_added_are_the_whole(sent):
 def test_the_page_gets_plain_json():
     text = json.dumps(to_json(charts_of(log_rows(30, bad=(3,)))), allow_nan=False)
     assert json.loads(text)[0]["lines"][0]["y"][2] is None
+
+
+def test_an_evaluation_of_rewards_is_no_point_on_the_curve_of_the_loss():
+    counted = {"response_tokens": 8}
+    rows = [{"current_steps": step, "loss": 0.1, **counted} for step in (1, 2, 3)]
+    rows.append({"current_steps": 3, "eval_loss": -0.9, "eval_reward": 0.9, "eval_response_tokens": 8})
+    assert evaluates_rewards(rows)
+    assert "points" not in {line.style for line in charts_of(rows)[0].lines}
+    twin = [{name: value for name, value in row.items() if "response" not in name} for row in rows]
+    assert "points" in {line.style for line in charts_of(twin)[0].lines}

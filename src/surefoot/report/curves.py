@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from surefoot.report.plots import SMOOTH_FROM, Quantity, loss_unit, metric_quantities, smooth
+from surefoot.report.plots import SMOOTH_FROM, Quantity, evaluates_rewards, loss_unit, metric_quantities, smooth
 from surefoot.report.rows import Row, is_train_row, step_metrics
 
 Point = tuple[int, float | None]  # optimizer step, value
@@ -83,6 +83,8 @@ _LATER = (
 def charts_of(rows: Sequence[Row]) -> list[Chart]:
     """Every chart for which the rows hold a point, with all its points."""
     first = [replace(recipe, unit=recipe.unit.replace("nats per token", loss_unit(rows))) for recipe in _RECIPES]
+    if evaluates_rewards(rows):  # the chart of the reward has its evaluations
+        first[0] = replace(first[0], lines=first[0].lines[:1])
     charts = [_chart(recipe, rows) for recipe in (*first, *_metrics(rows), *_LATER)]
     return [chart for chart in charts if chart.lines]
 

@@ -60,16 +60,24 @@ def loss_unit(rows: Sequence[Row]) -> str:
     return "nats per token" if unit == "tokens" else f"mean over {unit.replace('_', ' ')}"
 
 
+def evaluates_rewards(rows: Sequence[Row]) -> bool:
+    """Whether what evaluations call their loss is minus the mean reward, as in stage ppo: no point on the curve of the
+    loss that trains."""
+    return unit_of(rows) == "response_tokens"
+
+
 def in_unit(quantity: Quantity, rows: Sequence[Row]) -> Quantity:
     """With the unit that the rows are in."""
-    return replace(quantity, label=quantity.label.replace("nats per token", loss_unit(rows)))
+    of_rewards = quantity.key == EVAL_LOSS.key and evaluates_rewards(rows)
+    unit = "minus the mean reward" if of_rewards else loss_unit(rows)
+    return replace(quantity, label=quantity.label.replace("nats per token", unit))
 
 
 def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], list[str]]:
     """Draw what the rows hold. name: of the run, for the titles. Returns the names of the files and cautions."""
     written: list[str] = []
     cautions: list[str] = []
-    evaluation = curve_of(rows, EVAL_LOSS)
+    evaluation = None if evaluates_rewards(rows) else curve_of(rows, EVAL_LOSS)
     for quantity in (*QUANTITIES, *metric_quantities(rows)):
         curve = curve_of(rows, quantity)
         if len(curve.values) < 2:
