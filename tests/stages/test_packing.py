@@ -14,6 +14,7 @@ from surefoot.kernels import documents as kernels
 from surefoot.models import documents
 from surefoot.report.console import Console
 from surefoot.stages.run import train_run
+from surefoot.stages.run_folder import Mode
 from tiny import tiny_llama
 
 STEPS, CUT = 4, 2
@@ -54,7 +55,7 @@ def config(workplace, output, *, packing="on", data=(), **way):
     )
 
 
-def train(wanted, mode="new"):
+def train(wanted, mode: Mode = "new"):
     screen = io.StringIO()
     assert train_run(wanted, mode, Console(screen), typed=()) == 0
     return screen.getvalue()

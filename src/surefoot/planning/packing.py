@@ -8,6 +8,7 @@ much is padding is counted, not timed, so it does not turn round on the next sta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from surefoot.config.schema import RunConfig
@@ -16,7 +17,7 @@ from surefoot.hardware import Hardware
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice, DType
+from surefoot.planning.plan import Choice, DType, RunPlan, Source
 
 Form = Literal["matmul", "sdpa", "varlen"]
 PLAIN = "plain"
@@ -63,6 +64,11 @@ def plan_packing(
     if request == "on":
         return Choice(best.form, f"asked for; {times}", "user")
     return _measured(best, trials, lengths, times)
+
+
+def without_packing(plan: RunPlan, reason: str, source: Source) -> RunPlan:
+    """The plan with padded rows."""
+    return replace(plan, kernels=replace(plan.kernels, documents=Choice(PLAIN, reason, source)))
 
 
 def open_forms(

@@ -77,7 +77,9 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield from _ppo_rows(plan)
     yield _row("optimizer", plan.optimizer)
     yield _row("batch.size", plan.batch.size)
-    yield _row("batch.micro", plan.batch.micro, f"{plan.batch.micro.value} x {plan.batch.accumulation}")
+    yield _row("batch.micro", plan.batch.micro, _micro(plan))
+    packing = plan.kernels.documents
+    yield _row("data.packing", packing, "off" if packing.value == "plain" else f"on ({packing.value})")
     yield _row("gradient_checkpointing", plan.memory.gradient_checkpointing)
     if plan.adapter is not None:
         yield _row("kernels.adapter", plan.kernels.adapter)
@@ -86,6 +88,14 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("threads", plan.threads)
     if plan.report_to.value:
         yield _row("report_to", plan.report_to)
+
+
+def _micro(plan: RunPlan) -> str:
+    """What a micro-batch holds x how many of them each rank has in a step."""
+    batch = plan.batch
+    if batch.tokens is None:
+        return f"{batch.micro.value} x {batch.accumulation}"
+    return f"up to {batch.tokens} tokens x {batch.accumulation}"
 
 
 def _reward_rows(plan: RunPlan) -> Iterator[Row]:

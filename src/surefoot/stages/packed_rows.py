@@ -23,8 +23,8 @@ from surefoot.data.pack import even_part, unpacked
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import no_dropout
 from surefoot.models.packing import NAME, packed_attention
-from surefoot.planning.packing import PLAIN, STAGES
-from surefoot.planning.plan import Choice, RunPlan
+from surefoot.planning.packing import PLAIN, STAGES, without_packing
+from surefoot.planning.plan import RunPlan
 from surefoot.stages.fast_paths import LIMITS, Settled, largest_difference, one_pass
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.setup import Setup
@@ -96,4 +96,4 @@ def _without(plan: RunPlan, what: str, say: Callable[[str], None]) -> RunPlan:
     if choice.source == "user":
         raise EnvironmentFault(Fault("data.packing", f"{choice.value} {what}", "set data.packing: auto or off"))
     say(f"data.packing: {choice.value} {what}; rows are padded")
-    return replace(plan, kernels=replace(plan.kernels, documents=Choice(PLAIN, f"{choice.value} {what}", "measured")))
+    return without_packing(plan, f"{choice.value} {what}", "measured")

@@ -129,7 +129,7 @@ def _measure(
         length = lengths.typical if lengths else limit
         trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
         partial = replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
-    if lengths is None or config.data.packing == "off":
+    if lengths is None or not lengths.mix or config.data.packing == "off":
         return partial
     packed = open_forms(config, model, hardware, dtype, longest_example(limit, lengths))
     if isinstance(packed, str):

@@ -21,6 +21,7 @@ from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
 from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
@@ -84,6 +85,8 @@ def prepare(
     answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
     lengths = length_facts(data.train, answer, size=config.batch.size, micro=config.batch.micro)
     plan = with_template(_plan(config, found, lengths), data)
+    if custom.objective is not None and plan.kernels.documents.source != "user":
+        plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
     console.show(audit_report(data))
