@@ -53,6 +53,7 @@ NOT_RUN = {
     "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
     "evaluate harness": "needs the extra eval; tests/stages/test_harness.py",
     "recipes/": "tests/recipes",
+    "replay": "needs a run that went wrong; tests/docs/test_failures_page.py runs them",
 }
 
 
