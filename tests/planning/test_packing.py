@@ -1,0 +1,97 @@
+"""Padded rows unless a form of attention passed its check and brings a gain; every refusal has its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from architectures import LLAMA
+from layouts import model_facts, run_config
+from surefoot.hardware import preset
+from surefoot.planning.measurements import AttentionTrial, LengthFacts
+from surefoot.planning.notes import Notes
+from surefoot.planning.packing import open_forms, plan_packing
+
+FAST = (AttentionTrial("matmul", 0.01, ""), AttentionTrial("sdpa", 0.03, ""), AttentionTrial("padded", 0.02, ""))
+SLOW = (AttentionTrial("matmul", 0.05, ""), AttentionTrial("sdpa", 0.03, ""), AttentionTrial("padded", 0.02, ""))
+WRONG = (AttentionTrial("matmul", 0.0, "the output is off"), AttentionTrial("padded", 0.02, ""))
+
+
+@pytest.fixture
+def facts(tmp_path):
+    return model_facts(tmp_path, LLAMA)
+
+
+def plan(facts, trials=(), *, packing="auto", padding=0.2, notes=None, longest=300, **keys):
+    notes = notes or Notes()
+    found = plan_packing(
+        run_config(data={"train": "d.json", "packing": packing}, **keys),
+        facts,
+        preset("cpu"),
+        compute="fp32",
+        longest=longest,
+        lengths=LengthFacts(longest=longest, typical=200, mean=100.0, mix=(50, 100, 200), padding=padding),
+        trials=trials,
+        notes=notes,
+    )
+    return found.value, found.source, found.reason, [fault.where for fault in notes.faults]
+
+
+def test_what_was_measured_decides(facts):
+    value, source, reason, _ = plan(facts, FAST)
+    assert (value, source) == ("matmul", "measured")
+    assert "20% of the tokens of padded rows are padding" in reason
+    assert "matmul 10, sdpa 30, padded 20" in reason
+
+
+@pytest.mark.parametrize(
+    ("trials", "padding", "value"),
+    [
+        (FAST, 0.0, "matmul"),  # nothing to save, but attention itself is twice as fast
+        (SLOW, 0.4, "plain"),  # attention alone would cost more than it saves
+        ((AttentionTrial("sdpa", 0.015, ""), FAST[2]), 0.01, "plain"),  # a lead that could turn round
+        ((AttentionTrial("sdpa", 0.015, ""), FAST[2]), 0.06, "sdpa"),  # padding is counted, not timed
+        (WRONG, 0.4, "plain"),
+        ((), 0.4, "plain"),
+    ],
+)
+def test_the_default_is_left_for_a_gain_alone(facts, trials, padding, value):
+    assert plan(facts, trials, padding=padding)[0] == value
+
+
+def test_the_users_word_stands(facts):
+    assert plan(facts, FAST, packing="off")[:2] == ("plain", "user")
+    assert plan(facts, SLOW, packing="on")[:2] == ("sdpa", "user")
+    assert plan(facts, packing="on")[:2] == ("sdpa", "user")
+    assert plan(facts, WRONG, packing="on")[3] == ["data.packing"]
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "why"),
+    [
+        ({}, {"stage": "dpo"}, "stage dpo does not pack"),
+        ({}, {"compile": "default"}, "torch.compile"),
+        ({}, {"attention": "eager"}, "eager was asked for"),
+        ({"attention_dropout": 0.1}, {}, "attention_dropout 0.1"),
+        ({"window": 200}, {}, "a window of 200 tokens"),
+        ({"without_sdpa": "it caps logits"}, {}, "it caps logits"),
+    ],
+)
+def test_obstacles(facts, change, keys, why):
+    model = replace(facts, **change)
+    value, _, reason, faults = plan(model, FAST, **keys)
+    assert value == "plain"
+    assert why in reason
+    assert not faults
+    assert plan(model, FAST, packing="on", **keys)[3] == ["data.packing"]
+
+
+def test_a_window_as_long_as_every_document_is_none(facts):
+    assert plan(replace(facts, window=301), FAST)[0] == "matmul"
+
+
+def test_kernels_that_were_named_take_each_document(facts):
+    forms = open_forms(run_config(attention={"math": "off"}), facts, preset("cpu"), "fp32", 300)
+    assert forms == ("sdpa",)
+    assert open_forms(run_config(), facts, preset("h100"), "bf16", 300) == ("varlen",)
