@@ -107,6 +107,21 @@ def test_a_weight_that_is_not_finite_is_found_again_bit_for_bit(folder, monkeypa
     assert sorted(path.name for path in (folder / "weight").glob("failure-*")) == ["failure-3", "failure-4"]
 
 
+def test_packed_rows_are_run_again_packed_and_by_the_plain_path_padded(folder, monkeypatch):
+    before_step(monkeypatch, BAD_STEP, spoil_weight("layers.1.mlp.up_proj.lora_B"))
+    data = {"train": str(folder / "train.json"), "max_length": 128, "packing": "on"}
+    result = train(folder, "packed", data=data, batch={"size": 4, "micro": 4})
+    assert result.exit_code == 5, result.output
+    kept = folder / "packed" / "failure-3"
+    assert read_failure(kept).batches[0].documents
+    monkeypatch.undo()
+    code, said = run_again(kept)
+    assert code == 0, said
+    assert "bit for bit" in said
+    code, said = run_again(kept, "--plain")
+    assert "too" in said or "same module" in said
+
+
 def test_twin_a_run_without_a_fault_keeps_nothing(folder):
     assert train(folder, "sound").exit_code == 0
     assert not list((folder / "sound").glob("failure-*"))

@@ -9,7 +9,7 @@ Several processes: the step of the rank that wrote the folder is run, in one pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,12 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
+from surefoot.data.batch import Batch, Weighted
+from surefoot.data.pack import unpacked
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.families.files import read_json
+from surefoot.models.packing import packed_attention
+from surefoot.planning.packing import PLAIN as PADDED
 from surefoot.planning.plan import Choice, KernelsPlan, RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.silent import SilentObserver, silent_console
@@ -106,7 +110,9 @@ def replay(folder: Path, *, plain: bool = False, custom: Custom = NOTHING) -> Re
         run = prepare(config, found, silence, custom)
     cautions = check_identity(Checkpoint(folder, kept.failure.step), run.identity)
     setup = set_up(run.config, run.plan, run.base, run.tokenizer, checkpoint)
-    for path in planned_paths(run.plan):
+    packed = run.plan.kernels.documents.value
+    paths = [] if packed == PADDED else [packed_attention(packed)]
+    for path in [*paths, *planned_paths(run.plan)]:
         path.install(setup.engine.model)
     if kept.weights is not None:
         _load(setup, kept.weights, folder)
@@ -140,7 +146,7 @@ def _again(kept: Kept, setup: Setup, stage: Stage, plain: bool, cautions: tuple[
         finding = examine(
             engine,
             stage.objective,
-            kept.batches,
+            _laid_out(kept.batches, plain, setup.plan),
             step=failure.step,
             weight=max(failure.weight, 1),
             numbers=failure.numbers,
@@ -151,6 +157,12 @@ def _again(kept: Kept, setup: Setup, stage: Stage, plain: bool, cautions: tuple[
         said = f"{type(error).__name__}: {error}"
         return Replayed(failure, None, said, place_of_error(error, engine.model), plain, cautions)
     return Replayed(failure, finding, "", "", plain, cautions)
+
+
+def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[Weighted]:
+    """As they were; in padded rows for the plain path, which knows no others."""
+    pad = plan.tokenizer.pad_id
+    return [unpacked(batch, pad) if plain and isinstance(batch, Batch) else batch for batch in batches]
 
 
 def _saved(folder: Path) -> tuple[RunConfig, RunPlan]:
