@@ -79,7 +79,6 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from surefoot import hardware
     from surefoot.config.load import load_config
     from surefoot.data.batch import Batch
-    from surefoot.models.fast import FastPath  # noqa: F401  # imported by the run as well
     from surefoot.objectives.sft import sft_loss
     from surefoot.stages.fast_paths import planned_paths
     from surefoot.stages.planned import make_plan

@@ -111,27 +111,27 @@ REQUESTS = {
     "long": {"data": DATA | {"max_length": 8192}},
 }
 GOLDEN = """
-8B       3.1  h100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> alpaca lora plain 8x2
-8B       3.0  h100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|reserved_special_token_0|> alpaca lora plain 8x2
+8B       3.1  h100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> alpaca lora plain 16x1
+8B       3.0  h100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|reserved_special_token_0|> alpaca lora plain 16x1
 8B       chat h200       full-one cuda bf16/fp32 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer full checkpointing 1x1
-8B       chat a100       fp16     cuda fp16/fp16 scaler tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 8x2
-8B       chat h100       fp32     cuda fp32/fp32 unscaled ieee sdpa:mem_efficient <|finetune_right_pad_id|> tokenizer lora plain 6x3
+8B       chat a100       fp16     cuda fp16/fp16 scaler tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
+8B       chat h100       fp32     cuda fp32/fp32 unscaled ieee sdpa:mem_efficient <|finetune_right_pad_id|> tokenizer lora plain 8x2
 8B       chat rtx4090    lora-one cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 1x1
 8B       chat rtx4090    full     REFUSED model
 7B       2    a100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <unk> alpaca lora plain 16x1
 7B       2    T4         fp16-one cuda fp16/fp16 scaler ieee sdpa:mem_efficient <unk> alpaca lora checkpointing 1x1
 7B       2    a100       long     REFUSED data.max_length
-1B       chat rtx4090    lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 8x2
+1B       chat rtx4090    lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
 1B       chat rtx4090    eager    cuda bf16/bf16 unscaled tf32 eager:eager <|finetune_right_pad_id|> tokenizer lora plain 1x1
 1B       chat T4         full-one REFUSED model
-small    chat cpu        lora     cpu fp32/fp32 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 8x2
+small    chat cpu        lora     cpu fp32/fp32 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
 small    chat amx        lora     cpu bf16/bf16 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
 small    chat amx        full     cpu bf16/fp32 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer full plain 16x1
 small    chat emulating  lora     cpu fp32/fp32 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
 small    chat emulating  bf16     cpu bf16/bf16 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
 small    chat eager-wins lora     cpu fp32/fp32 unscaled ieee eager:eager <|finetune_right_pad_id|> tokenizer lora plain 16x1
 small    chat eager-wins sdpa     cpu fp32/fp32 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
-dropping chat cpu        lora     cpu fp32/fp32 unscaled ieee sdpa:math <|finetune_right_pad_id|> tokenizer lora plain 8x2
+dropping chat cpu        lora     cpu fp32/fp32 unscaled ieee sdpa:math <|finetune_right_pad_id|> tokenizer lora plain 16x1
 narrow   chat amx        lora     cpu fp32/fp32 unscaled ieee sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
 small    chat h100       dora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer dora plain 16x1
 small    chat h100       add-pad  cuda bf16/bf16 unscaled tf32 sdpa:flash <|pad|> tokenizer lora plain 16x1

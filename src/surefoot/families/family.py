@@ -146,6 +146,7 @@ class Family:
     dropouts: tuple[str, ...] = ()  # keys besides attention dropout
     window: Window | None = None
     without_sdpa: str = ""  # why transformers refuses SDPA, as the end of a sentence
+    beyond_head: str = ""  # what the model does to the output of its head, as a sentence
     reserved_pads: tuple[ReservedPad, ...] = ()  # first that exists
     forbidden_pads: tuple[ForbiddenPad, ...] = ()
     turn_ends: tuple[str, ...] = ()  # tokens that end a turn in the family's chat templates

@@ -31,6 +31,7 @@ GEMMA2 = Family(
     window=Window(),  # every other layer
     # Asked for SDPA, transformers raises (Gemma2PreTrainedModel._supports_sdpa), whatever the cap is set to.
     without_sdpa="SDPA cannot cap attention logits, as Gemma 2 does (attn_logit_softcapping)",
+    beyond_head="Gemma 2 caps its logits (final_logit_softcapping)",
     reserved_pads=(ReservedPad("<pad>", "reserved for padding"), ReservedPad("<unused0>", "used for nothing")),
     forbidden_pads=(
         ForbiddenPad("<end_of_turn>", "ends every turn: whoever masks padding by id would never train it"),
@@ -55,5 +56,6 @@ GEMMA3 = replace(
     layer_norms=(*HEAD_NORMS, *SANDWICH_NORMS),
     defaults={**GEMMA2.defaults, "use_bidirectional_attention": False},
     window=Window(),  # five layers of six
+    beyond_head="",
     without_sdpa="",  # norms of queries and keys took the place of the cap
 )

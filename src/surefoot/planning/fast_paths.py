@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surefoot.config.schema import KernelsConfig
+from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice, KernelsPlan
 
@@ -12,16 +13,16 @@ def plan_kernels(
     adapter: AdapterPlan | None,
     *,
     stage: str,
-    head: str | None,
+    model: ModelFacts,
     packed: bool,
     engine: str,
     compiled: bool,
     notes: Notes,
 ) -> KernelsPlan:
-    """head: name of the output head. packed: the base is held in nf4. engine: single, ddp, fsdp2 or deepspeed.
+    """packed: the base is held in nf4. engine: single, ddp, fsdp2 or deepspeed.
     compiled: torch.compile is on."""
     of_adapter = adapter_obstacle(adapter, packed=packed, engine=engine, compiled=compiled)
-    of_loss = loss_obstacle(stage, adapter, head, engine)
+    of_loss = loss_obstacle(stage, adapter, model, engine)
     return KernelsPlan(
         adapter=_choice("adapter", request.adapter, "fast", of_adapter, notes),
         loss=_choice("loss", request.loss, "chunked", of_loss, notes),
@@ -35,7 +36,7 @@ def head_rows(*, trains: bool) -> int:
     return 1024 if trains else 256
 
 
-def loss_obstacle(stage: str, adapter: AdapterPlan | None, head: str | None, engine: str) -> str:
+def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, engine: str) -> str:
     """Why head and loss cannot go a few positions at a time; empty where they can, as far as a plan can tell: what the
     model does to its logits, only the model shows."""
     if stage == "reward":
@@ -44,9 +45,11 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, head: str | None, eng
         return "stage ppo looks at the whole distribution over the vocabulary"
     if engine in ("fsdp2", "deepspeed"):
         return f"{engine} hands the head its weights only while the model's own forward runs"
+    if model.family is not None and model.family.beyond_head:
+        return model.family.beyond_head
     if adapter is None:
         return f"stage {stage} weighs each answer by itself, and the head trains" if stage in ("dpo", "kto") else ""
-    if head in adapter.targets.value or any(head and head.endswith(name) for name in adapter.modules_to_save):
+    if model.head in adapter.targets.value or any(model.head.endswith(name) for name in adapter.modules_to_save):
         return "the adapter is also on the output head"
     return ""
 

@@ -50,6 +50,8 @@ class Workload:
     logits: bool = True  # whether any are computed
     beside: int = 0  # bytes of frozen models beside the one that trains
     learning: int = 0  # parameters of a model beside it that trains as well
+    fast_adapter: bool = False  # LoRA and DoRA by arithmetic of our own
+    loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
     passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
 
     @property
@@ -89,7 +91,7 @@ def forecast(
         gradients=4 * (work.trainable + work.learning),
         optimizer=work.optimizer,
         activations=activations,
-        logits=int(tokens * supervised) * work.model.vocab * _logit_bytes(work) if work.logits else 0,
+        logits=_logits(work, int(tokens * supervised)),
         available=available,
         gradient_checkpointing=checkpointing,
         beside=work.beside,
@@ -138,7 +140,9 @@ def _frozen_bytes(work: Workload) -> int:
 def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
     """What one decoder layer keeps for its backward pass."""
     model, b = work.model, work.width
-    if work.autocast:
+    if work.fast_adapter:  # one cast input for all layers that share it; attention's output is cast already
+        linear_inputs = b * (2 * model.hidden + model.intermediate) if work.autocast else 0
+    elif work.autocast:
         adapted = work.adapter is not None
         linear_inputs = b * (_adapted_inputs(work) if adapted else _inputs(model.layer_linears) // model.layers)
     else:  # with dropout on the adapter's input, its output is kept instead
@@ -186,7 +190,7 @@ def _adapted_inputs(work: Workload) -> int:
 
 
 def _adapter_token_bytes(work: Workload) -> int:
-    """A x of each target; dropout's mask and output; DoRA's two more copies of every output."""
+    """A x of each target; dropout's mask and output; DoRA's more copies of every output: PEFT's two, or our one."""
     assert work.adapter is not None
     b = work.width
     count = len(_adapted(work)) / work.model.layers
@@ -194,7 +198,8 @@ def _adapter_token_bytes(work: Workload) -> int:
     if work.adapter.dropout:
         size += 4 * _adapted_inputs(work) * (1 if work.autocast else 2)
     if work.adapter.kind.value == "dora":
-        size += 2 * b * sum(outputs for _, outputs in _adapted(work)) // work.model.layers
+        copies = 1 if work.fast_adapter else 2
+        size += copies * b * sum(outputs for _, outputs in _adapted(work)) // work.model.layers
     return size
 
 
@@ -203,11 +208,22 @@ def _dora_bytes(work: Workload) -> int:
 
     With dropout it multiplies by the base weight twice, the second time with a cast copy.
     """
-    if work.adapter is None or work.adapter.kind.value != "dora":
+    if work.adapter is None or work.adapter.kind.value != "dora" or work.fast_adapter:
         return 0
     copied = work.autocast and work.adapter.dropout > 0
     numbers = sum(inputs * inputs + copied * inputs * outputs for inputs, outputs in _adapted(work))
     return work.width * numbers // work.model.layers
+
+
+def _logits(work: Workload, positions: int) -> int:
+    """At the end of the forward pass. In pieces: logits in the compute type and their log-softmax, then that and its
+    gradient, in the type of the products; a head that trains gets the product of a piece besides."""
+    if not work.logits:
+        return 0
+    if work.loss_rows is None:
+        return positions * work.model.vocab * _logit_bytes(work)
+    product = work.model.vocab * work.model.hidden * work.width if work.adapter is None and work.autocast else 0
+    return min(positions, work.loss_rows) * work.model.vocab * (4 + work.width) + product
 
 
 def _logit_bytes(work: Workload) -> int:

@@ -20,7 +20,7 @@ from surefoot.planning.attention import plan_attention
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.dropout import as_trained, plan_dropout
 from surefoot.planning.environment import environment_findings
-from surefoot.planning.fast_paths import plan_kernels
+from surefoot.planning.fast_paths import head_rows, plan_kernels
 from surefoot.planning.hazards import plan_hazards
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_to_json
@@ -128,11 +128,17 @@ def resolve(
         config.kernels,
         adapter,
         stage=config.stage,
-        head=model.head,
+        model=model,
         packed=precision.base.value == "nf4",
         engine=parallel.engine.value,
         compiled=config.compile != "off",
         notes=notes,
+    )
+    work = replace(
+        work,
+        fast_adapter=kernels.adapter.value == "fast",
+        # What an unknown family does to its logits, only the model shows: room is kept for all of them.
+        loss_rows=head_rows(trains=adapter is None) if kernels.loss.value == "chunked" and model.family else None,
     )
     batch, memory = plan_batch(
         config.batch,
