@@ -1,46 +1,58 @@
 """Which adapters run by surefoot's own arithmetic, and what is said where they do not."""
 
+import dataclasses
+
 import pytest
 
-from plans import adapter_plan
-from surefoot.config.schema import KernelsConfig
-from surefoot.planning.fast_paths import plan_kernels
-from surefoot.planning.notes import Notes
+from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from surefoot.errors import InputError
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.hardware import preset
+from surefoot.planning.resolve import resolve
 
-USUAL = {"stage": "sft", "head": "lm_head", "packed": False, "engine": "single", "compiled": False}
+LORA = {"kind": "lora", "rank": 4}
 
 
-def planned(asked="auto", adapter=adapter_plan(["q_proj"]), **changes):  # noqa: B008  # frozen
-    notes = Notes()
-    kernels = plan_kernels(KernelsConfig(adapter=asked), adapter, **(USUAL | changes), notes=notes)
-    return kernels.adapter, [fault.where for fault in notes.faults]
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    model, tokenizer = model_facts(folder, LLAMA31_8B), read_tokenizer_facts(llama3_tokenizer(folder))
+    machine = dataclasses.replace(preset("h100"), memory=2**40)
+
+    def planned(asked="auto", **request):
+        config = run_config(**({"adapter": LORA, "kernels": {"adapter": asked}} | request))
+        return resolve(config, model, tokenizer, machine, measurements=None, environment={}).kernels.adapter
+
+    return planned
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("engine", ["single", "ddp"])
-def test_auto_is_fast_where_weights_are_whole(kind, engine):
-    choice, faults = planned(adapter=adapter_plan(["q_proj"], kind), engine=engine)
-    assert (choice.value, choice.source, faults) == ("fast", "default", [])
+def test_auto_is_fast_where_weights_are_whole(planned, kind):
+    choice = planned(adapter=LORA | {"kind": kind})
+    assert (choice.value, choice.source) == ("fast", "default")
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("request_", "why"),
     [
-        ({"packed": True}, "nf4"),
-        ({"engine": "fsdp2"}, "fsdp2 hands each module its weights"),
-        ({"engine": "deepspeed"}, "deepspeed hands each module its weights"),
-        ({"compiled": True}, "torch.compile"),
+        ({"precision": {"base": "nf4"}}, "nf4"),
+        ({"parallel": {"engine": "fsdp2"}}, "fsdp2 hands each module its weights"),
+        ({"parallel": {"engine": "deepspeed"}}, "deepspeed hands each module its weights"),
+        ({"compile": "default"}, "torch.compile"),
         ({"adapter": None}, "no adapter"),
     ],
+    ids=str,
 )
-def test_where_it_cannot_run_auto_is_plain_and_a_request_is_refused(changes, why):
-    choice, faults = planned(**changes)
-    assert (choice.value, faults) == ("plain", [])
+def test_where_it_cannot_run_auto_is_plain_and_a_request_is_refused(planned, request_, why):
+    choice = planned(**request_)
+    assert choice.value == "plain"
     assert why in choice.reason
-    assert planned("fast", **changes)[1] == ["kernels.adapter"]
+    with pytest.raises(InputError) as caught:
+        planned("fast", **request_)
+    assert "kernels.adapter" in [fault.where for fault in caught.value.faults]
 
 
 @pytest.mark.parametrize("asked", ["plain", "fast"])
-def test_a_request_is_honoured(asked):
-    choice, faults = planned(asked)
-    assert (choice.value, choice.source, faults) == (asked, "user", [])
+def test_a_request_is_honoured(planned, asked):
+    choice = planned(asked)
+    assert (choice.value, choice.source) == (asked, "user")
