@@ -97,7 +97,7 @@ def part_rows(report: ProfileReport) -> Iterator[tuple[str, str, str, str]]:
     for part in IN_STEP:
         seconds = report.parts.get(part, 0.0)
         share = seconds / report.step_seconds if report.step_seconds else 0.0
-        yield part, _ms(seconds), f"{share:.1%}", f"{shares[part]:.0%}" if part in shares else ""
+        yield part, _ms(seconds), f"{share:.1%}", _share(shares[part]) if part in shares else ""
 
 
 def operator_rows(report: ProfileReport, most: int = _SHOWN) -> Iterator[tuple[str, str, str, str]]:
@@ -136,7 +136,7 @@ def _of_limit(report: ProfileReport) -> str:
     if limit.recomputed_per_token:
         more = f", {_mega(limit.recomputed_per_token)} more recomputed by gradient checkpointing"
     return (
-        f"{limit.of_step:.0%} of the arithmetic limit ({_mega(limit.flops_per_token)} needed per token{more}; "
+        f"{_share(limit.of_step)} of the arithmetic limit ({_mega(limit.flops_per_token)} needed per token{more}; "
         f"products run at {limit.rate / 1e12:.2f} TFLOP/s in {limit.dtype} here)"
     )
 
@@ -152,6 +152,11 @@ def _table(*columns: str, rows: Iterator[tuple[str, ...]]) -> Table:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.1f}"
+
+
+def _share(share: float) -> str:
+    """Two digits, as a small model on a busy machine has little of its limit."""
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" if share >= 0.001 else "under 0.1%"
 
 
 def _mega(flops: float) -> str:
