@@ -117,7 +117,7 @@ def parse(words: list[str]) -> None:
         command = main.get_command(context, name)
         assert command is not None, f"no command {name}"
         parsed = command.make_context(name, arguments, parent=context).params
-    if "config" in parsed:
+    if parsed.get("config"):  # doctor does without one
         load_config(parsed["config"], parsed.get("overrides", ()))
 
 

@@ -114,9 +114,7 @@ def test_threads_are_measured_where_nobody_has_said_how_many(folder, probes, mon
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.delenv("MKL_NUM_THREADS")
     monkeypatch.setattr(machine, "detect", lambda: replace(HERE, cores=8))
-    monkeypatch.setattr(
-        surefoot.probe.threads, "thread_rates", lambda shape, counts, budget: {1: 1.0, 2: 2.0, 4: 4.0, 8: 1.5}
-    )
+    monkeypatch.setattr(surefoot.probe.threads, "thread_rates", lambda shape, counts: {1: 1.0, 2: 2.0, 4: 4.0, 8: 1.5})
     plan = make_plan(run_config(model=folder))
     assert (plan.threads.value, plan.threads.source) == (4, "measured")
     assert make_plan(run_config(model=folder), measurements=plan.measurements).threads == plan.threads

@@ -208,7 +208,8 @@ def attention_line(one: Ready, plan: RunPlan, measured: Measurements) -> Finding
         gain = _with_kernel(one, plan, best.form)
     else:
         gain = min(mine) / best.seconds if mine else None
-    return caution("ATTN-MATH", f"{said} runs, and {best.form} is right and faster", "set attention: auto", gain=gain)
+    value = f"{said} runs, and {best.form} is right and faster at these lengths"
+    return caution("ATTN-MATH", value, "set attention: auto", gain=gain)
 
 
 def compared(before: Callable[[], float], after: Callable[[], float]) -> float:

@@ -1,0 +1,45 @@
+"""docs/doctor.md has every code as it is, and its commands are commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from click.testing import CliRunner
+
+from pages import ROOT, table
+from surefoot.cli.main import main
+from surefoot.doctor.codes import BACKWARD, CODES
+from surefoot.doctor.findings import FORMAT
+from surefoot.planning.environment import VARIABLES
+from surefoot.stages.measured import BUDGET
+
+PAGE = ROOT / "docs" / "doctor.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_the_table_is_that_of_the_code():
+    rows = table(PAGE, "code", "what is looked at", "limit", "exit")
+    assert [tuple(row) for row in rows] == [
+        (f"`{name}`", code.what, code.limit, str(code.exit_code or "")) for name, code in CODES.items()
+    ]
+
+
+def test_its_numbers_are_those_of_the_code():
+    assert f"more than {BACKWARD} times" in TEXT
+    assert f"`format` is {FORMAT}" in TEXT
+    assert f"less than {BUDGET['cpu']:g} seconds on a CPU and less than {BUDGET['cuda']:g} on a GPU" in TEXT
+
+
+def test_variables_that_it_names_are_known():
+    for name in re.findall(r"`([A-Z]+_[A-Z_]+)`", TEXT):
+        assert name in VARIABLES
+
+
+def test_its_commands_are_understood():
+    lines = re.findall(r"^surefoot (doctor.*)$", TEXT, flags=re.MULTILINE)
+    assert len(lines) == 5
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        found = CliRunner().invoke(main, [*words, "--help"])
+        assert found.exit_code == 0, line
