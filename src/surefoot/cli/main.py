@@ -47,7 +47,7 @@ COMMANDS = {
     "generate": Entry("surefoot.cli.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.cli.chat", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.cli.verify", "Check a run or checkpoint bit by bit, or compare two."),
-    "replay": Entry("surefoot.cli.replay", "Run a step again that went wrong, and say whether it does so again."),
+    "replay": Entry("surefoot.cli.replay", "Run a step again that went wrong: does it go wrong again?"),
     "compare": Entry("surefoot.cli.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.cli.board", "Watch the runs of a folder on a live local page."),
     "evaluate": Entry("surefoot.cli.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
