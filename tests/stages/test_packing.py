@@ -95,7 +95,7 @@ def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, tmp_path, monk
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
-    with pytest.raises(EnvironmentFault, match=r"data\.packing.*differs from padded rows"):
+    with pytest.raises(EnvironmentFault, match=r"data\.packing.*lets one document move another"):
         train(config(workplace, tmp_path / "asked", adapter=LORA))
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
     screen = train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA))
