@@ -1,7 +1,7 @@
 """Gradient checkpointing: keep the input of a decoder layer, compute the layer again in the backward pass.
 
-In all layers it costs about one more forward pass, and saves all activations but one layer's. Gradients are the same, bit for
-bit where kernels repeat, dropout included: the random state is replayed.
+In all layers it costs about one more forward pass, and saves all activations but one layer's. Gradients are the same,
+bit for bit where kernels repeat, dropout included: the random state is replayed.
 """
 
 from __future__ import annotations
