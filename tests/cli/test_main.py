@@ -20,6 +20,7 @@ from surefoot.errors import Diverged, EnvironmentFault, Fault, InputError, Integ
 # The surface of the command line. It grows by decision, not by accident: a knob of a run belongs into the config.
 SURFACE = {
     "board": ["runs", "--port", "--open"],
+    "doctor": ["config", "overrides", "--json", "--anew"],
     "capture": [
         "model",
         "--adapter",
