@@ -72,6 +72,7 @@ SURFACE = {
         "--json",
     ],
     "init": ["model", "data", "--out"],
+    "tune": ["config", "overrides", "--out", "--seconds", "--json"],
     "migrate": ["config", "--to", "--out", "--hardware", "--try", "--json"],
     "plan": ["config", "overrides", "--hardware", "--json", "--scale"],
     "push": ["run", "name", "--public", "--base", "--dry-run"],

@@ -53,6 +53,7 @@ NOT_RUN = {
     "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
     "evaluate harness": "needs the extra eval; tests/stages/test_harness.py",
     "recipes/": "tests/recipes",
+    "surefoot tune": "many trials; tests/cli/test_tune.py runs it",
     "replay": "needs a run that went wrong; tests/docs/test_failures_page.py runs them",
 }
 
@@ -67,7 +68,7 @@ def workplace(tmp_path, monkeypatch):
 
 def furnish(folder: Path) -> None:
     runs, captures = ("runs/my-run/checkpoint-200", "runs/other-run"), ("captures/base", "captures/tuned")
-    for name in ("data", "models/base", *runs, *captures):
+    for name in ("data", "models/base", "runs/reward", *runs, *captures):
         (folder / name).mkdir(parents=True)
     (folder / "models" / "base" / "config.json").write_text("{}")
     (folder / "data" / "alpaca.json").write_text(json.dumps(ROWS))

@@ -81,7 +81,10 @@ class TestARun:
             "org/base",
             commits["model", "org/base", None],
         )
-        assert "model: {path: org/base, revision: null, dropout: null}" in (config.parent / "out" / "config.yaml").read_text()
+        assert (
+            "model: {path: org/base, revision: null, dropout: null}"
+            in (config.parent / "out" / "config.yaml").read_text()
+        )
 
     def test_resumes_at_them_although_the_branches_moved(self, hub, config):
         assert train(config).exit_code == 0

@@ -31,7 +31,7 @@ __all__ = ["LoadedConfig", "dump_config", "load_config", "plain_config"]
 @dataclass(frozen=True)
 class LoadedConfig:
     """config: checked, defaults filled in. origins: dotted key -> "file:line", "override" or "default".
-    path: the file, as it was named. given: what file and overrides set, as plain values with short forms written out."""
+    path: the file, as it was named. given: what file and overrides set: plain values, short forms written out."""
 
     config: RunConfig
     origins: dict[str, str]

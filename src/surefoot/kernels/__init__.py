@@ -1,1 +1,1 @@
-"""Arithmetic of our own where it pays: attention of documents, adapters, head and loss; a plain reference beside each."""
+"""Arithmetic of our own where it pays: documents, adapters, head and loss; a plain reference beside each."""

@@ -10,8 +10,8 @@ Backward, with dz = dy, and dz = f dy where only x, A or B is asked:
 
 Layers that share their input (q, k and v; gate and up) read it once: their A stand in one matrix, so that h, g A and dA
 are one product each. What is kept for the backward pass is x and h, and of DoRA z, which is the output itself where
-there is no bias. In the backward pass f goes into whichever is smaller, weights or activations. With dropout on the adapter's input,
-every layer has its own mask, and DoRA's f - 1 acts on W x of the masked input, as in PEFT:
+there is no bias. In the backward pass f goes into whichever is smaller, weights or activations. With dropout on the
+adapter's input, every layer has its own mask, and DoRA's f - 1 acts on W x of the masked input, as in PEFT:
 
     y = x W^T + b + (f - 1) (u W^T) + f (u A^T) (s B)^T     u = masked x
 
