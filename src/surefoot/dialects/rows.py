@@ -20,6 +20,10 @@ from surefoot.dialects.words import plain_truth
 Kind = Literal["carried", "joint", "listed", "refused"]
 Read = Callable[[Any], Any]  # the value as given -> as meant; ValueError says what was expected
 
+# Rows of several examples, by which other tools count a batch. surefoot's own data.packing changes no step.
+PACKED = "a batch counts packed rows there and examples here, so the steps would not be the same"
+UNPACKED = "leave it out, and give the batch in examples: data.packing packs by itself where that is faster"
+
 
 class Refusal(Exception):
     """A value that asks for what surefoot cannot give. what: why not; fix: what to do instead."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from surefoot.dialects.axolotl.methods import ROWS as METHOD_ROWS
 from surefoot.dialects.rows import (
+    PACKED,
+    UNPACKED,
     Row,
     carried,
     file_or_group,
@@ -67,8 +69,8 @@ _ROWS: tuple[Row, ...] = (
     refused(
         "sample_packing",
         False,
-        "surefoot does not pack: a step has so many examples, not so many packed rows",
-        "sample_packing: false, and sizes of a batch in examples",
+        PACKED,
+        UNPACKED,
     ),
     refused("shuffle_merged_datasets", True, "every epoch is shuffled by the seed", "leave it out"),
     # arithmetic

@@ -6,7 +6,20 @@ from typing import Any
 
 from surefoot.dialects import trainer
 from surefoot.dialects.modules import module_names
-from surefoot.dialects.rows import Refusal, Row, carried, joint, listed, names, number, refused, text, whole
+from surefoot.dialects.rows import (
+    PACKED,
+    UNPACKED,
+    Refusal,
+    Row,
+    carried,
+    joint,
+    listed,
+    names,
+    number,
+    refused,
+    text,
+    whole,
+)
 
 _GENERATING = "is about answering; surefoot generate and chat have flags for it"
 _PREPROCESSING = "data are prepared once and cached by their content"
@@ -116,7 +129,7 @@ DATA = (
     joint("val_size", 0.0, ("data.eval",), "a share below 1, or a count"),
     refused("eval_on_each_dataset", False, "surefoot evaluates on all sets together", "leave it out"),
     joint("packing", None, (), "refused: a step is counted in examples"),
-    refused("neat_packing", False, "surefoot counts a step in examples, not in packed rows", "leave it out"),
+    refused("neat_packing", False, PACKED, UNPACKED),
     refused("tool_format", None, "a template has its own form for tools", "leave it out"),
     joint("default_system", None, (), "only the template's own", type=text),
     joint("enable_thinking", True, ("data.template",), "qwen3 only"),

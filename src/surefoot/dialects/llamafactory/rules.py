@@ -7,6 +7,7 @@ from surefoot.dialects.draft import Draft
 from surefoot.dialects.llamafactory.data import set_data
 from surefoot.dialects.llamafactory.methods import STAGES, set_method
 from surefoot.dialects.llamafactory.templates import SAME, UNTHINKING, why_not, writes_bos
+from surefoot.dialects.rows import PACKED, UNPACKED
 from surefoot.families.llamafactory_templates import PREFIX
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
@@ -137,8 +138,7 @@ def set_learned(draft: Draft) -> None:
 def set_packing(draft: Draft) -> None:
     packing = draft["packing"]
     if packing in (True, "true", "True"):
-        what = "a step is counted in examples, not in packed rows, and no text reads another"
-        draft.refuse("packing", what, "leave it out, and multiply the batch by the examples of a row")
+        draft.refuse("packing", PACKED, UNPACKED)
         return
     draft.drop("asks for nothing", "packing")
     if draft["stage"] == "pt" and packing is None:

@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.dialects.modules import module_names
-from surefoot.dialects.rows import Row, carried, group, joint, listed, number, refused, text, truth, whole
+from surefoot.dialects.rows import (
+    PACKED,
+    UNPACKED,
+    Row,
+    carried,
+    group,
+    joint,
+    listed,
+    number,
+    refused,
+    text,
+    truth,
+    whole,
+)
 
 _LIBRARY = "surefoot reads what a model is from its own files"
 _MEMORY = "is about memory or speed, and changes no number"
@@ -49,7 +62,7 @@ _ROWS: tuple[Row, ...] = (
     joint("dataset.conversation_column", None, ("data.train",), type=text),
     joint("dataset.conversation_style", None, ("data.format",), type=text),
     joint("dataset.train_on_input", None, ("data.train_on",), type=truth),
-    refused("dataset.packed", False, "surefoot does not pack: a step has so many examples", "dataset.packed=False"),
+    refused("dataset.packed", False, PACKED, UNPACKED),
     refused("dataset.new_system_prompt", None, "surefoot writes no system text of its own", "put it into the data"),
     refused("dataset.filter_fn", None, "is code", "filter the data first"),
     carried("seed", None, "seed", type=whole),

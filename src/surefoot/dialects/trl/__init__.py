@@ -16,7 +16,7 @@ from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import MORE, Command, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.modules import module_names, set_default_targets
-from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text, truth
+from surefoot.dialects.rows import PACKED, UNPACKED, Row, carried, joint, listed, number, refused, text, truth
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Note, Translation, in_processes
 from surefoot.dialects.trl.data import reading
@@ -31,7 +31,6 @@ _SCRIPTS = {"reward_modeling.py": "reward", **{f"{name}.py": name for name in ME
 _MODULE = "trl.scripts."
 _KERNELS = "is about speed; surefoot chooses its kernels itself"
 _STREAM = "surefoot reads a set whole, or so many records as max_samples says"
-_PACKED = "surefoot does not pack: a step has so many examples, not so many packed rows"
 _LOSS = "surefoot's loss is the negative log-likelihood"
 _LAUNCH = ("accelerate_config", "num_processes", "num_machines")
 _ONE = "one process holds all of it"
@@ -87,7 +86,7 @@ OWN_ROWS: tuple[Row, ...] = (
     carried("max_length", 1024, "data.max_length"),
     refused("truncation_mode", "keep_start", "surefoot cuts the end off", "leave it out"),
     listed("shuffle_dataset", False, "every epoch is shuffled by the seed"),
-    refused("packing", False, _PACKED, "leave it out"),
+    refused("packing", False, PACKED, UNPACKED),
     listed("packing_strategy", "bfd", "nothing is packed"),
     listed("eval_packing", None, "evaluation reads every example once"),
     listed("padding_free", False, "padding changes no number here"),
