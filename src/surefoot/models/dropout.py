@@ -48,3 +48,15 @@ def highest_dropout(model: nn.Module) -> float:
         if isinstance(share := getattr(module, name, None), float)
     ]
     return max(shares, default=0.0)
+
+
+@contextmanager
+def without_draws(model: nn.Module) -> Iterator[None]:
+    """Nothing is drawn in the block: no dropout; and the model as a whole says that it does not train, which ends
+    NEFTune's noise, while its layers go on to: whether they recompute activations hangs on it."""
+    training, model.training = model.training, False
+    try:
+        with no_dropout(model):
+            yield
+    finally:
+        model.training = training

@@ -2,7 +2,8 @@
 
 Padded rows, grouped by length, are the default. Rows are packed where a form passed the accuracy check on this machine
 and there is something to gain: less padding, or attention that is clearly faster on documents of the run's lengths. How
-much is padding is counted, not timed, so it does not turn round on the next start of the same run.
+much is padding is counted, not timed, and what is timed has to differ clearly, so that the next start of the same run
+finds the same.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PADDED = "padded"  # among the trials: the same documents in padded rows
 STAGES = ("pretrain", "sft")
 _PADDING = 0.05  # of all tokens of padded micro-batches; less is not worth another order of sums
 _GAIN = 1.5  # how many times as fast attention must be where there is no padding to save
+_LOSS = 0.8  # how many times as fast it must be where there is
+_CLEAR = 1.2  # how many times as fast another form must be than the usual one
 
 
 def plan_packing(
@@ -59,7 +62,7 @@ def plan_packing(
         return Choice(PLAIN, f"no form passed the accuracy check ({failures})", "measured")
     if not passed:
         return _unmeasured(request, forms)
-    best = min(passed, key=lambda trial: trial.seconds)
+    best = _clearly_best(passed, forms[0])
     times = _times(trials)
     if request == "on":
         return Choice(best.form, f"asked for; {times}", "user")
@@ -104,6 +107,13 @@ def _unmeasured(request: str, forms: Sequence[Form]) -> Choice[str]:
     return Choice(PLAIN, "padded rows of like lengths, as nothing was measured", "default")
 
 
+def _clearly_best(passed: Sequence[AttentionTrial], usual: str) -> AttentionTrial:
+    """The usual form where it passed and none is clearly faster, so that the next start finds the same."""
+    best = min(passed, key=lambda trial: trial.seconds)
+    plain = next((trial for trial in passed if trial.form == usual), best)
+    return best if plain.seconds >= _CLEAR * best.seconds else plain
+
+
 def _measured(
     best: AttentionTrial, trials: Sequence[AttentionTrial], lengths: LengthFacts | None, times: str
 ) -> Choice[str]:
@@ -111,7 +121,7 @@ def _measured(
     padding = lengths.padding if lengths else 0.0
     share = f"{padding:.0%} of the tokens of padded rows are padding"
     gain = padded / best.seconds
-    if gain >= _GAIN or (padding >= _PADDING and gain >= 1):
+    if gain >= _GAIN or (padding >= _PADDING and gain >= _LOSS):
         return Choice(best.form, f"{share}; {times}", "measured")
     return Choice(PLAIN, f"little to gain: {share}; {times}", "measured")
 

@@ -134,7 +134,20 @@ def _measure(
     packed = open_forms(config, model, hardware, dtype, longest_example(limit, lengths))
     if isinstance(packed, str):
         return partial
-    return replace(partial, documents=_document_trials(packed, model, lengths, dtype, device))
+    question = {
+        "forms": list(packed),
+        "mix": list(lengths.mix),
+        "heads": [model.heads, model.kv_heads, model.head_dim],
+        "dtype": dtype,
+        "device": hardware.kind,
+    }
+    documents = kept.get(
+        "documents",
+        question,
+        tuple[AttentionTrial, ...],
+        lambda: _document_trials(packed, model, lengths, dtype, device),
+    )
+    return replace(partial, documents=documents)
 
 
 def _document_trials(

@@ -15,6 +15,7 @@ from surefoot import hardware
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Weighted
 from surefoot.data.loader import prefetched
+from surefoot.models.dropout import without_draws
 from surefoot.planning.plan import RunPlan
 from surefoot.report.silent import silent_console
 from surefoot.stages.custom import NOTHING
@@ -33,7 +34,7 @@ from surefoot.training.step import train_step
 
 @dataclass(frozen=True)
 class Trial:
-    """losses, grad_norms: of the steps of the first round, in order; None where one is not finite. seconds, waiting: of
+    """losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite. seconds, waiting: of
     a timed step, its best round, and what of it went by before its batches were there. tokens: real input tokens, by
     timed step. memory: bytes at the peak, above what the process held before it set up. forecast: the plan's."""
 
@@ -97,19 +98,21 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
                 yield Ready(run, setup, batches)
 
 
-def run_trial(config: RunConfig, *, steps: int, warm_up: int = 1, rounds: int = 2) -> Trial:
-    """Take the first `warm_up + steps` steps of the run, `rounds` times over, each round with the weights as the last
-    one left them; what is timed is every step's best round. In a process of its own the memory means something."""
+def run_trial(config: RunConfig, *, steps: int, warm_up: int = 2, rounds: int = 2) -> Trial:
+    """Take `warm_up` steps of the run without dropout and noise, whose draws depend on how a step is split, and then
+    `steps` more, `rounds` times over, each round with the weights as the last one left them. What is timed is every
+    step's best round. In a process of its own the memory means something."""
     before = psutil.Process().memory_info().rss
     last = warm_up + steps
     with ready(config, last) as one:
         with memory_faults("trial", one.run.config, one.plan):
-            taken = [[_timed(one, number) for number in range(1, last + 1)] for _ in range(rounds)]
+            with without_draws(one.setup.engine.model):
+                first = [_timed(one, number) for number in range(1, warm_up + 1)]
+            taken = [[_timed(one, number) for number in range(warm_up + 1, last + 1)] for _ in range(rounds)]
         device = one.plan.device.value
         peak = hardware.peak_memory(device)
         forecast = one.plan.memory.total
-    first, counted = taken[0], range(warm_up, last)
-    best = [min((taken[round_][at] for round_ in range(rounds)), key=lambda step: step.seconds) for at in counted]
+    best = [min(step, key=lambda one: one.seconds) for step in zip(*taken, strict=True)]
     return Trial(
         losses=tuple(step.report.loss for step in first),
         grad_norms=tuple(step.report.grad_norm for step in first),

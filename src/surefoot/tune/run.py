@@ -24,7 +24,7 @@ from surefoot.stages.run_folder import Claim
 from surefoot.stages.sft import length_facts
 from surefoot.stages.trial import Trial
 from surefoot.tune.attempt import Answer, attempt
-from surefoot.tune.gate import COMPARED, Numbers, failure
+from surefoot.tune.gate import Numbers, failure
 from surefoot.tune.search import GAIN, Search, Tried
 from surefoot.tune.space import Settings, Space, given_keys, make_space
 
@@ -76,7 +76,8 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="surefoot-") as folder, silent_console() as console:
         config = check_config({**given, "output": f"{folder}/run"})
         run = prepare(config, Claim(Path(folder) / "run", "new"), console, NOTHING)
-    lengths = length_facts(run.stage.data.train, config.ppo.max_new_tokens if config.stage == "ppo" else 0)
+    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
+    lengths = length_facts(run.stage.data.train, answer, size=config.batch.size, micro=config.batch.micro)
     space = make_space(
         config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
     )
@@ -180,7 +181,7 @@ class _Trials:
 
 def _reference(given: Mapping[str, Any]) -> Trial:
     """The plain fp32 path's first steps."""
-    answer: Answer = attempt(_with(given, PLAIN), steps=COMPARED - 1, rounds=1, limit=None)
+    answer: Answer = attempt(_with(given, PLAIN), steps=1, rounds=1, limit=None)
     if answer.trial is None:
         raise EnvironmentFault(Fault("tune", f"the plain fp32 path cannot be tried: {answer.failure}", "run doctor"))
     return answer.trial

@@ -88,7 +88,7 @@ class Search:
 
     def _step(self, axis: Axis, best: Tried, direction: int) -> Tried | None:
         at = best.settings[axis.key]
-        upward = [value for value in neighbours(axis, at) if (value > at) == (direction == 0)]
+        upward = [value for value in neighbours(axis, at) if (value > axis.place(at)) == (direction == 0)]
         return self._look({**best.settings, axis.key: upward[0]}) if upward else None
 
     def _look(self, settings: Settings) -> Tried:

@@ -24,11 +24,17 @@ _WAITING = 0.02  # share of a step: with less, threads that prepare batches have
 @dataclass(frozen=True)
 class Axis:
     """key: "batch.micro". values: in order of size where they have one. ordered: the rate rises up to one of them and
-    falls beyond it, so neighbours are tried, and not all."""
+    falls beyond it, so neighbours are tried, and not all. auto: the value that "auto", which may be more than any one
+    of them, comes nearest to."""
 
     key: str
     values: tuple[Any, ...]
     ordered: bool = False
+    auto: Any = None
+
+    def place(self, value: Any) -> Any:
+        """Where a value stands among the others of an ordered axis."""
+        return self.auto if value == "auto" else value
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def make_space(
         Axis("precision.compute", _dtypes(machine, seen, plan)),
         Axis("attention.implementation", _attention(machine)),
         Axis("data.packing", ("off", "on")),
-        Axis("batch.micro", _sizes(plan.batch.size.value), ordered=True),
+        Axis("batch.micro", _sizes(plan.batch.size.value), ordered=True, auto=plan.batch.micro.value),
         Axis("gradient_checkpointing", ("off", "auto")),
         Axis("compile", ("off", "default")),
         Axis("data.workers", (0, 1), ordered=True),
@@ -88,7 +94,7 @@ def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
         "precision.compute": plan.precision.compute.value,
         "data.packing": "off" if plan.kernels.documents.value == "plain" else "on",
         "attention.implementation": plan.attention.implementation.value,
-        "batch.micro": plan.batch.micro.value,
+        "batch.micro": "auto",  # a budget of tokens, which no number of examples says
         "gradient_checkpointing": "auto" if plan.memory.gradient_checkpointing.value else "off",
         "compile": plan.compile.value,
         "data.workers": config.data.workers,
@@ -122,6 +128,7 @@ def _sizes(most: int) -> tuple[int, ...]:
 
 def neighbours(axis: Axis, at: Any) -> Sequence[Any]:
     """What to try next from a value of an ordered axis: the next larger one first."""
-    values = sorted({*axis.values, at})
-    place = values.index(at)
-    return [values[other] for other in (place + 1, place - 1) if 0 <= other < len(values)]
+    here = axis.place(at)
+    larger = sorted(value for value in axis.values if value > here)
+    smaller = sorted((value for value in axis.values if value < here), reverse=True)
+    return [*larger[:1], *smaller[:1]]
