@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
+from surefoot.kernels import adapters
 from surefoot.kernels.adapters import Layers, Projection, adapted, plain_projection
 from surefoot.kernels.dora import factor_of, factored_norms, row_squares, scaled, scaled_rows
 
@@ -143,6 +146,42 @@ def test_dora_keeps_the_output_itself_where_there_is_no_bias():
     outputs = one.fast()
     kept = outputs[0].grad_fn.saved_tensors
     assert {tensor.data_ptr() for tensor in outputs} <= {tensor.data_ptr() for tensor in kept}
+
+
+def masks_held(kind, *, again: bool) -> tuple[int, list[torch.Tensor]]:
+    """Masks alive between forward and backward pass, and the gradients, with and without gradient checkpointing.
+    again: compute the layers again in the backward pass. As in a model, the masks are drawn inside."""
+    one = case(kind)
+    drawn = []
+
+    def forward(x):
+        masks = tuple(torch.rand(x.shape) < 0.3 for _ in OUTPUTS)
+        drawn.extend(weakref.ref(mask) for mask in masks)
+        return adapted(dataclasses.replace(one.layers, dropped=masks, kept=1 / 0.7), x, one.parameters)
+
+    torch.manual_seed(7)
+    outputs = checkpoint(forward, one.x, use_reentrant=False) if again else forward(one.x)
+    held = sum(mask() is not None for mask in drawn)
+    return held, list(one.gradients(outputs))
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_gradient_checkpointing_lets_go_of_dropout_masks(kind):
+    held, found = masks_held(kind, again=True)
+    assert held == 0
+    kept, plain = masks_held(kind, again=False)
+    assert kept == len(OUTPUTS)  # a mask that is held is seen
+    assert all(torch.equal(one, two) for one, two in zip(found, plain, strict=True))
+
+
+def test_twin_masks_that_are_kept_beside_the_saved_tensors_are_seen(monkeypatch):
+    plain = dataclasses.replace
+    monkeypatch.setattr(
+        adapters,
+        "replace",
+        lambda layers, dropped: plain(layers, dropped=layers.dropped if dropped is None else dropped),
+    )
+    assert masks_held("lora", again=True)[0] == len(OUTPUTS)
 
 
 def test_an_output_that_is_changed_in_place_is_refused_and_not_used():

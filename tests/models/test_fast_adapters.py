@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -178,6 +179,36 @@ def test_recomputed_layers_give_the_same_bits(folders, kind):
     kept = gradients(model)
     enable_gradient_checkpointing(model)
     assert difference(gradients(model), kept) == 0
+
+
+def masks_held(monkeypatch, model):
+    """Dropout masks alive between the forward and the backward pass, and how many were drawn."""
+    drawn = []
+    plain = fast_adapters._draw
+
+    def watched(*given):
+        masks, kept = plain(*given)
+        drawn.extend(weakref.ref(mask) for mask in masks)
+        return masks, kept
+
+    monkeypatch.setattr(fast_adapters, "_draw", watched)
+    loss = sft_loss(model, a_batch()).loss
+    held, count = sum(mask() is not None for mask in drawn), len(drawn)
+    loss.backward()
+    return held, count
+
+
+def test_no_mask_is_held_for_layers_that_are_computed_again(folders, monkeypatch):
+    model = learner(folders("llama3"), dropout=0.2)
+    install(model)
+    plain = gradients(model)
+    held, drawn = masks_held(monkeypatch, model)
+    assert held == drawn > 0  # the twin: without gradient checkpointing all are
+    enable_gradient_checkpointing(model)
+    held, again = masks_held(monkeypatch, model)
+    assert held == 0
+    assert again == drawn
+    assert difference(gradients(model), plain) == 0
 
 
 SETTINGS = {"betas": (0.9, 0.999), "momentum": None, "eps": 1e-8, "weight_decay": 0.0}

@@ -23,7 +23,7 @@ Shapes: T tokens, I inputs, O outputs, r rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -91,7 +91,9 @@ def plain_projection(
 class _Adapted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layers: Layers, x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.layers, ctx.dtypes = layers, [x.dtype, *(one.dtype for one in parameters)]
+        # Masks go the way of activations, so that gradient checkpointing and the like can let go of them as well.
+        ctx.layers, ctx.masked = replace(layers, dropped=None), layers.dropped is not None
+        ctx.dtypes = [x.dtype, *(one.dtype for one in parameters)]
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(layers.stacked.dtype)
             inputs = _inputs(layers, x)
@@ -100,19 +102,20 @@ class _Adapted(torch.autograd.Function):
                 _output(one, x, u, h, masked=layers.dropped is not None)
                 for one, u, h in zip(layers.projections, inputs, thin, strict=True)
             ]
-        ctx.save_for_backward(x, *thin, *(kept for _, kept in made))
+        ctx.save_for_backward(x, *thin, *(kept for _, kept in made), *(layers.dropped or ()))
         return tuple(output for output, _ in made)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        layers: Layers = ctx.layers
         x, *saved = ctx.saved_tensors
-        count = len(layers.projections)
+        count = len(ctx.layers.projections)
+        thin, kept, masks = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        layers: Layers = replace(ctx.layers, dropped=tuple(masks) if ctx.masked else None)
         with torch.autocast(x.device.type, enabled=False):
             dy = [_flat(gradient) for gradient in outer]
             g = [one @ projection.up for one, projection in zip(dy, layers.projections, strict=True)]
-            own = _own_gradients(layers, x, saved[:count], saved[count:], dy, g)
+            own = _own_gradients(layers, x, thin, kept, dy, g)
             dx = _input_gradient(layers, x, dy, g) if ctx.needs_input_grad[1] else None
         return None, *(
             None if gradient is None else gradient.to(dtype)
