@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from architectures import TINY, build
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Example, collate
+from surefoot.models import chunked_head as chunked_head_module
 from surefoot.models.adapters import add_adapter
 from surefoot.models.chunked_head import chunked_head, head_obstacle, loss_path
 from surefoot.models.forward import hidden_at, output_head
@@ -123,6 +126,34 @@ def test_the_trial_leaves_no_trace():
     assert model.training
     assert not output_head(model)._forward_hooks
     assert difference(before, measured(model, summed)) == 0
+
+
+def modes_after_the_trial():
+    """Of a model, of which one layer alone is held in the other mode, before and after the trial."""
+    model = model_of("llama").train()
+    model.get_submodule("model.layers.0").eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    head_obstacle(model)
+    return before, {name: module.training for name, module in model.named_modules()}
+
+
+def test_the_trial_leaves_every_module_in_its_mode():
+    before, after = modes_after_the_trial()
+    assert len(set(before.values())) == 2
+    assert after == before
+
+
+def test_twin_one_mode_for_the_whole_model_would_be_seen(monkeypatch):
+    @contextmanager
+    def whole(model):
+        was_training = model.training
+        model.eval()
+        yield
+        model.train(was_training)
+
+    monkeypatch.setattr(chunked_head_module, "evaluating", whole)
+    before, after = modes_after_the_trial()
+    assert after != before
 
 
 def test_evaluation_counts_first_choices():

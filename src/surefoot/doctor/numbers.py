@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch, Weighted
 from surefoot.doctor.findings import Finding, fault, ok
+from surefoot.models.dropout import evaluating
 from surefoot.models.forward import logits_at
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import DType, RunPlan
@@ -32,7 +31,7 @@ def split_line(one: Ready) -> Finding:
     if size < 2:
         return ok("MICRO-BATCH-SUM", "a step has one example")
     together, apart = (_in_micro_batches(one, micro) for micro in (size, 1))
-    with _without_dropout(setup.engine.model):
+    with evaluating(setup.engine.model):
         whole = one_pass(setup, run.stage, together[:1], 1)
         same = [batch for batch in apart if batch.examples[0] in together[0].examples]
         parts = one_pass(setup, run.stage, same, 1)
@@ -56,7 +55,7 @@ def leak_line(one: Ready) -> Finding:
         return ok("PACK-LEAK", "a micro-batch has one document")
     start = rows.lengths[0] if rows.documents else rows.input_ids.shape[1]
     places = torch.arange(rows.lengths[1], device=rows.input_ids.device) + start
-    with torch.no_grad(), _without_dropout(setup.engine.model), setup.settings.kernels(), setup.settings.forward():
+    with torch.no_grad(), evaluating(setup.engine.model), setup.settings.kernels(), setup.settings.forward():
         before, after = (logits_at(setup.policy, one_of, places).float() for one_of in (rows, _changed(rows)))
     error = float((after - before).norm() / before.norm())
     fix = "set data.packing: off and attention: auto; what still moves comes from the model itself"
@@ -68,17 +67,6 @@ def _changed(rows: Batch) -> Batch:
     ids = rows.input_ids.clone()
     ids[0, : rows.lengths[0]] = ids[0, rows.lengths[0] - 1]
     return replace(rows, input_ids=ids)
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was in training.items():
-            module.training = was
 
 
 def parity_pass(one: Ready) -> Pass:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import Batch
+from surefoot.models.dropout import evaluating
 from surefoot.models.forward import logits_at, output_head
 from surefoot.models.roles import Trunk
 from surefoot.models.value_head import ScoredModel
@@ -127,14 +128,14 @@ class Cast(nn.Module):
         weighed. Frozen models that stand apart stay on the device."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_without_dropout(self))
+            stack.enter_context(evaluating(self))
             stack.enter_context(self.at_hand())
             yield
 
     @contextmanager
     def acting(self) -> Iterator[nn.Module]:
         """The actor's language model, heard as the actor and still, to answer prompts."""
-        with torch.no_grad(), _without_dropout(self), self._playing(self._actor):
+        with torch.no_grad(), evaluating(self), self._playing(self._actor):
             yield self._actor.model
 
     @contextmanager
@@ -160,7 +161,7 @@ class Cast(nn.Module):
         guest = self._guests.get(id(part.model))
         with (
             torch.no_grad(),
-            _without_dropout(part.model),
+            evaluating(part.model),
             guest.at(self._device) if guest else nullcontext(),
             self._playing(part),
         ):
@@ -234,18 +235,6 @@ class _Guest:
             self._visits -= 1
             if not self._visits:
                 self._model.cpu()
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """In eval mode inside; every module's own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _language_model(part: Part | ScoredPart) -> nn.Module:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from surefoot.kernels.chunked_loss import Head
+from surefoot.models.dropout import evaluating
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import language_models, output_head
 
@@ -77,14 +78,14 @@ def _logits_are_the_heads(model: nn.Module, head: nn.Linear) -> bool:
         return shown.to(output.dtype).expand_as(output)
 
     hook = head.register_forward_hook(show)
-    was_training = model.training
-    model.eval()
     try:
         kind = head.weight.device.type
-        with torch.autocast(kind, dtype=head.weight.dtype, enabled=head.weight.dtype != torch.float32):
+        with (
+            evaluating(model),
+            torch.autocast(kind, dtype=head.weight.dtype, enabled=head.weight.dtype != torch.float32),
+        ):
             ids = torch.zeros((1, 2), dtype=torch.long, device=head.weight.device)
             logits = model(input_ids=ids, use_cache=False).logits
     finally:
         hook.remove()
-        model.train(was_training)
     return torch.equal(logits, shown.to(logits.dtype).expand_as(logits))
