@@ -207,6 +207,19 @@ def test_another_number_of_ranks_goes_on_and_it_is_said(world):
     assert "ranks were 1, are 2" in said
 
 
+def test_an_engine_that_cuts_parameters_goes_on_without_the_fast_paths(world):
+    """With them it would end in a product of a part and a whole."""
+    output = world / "cut"
+    config = write_config(world, output, parallel=TWO, duration="2 steps")
+    assert run(surefoot("train", config), world / "whole.txt")[0] == 0
+    command = surefoot("train", config, "--resume", "duration=3 steps", "parallel.engine=fsdp2")
+    code, said = run(command, world / "cut.txt")
+    assert code == 0, said
+    assert "not bit for bit: engine was ddp, is fsdp2" in said
+    for key, value in (("adapter", "fast"), ("loss", "chunked")):
+        assert f"not bit for bit: kernels.{key} was {value}, is plain: fsdp2 hands" in " ".join(said.split())
+
+
 def test_a_rank_that_fails_says_so_once(world):
     output = world / "failing"
     more = hurried(world / "failing-rank", FAILS_IN_SETUP)

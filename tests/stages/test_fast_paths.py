@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from surefoot.report.console import Console
 from surefoot.stages.fast_paths import Pass, largest_difference, planned_paths
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
+from surefoot.stages.run_folder import Mode
 from tiny import tiny_llama
 from toy import toy_engine
 
@@ -47,7 +49,7 @@ def config(workplace, output, *, rows="rows.json", **way):
     return run_config(model=str(workplace / "base"), data=data, output=str(output), **(defaults | way))
 
 
-def train(wanted, mode="new"):
+def train(wanted, mode: Mode = "new"):
     screen = io.StringIO()
     assert train_run(wanted, mode, Console(screen), typed=()) == 0
     return " ".join(screen.getvalue().split())
@@ -153,6 +155,15 @@ def test_plans_of_before_have_plain_paths(workplace, tmp_path):
     plan = make_plan(config(workplace, tmp_path / "run"))
     assert next(path.name for path in planned_paths(plan)) == "adapter"
     assert KernelsPlan().adapter.value == "plain"
+
+
+def test_a_plan_with_fast_paths_under_an_engine_that_cuts_parameters_is_refused(workplace, tmp_path):
+    plan = make_plan(config(workplace, tmp_path / "run"))
+    assert [path.name for path in planned_paths(plan)] == ["adapter", "loss"]  # twin: whole parameters
+    parallel = replace(plan.parallel, engine=replace(plan.parallel.engine, value="fsdp2"))
+    with pytest.raises(EnvironmentFault) as caught:
+        planned_paths(replace(plan, parallel=parallel))
+    assert [fault.where for fault in caught.value.faults] == ["kernels.adapter", "kernels.loss"]
 
 
 def a_pass(loss=2.0, **gradients):

@@ -40,14 +40,14 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def config(workplace, output, *, packing="on", data=(), **way):
+def config(workplace, output, *, packing="on", data=(), steps=STEPS, **way):
     file = "texts.json" if way.get("stage") == "pretrain" else "rows.json"
     given = {"train": str(workplace / file), "eval": 2, "max_length": 64, "packing": packing}
     settings = {"batch": {"size": 8}, "optim": {"lr": 1e-3}, "precision": "fp32"} | way
     return run_config(
         model=str(workplace / "base"),
         data=given | dict(data),
-        duration=f"{STEPS} steps",
+        duration=f"{steps} steps",
         eval_every=f"{CUT} steps",
         checkpoint={"every": "1 step", "keep": STEPS},
         output=str(output),
@@ -130,6 +130,31 @@ def test_a_packed_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace,
     shutil.rmtree(tmp_path / "run")
     train(config(workplace, tmp_path / "run", packing="off", **noisy))
     assert ends(tmp_path / "run") != uninterrupted  # twin: bytes tell rounding apart
+
+
+def with_dropout(wanted):
+    return wanted.model_copy(update={"model": wanted.model.model_copy(update={"dropout": 0.1})})
+
+
+def test_dropout_that_comes_on_resume_ends_packing_and_it_is_said(workplace, tmp_path, monkeypatch):
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
+    assert chosen(tmp_path / "run")["value"] == "sdpa"
+    longer = with_dropout(config(workplace, tmp_path / "run", packing="auto", steps=STEPS + 1, adapter=LORA))
+    with monkeypatch.context() as broken:  # twin
+        broken.setattr("surefoot.stages.prepare._plain_as", lambda anew, plan, *names: plan)
+        with pytest.raises(EnvironmentFault, match=r"data\.packing"):
+            train(longer, "resume")
+    screen = " ".join(train(longer, "resume").split())
+    assert "not bit for bit: data.packing was sdpa, is plain: no form has dropout" in screen
+    assert chosen(tmp_path / "run")["value"] == "plain"
+
+
+def test_dropout_that_packing_by_name_forbids_is_refused_with_what_can_be_done(workplace, tmp_path):
+    train(config(workplace, tmp_path / "run", adapter=LORA))
+    longer = with_dropout(config(workplace, tmp_path / "run", steps=STEPS + 1, adapter=LORA))
+    with pytest.raises(InputError, match=r"data\.packing: is on.*leave model\.dropout as it was"):
+        train(longer, "resume")
 
 
 def test_a_bos_that_is_scaled_is_scaled_in_every_document(workplace, tmp_path):

@@ -37,7 +37,7 @@ POLICIES: dict[str, Rule] = {
     "stage": Rule("refused", "another stage is another training method"),
     "model": Rule("refused", "the trained weights belong to the old base model"),
     "model.path": Rule("free", "the folder may have been moved; what is in it is compared"),
-    "model.dropout": Rule("warned", "dropout draws other masks from here on, and another attention kernel may run"),
+    "model.dropout": Rule("warned", "dropout draws other masks from here on; attention and packing may be others"),
     "tokenizer": Rule("refused", "token ids would mean something else"),
     "adapter": Rule("refused", "the trained weights have the shape and scale of the old adapter"),
     "data": Rule("refused", _ORDER),

@@ -7,6 +7,8 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice, KernelsPlan
 
+CUTTING = ("fsdp2", "deepspeed")  # engines whose parameters are whole only while the module's own forward runs
+
 
 def plan_kernels(
     request: KernelsConfig,
@@ -43,7 +45,7 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, en
         return "stage reward computes no logits"
     if stage == "ppo":
         return "stage ppo looks at the whole distribution over the vocabulary"
-    if engine in ("fsdp2", "deepspeed"):
+    if engine in CUTTING:
         return f"{engine} hands the head its weights only while the model's own forward runs"
     if model.family is not None and model.family.beyond_head:
         return model.family.beyond_head
@@ -60,7 +62,7 @@ def adapter_obstacle(adapter: AdapterPlan | None, *, packed: bool, engine: str, 
         return "full fine-tuning has no adapter"
     if packed:
         return "a base in nf4 is unpacked by bitsandbytes' own layers"
-    if engine in ("fsdp2", "deepspeed"):
+    if engine in CUTTING:
         return f"{engine} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""
 

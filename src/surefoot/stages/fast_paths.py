@@ -27,7 +27,7 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.chunked_head import loss_path
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast_adapters import adapter_path
-from surefoot.planning.fast_paths import head_rows
+from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import Choice, DType, RunPlan
 from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
@@ -51,6 +51,7 @@ _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would 
 _SMALL = 0.03
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in a name
 PLAIN = "plain"
+SWITCHED = ("adapter", "loss")  # the paths of this module, by their keys under `kernels:`
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,15 @@ class Pass:
 
 
 def planned_paths(plan: RunPlan) -> list[FastPath]:
-    """Those that the plan has, in the order in which they are put in."""
+    """Those that the plan has, in the order in which they are put in.
+
+    Raises EnvironmentFault where the plan's engine cuts parameters: no plan is made so, and they would fail in the
+    first product.
+    """
+    engine = plan.parallel.engine.value
+    if engine in CUTTING and (named := [name for name in SWITCHED if getattr(plan.kernels, name).value != PLAIN]):
+        what = f"the plan has it, and {engine} hands each module its weights only while the module's own forward runs"
+        raise EnvironmentFault([Fault(f"kernels.{name}", what, "start another run") for name in named])
     adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     return [*adapter, *loss]
@@ -103,8 +112,7 @@ def settle(
         return one_pass(setup, stage, batches, step)
 
     limit = LIMITS[plan.precision.compute.value]
-    whole = plan.parallel.engine.value in ("single", "ddp")
-    with _nothing_at_zero(engine.parameters.values() if whole else ()):
+    with _nothing_at_zero(engine.parameters.values()):
         plain = run()
         good: list[FastPath] = []
         for path in possible:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ def base_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def check_identity(checkpoint: Checkpoint, now: dict[str, Any]) -> list[str]:
-    """Cautions about a changed environment. Raises IntegrityError where data, tokenizer or base changed."""
+def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence[str] = ()) -> list[str]:
+    """Cautions about a changed environment. others: what else is computed in another way from here on. Raises
+    IntegrityError where data, tokenizer or base changed."""
     then = saved_identity(checkpoint)
     faults = [
         Fault(str(checkpoint.folder), what, "restore it, or start another run")
@@ -97,7 +99,7 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any]) -> list[str]:
         for key, usual in (("ranks", 1), ("engine", "single"))
         if (before := then.get(key, usual)) != now[key]
     ]
-    cautions = [f"continuing, but not bit for bit: {change}" for change in changed]
+    cautions = [f"continuing, but not bit for bit: {change}" for change in [*changed, *others]]
     if then["eval_data"] != now["eval_data"]:
         cautions.append("the evaluation data is not what it was: evaluation losses before and after cannot be compared")
     if then.get("eval_template", now["eval_template"]) != now["eval_template"]:

@@ -20,8 +20,9 @@ from surefoot.families.files import read_json
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
+from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.packing import without_packing
+from surefoot.planning.packing import PLAIN, without_packing
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
@@ -111,7 +112,7 @@ def prepare(
         console.say(f"caution: {caution}", style="yellow")
     identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
     if found.checkpoint is not None:
-        for caution in check_identity(found.checkpoint, identity):
+        for caution in check_identity(found.checkpoint, identity, _other_kernels(found, plan)):
             console.say(caution, style="yellow")
     return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
 
@@ -183,7 +184,8 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
 
 def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
     """A resumed run keeps its plan, but for the parts on batch, memory and ranks where a changed key or another number
-    of ranks asks for it, and with another dropout those on dropout and attention."""
+    of ranks asks for it, and with another dropout those on dropout and attention. A fast path goes where the new
+    engine or the new dropout does not allow it."""
     if found.plan is None:
         return make_plan(config, lengths=lengths)
     now, then = ranks_facts(config).world, found.plan.parallel.ranks.value
@@ -191,6 +193,42 @@ def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
     drops = _DROPOUT in keys
     if not (drops or keys & _PLANNED or any(key.startswith("parallel") for key in keys) or now != then):
         return found.plan
-    anew = make_plan(config, lengths=lengths, measurements=found.plan.measurements)
+    try:
+        anew = make_plan(config, lengths=lengths, measurements=found.plan.measurements)
+    except InputError as error:
+        raise InputError([_that_can_be_followed(fault, drops) for fault in error.faults]) from None
     plan = replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
-    return replace(plan, dropout=anew.dropout, attention=anew.attention) if drops else plan
+    if anew.parallel.engine.value in CUTTING:
+        plan = _plain_as(anew, plan, "adapter", "loss")
+    if drops:
+        plan = _plain_as(anew, replace(plan, dropout=anew.dropout, attention=anew.attention), "documents")
+    return plan
+
+
+def _plain_as(anew: RunPlan, plan: RunPlan, *names: str) -> RunPlan:
+    """The plan with those of its fast paths plain that are plain in the one made anew."""
+    gone = {name: choice for name in names if (choice := getattr(anew.kernels, name)).value == PLAIN}
+    gone = {name: choice for name, choice in gone.items() if getattr(plan.kernels, name).value != PLAIN}
+    return replace(plan, kernels=replace(plan.kernels, **gone))
+
+
+def _that_can_be_followed(fault: Fault, drops: bool) -> Fault:
+    """data.packing and kernels may not change on resume, so what has to give way is the key that did change."""
+    if fault.where == "data.packing" and drops:
+        return replace(fault, fix=f"leave {_DROPOUT} as it was")
+    if fault.where.startswith("kernels."):
+        return replace(fault, fix="resume with the engine that the run had")
+    return fault
+
+
+def _other_kernels(found: Claim, plan: RunPlan) -> list[str]:
+    """Which fast paths of the saved plan this one no longer has, and why."""
+    if found.plan is None:
+        return []
+    before, now = found.plan.kernels, plan.kernels
+    names = {"adapter": "kernels.adapter", "loss": "kernels.loss", "documents": "data.packing"}
+    return [
+        f"{key} was {then.value}, is {choice.value}: {choice.reason}"
+        for name, key in names.items()
+        if (then := getattr(before, name)).value != (choice := getattr(now, name)).value
+    ]
