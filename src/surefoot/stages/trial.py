@@ -36,8 +36,7 @@ from surefoot.training.step import train_step
 class Trial:
     """losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite. seconds,
     waiting: of a timed step, its best round, and what of it went by before its batches were there. tokens: real input
-    tokens, by timed step. memory: bytes at the peak, above what the process held before it set up. forecast: that of the
-    plan."""
+    tokens, by timed step. memory: bytes at the peak, above what the process held before. forecast: the plan's."""
 
     losses: tuple[float | None, ...]
     grad_norms: tuple[float | None, ...]
