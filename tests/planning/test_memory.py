@@ -4,6 +4,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -11,7 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from architectures import TINY, build
 from layouts import LLAMA31_8B, model_facts, run_config
+from surefoot.data.batch import Example
+from surefoot.data.pack import pack
 from surefoot.hardware import GIB, preset
+from surefoot.kernels.chunked_loss import Head, summed_loss
+from surefoot.kernels.documents import SHORT
+from surefoot.models.forward import hidden_states
+from surefoot.models.packing import packed_attention
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
@@ -70,6 +77,15 @@ def kept_per_layer(work, adapter, attention, config=CONFIG):
     return _kept(work, adapter, attention, config, 2) - _kept(work, adapter, attention, config, 1)
 
 
+def forward(model, packed):
+    """ROWS examples of TOKENS: padded, or as documents of a packed row."""
+    if packed == "plain":
+        return model.get_decoder()(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long)).last_hidden_state
+    packed_attention(packed).install(model)
+    example = Example(np.zeros(TOKENS, dtype=np.int64), np.ones(TOKENS, dtype=bool), 0)
+    return hidden_states(model, pack([example] * ROWS))
+
+
 def _kept(work, adapter, attention, config, layers):
     depth = {"n_layer" if "n_layer" in config else "num_hidden_layers": layers}
     implementation = "eager" if attention == "eager" else "sdpa"
@@ -95,11 +111,10 @@ def _kept(work, adapter, attention, config, layers):
             kept[storage.data_ptr()] = storage  # held, so that its address is not used again
         return tensor
 
-    ids = torch.zeros(ROWS, TOKENS, dtype=torch.long)
     kernels = sdpa_kernel(SDPBackend.MATH) if attention == "math" else nullcontext()
     cast = torch.autocast("cpu", torch.bfloat16, enabled=work.autocast)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), kernels, cast:
-        hidden = model.train().get_decoder()(input_ids=ids).last_hidden_state
+        hidden = forward(model.train(), work.documents)
     del hidden
     return sum(storage.nbytes() for storage in kept.values())
 
@@ -132,6 +147,57 @@ def test_activations_are_what_autograd_keeps(tmp_path, adapter, precision, atten
     kept = kept_per_layer(work, adapter, attention)
     cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)  # counted among the weights
     assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
+
+
+PACKED = [(None, "fp32"), (LORA, "fp32"), (LORA, "bf16"), (DORA, "bf16")]
+
+
+@pytest.mark.parametrize("form", ["matmul", "sdpa"])
+@pytest.mark.parametrize("heads", [2, 4], ids=["grouped", "whole"])
+@pytest.mark.parametrize(("adapter", "precision"), PACKED)
+def test_activations_of_packed_rows(tmp_path, adapter, precision, heads, form):
+    config = CONFIG | {"num_key_value_heads": heads}
+    work = replace(workload(tmp_path, adapter=adapter, precision=precision, config=config), documents=form)
+    kept = kept_per_layer(work, adapter, "flash", config)
+    cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)
+    assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
+
+
+def test_twin_probabilities_that_are_not_counted_would_be_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SHORT", 0)
+    with pytest.raises(AssertionError):
+        test_activations_of_packed_rows(tmp_path, LORA, "fp32", 4, "matmul")
+
+
+@pytest.mark.parametrize(
+    ("form", "length", "own"),
+    [
+        # Probabilities of 12 heads beside q, k and v of 3 072 bytes each; seen in the saved tensors of one call.
+        ("matmul", 64, 12_288),
+        ("matmul", 256, 21_504),
+        ("matmul", 512, 33_792),
+        ("matmul", 4096, 33_792),  # documents of 512 among longer ones
+        ("sdpa", 512, 12_336),
+        ("plain", 512, 12_336 - 3_072),  # the output that it keeps is what the next layer reads
+    ],
+)
+def test_attention_of_packed_rows_by_hand(tmp_path, form, length, own):
+    """And the row of 3 072 bytes that the next layer reads."""
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
+    work = replace(workload(tmp_path, config=CONFIG | sizes), documents=form)
+    assert module._attention_bytes(work, length) == own + 3_072
+
+
+def test_longer_documents_beside_stored_probabilities_count_as_without_packing(tmp_path):
+    work = workload(tmp_path, attention={"flash": "off"})
+    assert work.attention.expected.value == "math"
+    long = module._attention_bytes(work, 4096)
+    assert module._attention_bytes(replace(work, documents="matmul"), 4096) == long
+    assert module._attention_bytes(replace(work, documents="matmul"), 512) < long / 4
+
+
+def test_the_length_up_to_which_probabilities_are_stored_is_the_kernels():
+    assert module._SHORT == SHORT
 
 
 def _cast_per_layer(work):
@@ -231,6 +297,28 @@ class TestForecast:
     def test_only_supervised_positions_have_logits(self, tmp_path):
         whole, tenth = self.of(tmp_path), self.of(tmp_path, supervised=0.1)
         assert tenth.logits == pytest.approx(whole.logits / 10, rel=1e-2)
+
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    def test_a_head_that_trains_holds_its_gradient_from_the_forward_pass_on(self, tmp_path, precision):
+        work = replace(workload(tmp_path, precision=precision), loss_rows=16)
+        head = CONFIG["vocab_size"] * CONFIG["hidden_size"]
+        pieces = 16 * CONFIG["vocab_size"] * (4 + work.width)
+        product = 2 * head if precision == "bf16" else 0
+        assert module._logits(work, 500) == pieces + 4 * head + product
+        frozen = replace(workload(tmp_path, adapter=LORA, precision=precision), loss_rows=16)
+        assert module._logits(frozen, 500) == pieces
+
+    def test_what_the_chunked_loss_holds_is_what_is_counted(self, tmp_path):
+        """Between forward and backward pass, in fp32: the head's gradient; and no more of it where it is frozen."""
+        work = replace(workload(tmp_path), loss_rows=16)
+        hidden = torch.zeros(40, CONFIG["hidden_size"], requires_grad=True)
+        weight = torch.zeros(CONFIG["vocab_size"], CONFIG["hidden_size"], requires_grad=True)
+        held = []
+        for one in (weight, weight.detach()):
+            loss = summed_loss(hidden, Head(one, None, 16), torch.zeros(40, dtype=torch.long))
+            held.append(sum(found.nbytes for found in loss.grad_fn.gradients if found is not None))
+        pieces = module._logits(replace(work, adapter=workload(tmp_path, adapter=LORA).adapter), 40)
+        assert held[0] - held[1] == module._logits(work, 40) - pieces
 
     def test_what_fits_leaves_room(self, tmp_path):
         plan = self.of(tmp_path, adapter=LORA, precision="bf16")

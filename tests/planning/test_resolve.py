@@ -153,6 +153,23 @@ def test_golden(decide, model, tokenizer, machine, request_, expected):
     assert found == expected
 
 
+@pytest.mark.parametrize(("packing", "more"), [("on", True), ("off", False)])
+def test_the_forecast_knows_the_form_of_packed_rows(decide, packing, more):
+    """Which stores probabilities; in padded rows, the twin, nothing depends on it."""
+    request = {"data": DATA | {"packing": packing}}
+    found = []
+    for form in ("matmul", "sdpa"):
+        trials = tuple(AttentionTrial(one, 1.0 if one == form else 2.0, "") for one in ("matmul", "sdpa", "padded"))
+        found.append(decide(SMALL, "chat", "cpu", request, dataclasses.replace(EAGER_WINS, documents=trials)))
+    matmul, sdpa = found
+    assert (matmul.kernels.documents.value, sdpa.kernels.documents.value) == (
+        ("matmul", "sdpa") if more else ("plain", "plain")
+    )
+    assert matmul.batch.micro.value == sdpa.batch.micro.value
+    assert (matmul.memory.activations > 1.1 * sdpa.memory.activations) == more
+    assert more or matmul.memory == sdpa.memory
+
+
 def test_all_conflicts_come_at_once(decide):
     request = {
         "tokenizer": {"pad": "<nope>"},

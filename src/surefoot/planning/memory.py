@@ -9,7 +9,8 @@ compute dtype; norms are computed in fp32 whatever the dtype:
     norms                their input 4h each (q and k where heads are normalised); an RMSNorm that trains keeps the
                          normalised input as well
     attention            queries, keys, values, output b * (2q + 2k), one fp32 row statistic per head; a fused q, k, v
-                         stays whole behind the rotated q and k
+                         stays whole behind the rotated q and k. The form matmul of packed rows keeps probabilities,
+                         b * heads * tokens of the document, and b * 4q
     MLP                  what the activation keeps, b * i each (see _ACTIVATION); with a gate its output and up besides
     linear inputs        shared between q, k, v and gate, up in fp32; under autocast every layer casts a copy of its own
     dropout              a mask after each half of the layer, b * h each
@@ -31,6 +32,8 @@ _LIBRARIES = GIB
 # How many tensors of the MLP's width an activation keeps besides its output: relu none, gelu_new is written out in
 # seven operations. Others keep their input.
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
+# `surefoot.kernels.documents.SHORT`: up to how many tokens of a document the form matmul stores probabilities.
+_SHORT = 512
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 
@@ -52,6 +55,7 @@ class Workload:
     learning: int = 0  # parameters of a model beside it that trains as well
     fast_adapter: bool = False  # LoRA and DoRA by arithmetic of our own
     loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
+    documents: str = "plain"  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
 
     @property
@@ -162,17 +166,22 @@ def _norm_bytes(work: Workload) -> int:
 
 
 def _attention_bytes(work: Workload, length: int) -> int:
-    """Per token and layer."""
+    """Per token and layer. Of a packed row, those of the document that takes most, which need not be the longest."""
     model, b = work.model, work.width
     q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
     fused = b * (q + k) if model.fused_rotary else 0
+    # Where probabilities are stored, so are keys and values repeated for every head.
+    products = b * model.heads * min(length, _SHORT) + b * 4 * q if work.documents == "matmul" else 0
+    if products and length <= _SHORT:
+        return fused + products
+    joined = b * q if work.documents in ("matmul", "sdpa") else 0  # outputs of single documents, and the row of them
     if work.attention.expected.value not in ("eager", "math"):
-        return fused + b * (2 * q + 2 * k) + 4 * model.heads
-    # Probabilities in fp32 and, under autocast, once more in 16 bits; keys and values repeated for every head.
+        return fused + max(products, b * (2 * q + 2 * k) + 4 * model.heads + joined)
+    # Probabilities in fp32 and, under autocast, once more in 16 bits.
     scores = 4 + (b if work.autocast else 0)
     scores += b if model.without_sdpa else 0  # capped: the cap keeps them too
     scores += 2 * b if model.attention_dropout else 0  # mask and what is left
-    return fused + scores * model.heads * length + b * 4 * q
+    return fused + max(products, scores * model.heads * length + b * 4 * q)
 
 
 def _inputs(modules: Sequence[ModuleFact]) -> int:
@@ -217,13 +226,15 @@ def _dora_bytes(work: Workload) -> int:
 
 def _logits(work: Workload, positions: int) -> int:
     """At the end of the forward pass. In pieces: logits in the compute type and their log-softmax, then that and its
-    gradient, in the type of the products; a head that trains gets the product of a piece besides."""
+    gradient, in the type of the products; a head that trains gets its gradient there and then, summed in fp32, and
+    under autocast the product of a piece besides."""
     if not work.logits:
         return 0
     if work.loss_rows is None:
         return positions * work.model.vocab * _logit_bytes(work)
-    product = work.model.vocab * work.model.hidden * work.width if work.adapter is None and work.autocast else 0
-    return min(positions, work.loss_rows) * work.model.vocab * (4 + work.width) + product
+    head = work.model.vocab * work.model.hidden * (4 + (work.width if work.autocast else 0))
+    pieces = min(positions, work.loss_rows) * work.model.vocab * (4 + work.width)
+    return pieces + (head if work.adapter is None else 0)
 
 
 def _logit_bytes(work: Workload) -> int:

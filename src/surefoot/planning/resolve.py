@@ -112,6 +112,7 @@ def resolve(
         moments,
         rows=_ROWS.get(config.stage, 1),
         logits=config.stage != "reward",
+        documents=documents.value,
     )
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
