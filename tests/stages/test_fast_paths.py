@@ -107,9 +107,7 @@ def test_one_that_differs_is_taken_out_and_the_run_is_the_plain_one_also_when_it
     assert (choice.value, choice.source) == ("plain", "measured")
     assert weights(tmp_path / "run") == weights(tmp_path / "plain")
     monkeypatch.undo()  # now it would pass; the saved plan decides
-    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
-    for name in ("train_results.json", "all_results.json"):
-        (tmp_path / "run" / name).unlink(missing_ok=True)
+    forget_the_last_step(tmp_path / "run")
     train(broken, "resume")
     assert weights(tmp_path / "run") == weights(tmp_path / "plain")
 
@@ -138,6 +136,47 @@ def test_one_that_was_asked_for_by_name_and_differs_ends_the_run(workplace, tmp_
     [fault] = caught.value.faults
     assert fault.where == "kernels.adapter"
     assert not (tmp_path / "run").exists()
+
+
+def forget_the_last_step(folder):
+    shutil.rmtree(folder / "checkpoint-2")
+    for name in ("train_results.json", "all_results.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def test_a_resumed_run_keeps_paths_outside_their_limit_and_ends_as_if_it_had_never_stopped(
+    workplace, tmp_path, monkeypatch
+):
+    """On the weights of later steps a comparison can come out otherwise. It must not change the run."""
+    wanted = config(workplace, tmp_path / "run")
+    train(wanted)
+    uninterrupted, choice = weights(tmp_path / "run"), recorded(tmp_path / "run")[1]
+    monkeypatch.setattr("surefoot.stages.fast_paths.LIMITS", dict.fromkeys(("fp32", "bf16", "fp16"), -1.0))
+    forget_the_last_step(tmp_path / "run")
+    screen = train(wanted, "resume")
+    assert screen.count("caution: kernels.adapter: fast differs from the plain path by") == 1
+    assert "allowed is -1; it stays, as the run began with it" in screen
+    found, now = recorded(tmp_path / "run")
+    assert (found["used"], found["outside"], now) == (True, True, choice)
+    assert found["error"] > found["limit"]
+    assert weights(tmp_path / "run") == uninterrupted
+    train(config(workplace, tmp_path / "fresh"))  # twin: a fresh start falls back, and has other bytes
+    assert recorded(tmp_path / "fresh")[1].value == "plain"
+    assert weights(tmp_path / "fresh") != uninterrupted
+
+
+def test_a_resumed_run_ends_where_its_path_fails(workplace, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("one of the variables needed for gradient computation")
+
+    wanted = config(workplace, tmp_path / "run")
+    train(wanted)
+    before = (tmp_path / "run" / "plan.json").read_bytes()
+    forget_the_last_step(tmp_path / "run")
+    monkeypatch.setattr(fast_adapters, "adapted", fail)
+    with pytest.raises(EnvironmentFault, match=r"kernels\.adapter: fast fails on this model.*start another run"):
+        train(wanted, "resume")
+    assert (tmp_path / "run" / "plan.json").read_bytes() == before
 
 
 def test_both_paths_end_alike(workplace, tmp_path):

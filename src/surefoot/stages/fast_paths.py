@@ -3,8 +3,9 @@
 Two micro-batches of the step that comes next go forward and backward without the path and with it. An adapter's B is 0
 before its first step, and whatever is multiplied by 0 agrees: so parameters that are 0 are given small numbers for as
 long as this takes. Loss and gradients may differ by rounding, which the limits below allow for. A path that differs by
-more is taken out again, and the plan says so: a resumed run stays with what its plan says, and is held against the
-plain path once more, but nothing is timed.
+more is taken out again, and the plan says so. A resumed run stays with what its plan says, as it would have had it
+never stopped: its paths are held against the plain one once more, on other weights and examples, and one that differs
+stays and is told. Nothing is timed.
 
 A path's gain is the business of whoever planned it; here it only has to be right.
 """
@@ -51,6 +52,8 @@ _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would 
 _SMALL = 0.03
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in a name
 PLAIN = "plain"
+STAYS = "it stays, as the run began with it"
+GO_ON = "resume with the versions and the device that the run began with, or start another run"
 SWITCHED = ("adapter", "loss")  # the paths of this module, by their keys under `kernels:`
 
 
@@ -87,12 +90,19 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
 
 
 def settle(
-    plan: RunPlan, setup: Setup, stage: Stage, paths: Sequence[FastPath], *, last: int, say: Callable[[str], None]
+    plan: RunPlan,
+    setup: Setup,
+    stage: Stage,
+    paths: Sequence[FastPath],
+    *,
+    last: int,
+    resumed: bool,
+    say: Callable[[str], None],
 ) -> Settled:
-    """Put in every path that computes what the plain one does, and leave it in. last: the last step of the run. say:
-    is told of each that does not. Every rank must ask.
+    """Put in every path that computes what the plain one does, and leave it in; all of them where `resumed`. last: the
+    last step of the run. say: is told of each that does not. Every rank must ask.
 
-    Raises EnvironmentFault for one that was asked for by name and does not.
+    Raises EnvironmentFault for one that was asked for by name and does not, and, where `resumed`, for one that fails.
     """
     engine = setup.engine
     found: dict[str, Any] = {}
@@ -100,7 +110,7 @@ def settle(
     for path in paths:
         if why := path.obstacle(engine.model):
             found[path.name] = {"used": False, "obstacle": why}
-            plan = _without(plan, path.name, f"cannot be used: {why}", say)
+            plan = _without(plan, path.name, f"cannot be used: {why}", say, resumed=resumed)
         else:
             possible.append(path)
     if not possible:
@@ -116,33 +126,42 @@ def settle(
         plain = run()
         good: list[FastPath] = []
         for path in possible:
-            found[path.name] = _compared(engine, path, plain, run, limit)
-            if found[path.name]["used"]:
+            record = found[path.name] = _compared(engine, path, plain, run, limit, resumed=resumed)
+            plan = _weighed(plan, path.name, record, _sentence(record), say, resumed=resumed)
+            if record["used"]:
                 good.append(path)
-            else:
-                plan = _without(plan, path.name, _sentence(found[path.name]), say)
         installed = [path.install(engine.model) for path in good]
-        if len(good) > 1 and (error := largest_difference(engine, plain, run())) > limit:
-            _take_out(installed)
+        all_within = not any(found[path.name]["outside"] for path in good)
+        if len(good) > 1 and all_within and (error := largest_difference(engine, plain, run())) > limit:
+            if not resumed:
+                _take_out(installed)
             for path in good:
-                found[path.name] |= {"used": False, "error": error}
-                plan = _without(plan, path.name, f"together with others {_sentence(found[path.name])}", say)
+                record = found[path.name] = judged(error, limit, resumed=resumed)
+                what = f"together with others {_sentence(record)}"
+                plan = _weighed(plan, path.name, record, what, say, resumed=resumed)
     return Settled(plan, found)
 
 
-def _compared(engine: Engine, path: FastPath, plain: Pass, run: Callable[[], Pass], limit: float) -> dict[str, Any]:
+def _compared(
+    engine: Engine, path: FastPath, plain: Pass, run: Callable[[], Pass], limit: float, *, resumed: bool
+) -> dict[str, Any]:
     """What is recorded of a path. One that fails, as where a model writes into what the path keeps, is not used; where
     other ranks wait it cannot be taken out, and neither does another path help against too little memory."""
     undo = path.install(engine.model)
     try:
         error = largest_difference(engine, plain, run())
     except RuntimeError as fault:
-        if engine.world > 1 or isinstance(fault, torch.OutOfMemoryError):
+        if isinstance(fault, torch.OutOfMemoryError) or (engine.world > 1 and not resumed):
             raise
         return {"used": False, "fault": next(iter(str(fault).splitlines()), "")}
     finally:
         undo()
-    return {"used": error <= limit, "error": error, "limit": limit}
+    return judged(error, limit, resumed=resumed)
+
+
+def judged(error: float, limit: float, *, resumed: bool) -> dict[str, Any]:
+    """The record of a path that was compared."""
+    return {"used": resumed or error <= limit, "error": error, "limit": limit, "outside": error > limit}
 
 
 @contextmanager
@@ -209,9 +228,12 @@ def largest_difference(engine: Engine, plain: Pass, other: Pass) -> float:
     return max(engine.totals(ranks))
 
 
-def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None]) -> RunPlan:
-    """The plan with the plain path in place of this one. Raises EnvironmentFault where the user named it."""
+def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
+    """The plan with the plain path in place of this one. Raises EnvironmentFault where the user named it, or the run
+    began with it."""
     choice: Choice[str] = getattr(plan.kernels, name)
+    if resumed:
+        raise EnvironmentFault(Fault(f"kernels.{name}", f"{choice.value} {what}, and the run began with it", GO_ON))
     if choice.source == "user":
         raise EnvironmentFault(
             Fault(f"kernels.{name}", what, f"set kernels.{name}: auto or plain, and please report it")
@@ -221,7 +243,19 @@ def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None]) ->
     return replace(plan, kernels=replace(plan.kernels, **{name: plain}))
 
 
+def _weighed(
+    plan: RunPlan, name: str, record: Mapping[str, Any], what: str, say: Callable[[str], None], *, resumed: bool
+) -> RunPlan:
+    """The plan after a comparison. what: of a path that is not used, or stays although it is outside its limit."""
+    if not record["used"]:
+        return _without(plan, name, what, say, resumed=resumed)
+    if record["outside"]:
+        say(f"kernels.{name}: {getattr(plan.kernels, name).value} {what}; {STAYS}")
+    return plan
+
+
 def _sentence(record: Mapping[str, Any]) -> str:
+    """Of a record of `_compared`, as if it were not within its limit."""
     if "fault" in record:
         return f"fails on this model ({record['fault']})"
     error, limit = record["error"], record["limit"]

@@ -157,7 +157,15 @@ def _caution(console: Console, line: str) -> None:
 
 def _settle(run: Prepared, setup: Setup, console: Console) -> Setup:
     paths = planned_paths(run.plan)
-    settled = settle(run.plan, setup, run.stage, paths, last=run.timetable.total_steps, say=partial(_caution, console))
+    settled = settle(
+        run.plan,
+        setup,
+        run.stage,
+        paths,
+        last=run.timetable.total_steps,
+        resumed=run.found.checkpoint is not None,
+        say=partial(_caution, console),
+    )
     known = setup.share.get("fast_paths", {})
     share = {**setup.share, "fast_paths": known | settled.found} if paths else setup.share
     return replace(setup, plan=settled.plan, share=share)
