@@ -61,7 +61,7 @@ def adapter_obstacle(adapter: AdapterPlan | None, *, packed: bool, engine: str, 
     if adapter is None:
         return "full fine-tuning has no adapter"
     if packed:
-        return "a base in nf4 is unpacked by bitsandbytes' own layers"
+        return "a base in nf4 is unpacked by layers of its own"
     if engine in CUTTING:
         return f"{engine} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""
