@@ -121,15 +121,79 @@ def test_a_packed_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace,
     train(wanted)
     uninterrupted = ends(tmp_path / "run")
     assert uninterrupted[1]["step"] == STEPS
-    for step in range(CUT + 1, STEPS + 1):
-        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
-    for file in ("train_results.json", "all_results.json"):
-        (tmp_path / "run" / file).unlink(missing_ok=True)
+    forget_the_last_steps(tmp_path / "run")
     train(wanted, "resume")
     assert ends(tmp_path / "run") == uninterrupted
     shutil.rmtree(tmp_path / "run")
     train(config(workplace, tmp_path / "run", packing="off", **noisy))
     assert ends(tmp_path / "run") != uninterrupted  # twin: bytes tell rounding apart
+
+
+def forget_the_last_steps(folder):
+    for step in range(CUT + 1, STEPS + 1):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+    for file in ("train_results.json", "all_results.json"):
+        (folder / file).unlink(missing_ok=True)
+
+
+def loses_documents(monkeypatch):
+    """As in a family whose layers do not hand on what they are called with."""
+
+    def lost(*_):
+        raise documents._lost("lost on the way to the layer")
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", lost)
+
+
+def fails(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("shapes do not match\nmore")
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", broken)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "why"),
+    [(loses_documents, "the documents of a packed row are lost on the way"), (fails, "shapes do not match)")],
+)
+def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_asked_by_name(
+    workplace, tmp_path, monkeypatch, breaks, why
+):
+    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
+    breaks(monkeypatch)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing: sdpa fails on this model.*auto or off"):
+        train(config(workplace, tmp_path / "asked", adapter=LORA))
+    assert not (tmp_path / "asked").exists()
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
+    assert f"caution: data.packing: sdpa fails on this model ({why}" in screen
+    assert chosen(tmp_path / "run")["value"] == "plain"
+    assert losses(tmp_path / "run") == losses(tmp_path / "padded")
+
+
+def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(workplace, tmp_path, monkeypatch):
+    wanted = config(workplace, tmp_path / "run", packing="auto", adapter=LORA)
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    train(wanted)
+    uninterrupted, plan = ends(tmp_path / "run"), chosen(tmp_path / "run")
+    forget_the_last_steps(tmp_path / "run")
+    with monkeypatch.context() as strict:
+        strict.setattr("surefoot.stages.packed_rows.LIMITS", {"fp32": -1.0})
+        screen = " ".join(train(wanted, "resume").split())
+        assert "caution: data.packing: sdpa differs from padded rows by" in screen
+        assert "allowed is -1; it stays, as the run began with it" in screen
+        assert (ends(tmp_path / "run"), chosen(tmp_path / "run")) == (uninterrupted, plan)
+        [rank] = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
+        found = rank["fast_paths"]["documents"]
+        assert (found["used"], found["outside"], found["limit"]) == (True, True, -1.0)
+        train(config(workplace, tmp_path / "fresh", packing="auto", adapter=LORA))  # twin: a fresh start falls back
+        assert chosen(tmp_path / "fresh")["value"] == "plain"
+        assert ends(tmp_path / "fresh") != uninterrupted
+    forget_the_last_steps(tmp_path / "run")
+    fails(monkeypatch)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing: sdpa fails on this model.*start another run"):
+        train(wanted, "resume")
+    assert chosen(tmp_path / "run") == plan
 
 
 def with_dropout(wanted):

@@ -3,8 +3,8 @@
 Some examples of the step that comes next go through the model twice, in padded rows and as a packed row, with loss and
 gradients; nothing is dropped and no noise is added, as that would be drawn otherwise. Then one document is changed, and
 the others must not move. Whatever else a model does along its rows (a convolution, a state that is carried on) shows
-here. Where the two differ by more than rounding, or a document is heard by another, rows are padded, and the plan says
-so.
+here. Where the two differ by more than rounding, a document is heard by another, or the model loses the documents on
+the way, rows are padded, and the plan says so. A resumed run stays with what its plan says, as with every fast path.
 
 This comes before the other fast paths: from here on the batches of the run are what the plan says.
 """
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,11 +23,13 @@ from surefoot.data.loader import dealt
 from surefoot.data.pack import even_part, unpacked
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import no_dropout
+from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import hidden_states
 from surefoot.models.packing import NAME, packed_attention
+from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import PLAIN, STAGES, without_packing
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.fast_paths import LIMITS, Settled, largest_difference, one_pass
+from surefoot.stages.fast_paths import GO_ON, LIMITS, STAYS, Settled, judged, largest_difference, one_pass
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.setup import Setup
 from surefoot.stages.sft import step_layout
@@ -41,33 +42,38 @@ _NO_LEAK = 1e-2
 
 
 def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:
-    """Put the attention in and leave it in. say: is told where it was taken out. Every rank must ask.
+    """Put the attention in and leave it in. say: is told where it was taken out, or stays and differs. Every rank must
+    ask.
 
-    Raises EnvironmentFault where packing was asked for and differs.
+    Raises EnvironmentFault where packing was asked for and differs or fails, and where it fails in a run that goes on.
     """
     plan = setup.plan
     form = plan.kernels.documents.value
     if form == PLAIN:
         return Settled(plan, {})
+    resumed = run.found.checkpoint is not None
     path = packed_attention(form)
     if why := path.obstacle(setup.engine.model):
-        return Settled(_without(plan, f"cannot be used: {why}", say), {NAME: {"used": False, "obstacle": why}})
-    batches, step = _examples(run, setup), _step(run, setup)
-    padded = [unpacked(batch, plan.tokenizer.pad_id) for batch in batches]
+        plan = _without(plan, f"cannot be used: {why}", say, resumed=resumed)
+        return Settled(plan, {NAME: {"used": False, "obstacle": why}})
     limit = LIMITS[plan.precision.compute.value]
-    with _without_draws(setup.engine.model):
-        plain = one_pass(setup, run.stage, padded, step)
-        undo = path.install(setup.engine.model)
-        error = largest_difference(setup.engine, plain, one_pass(setup, run.stage, batches, step))
-        leak = _leak(setup, batches[0])
-    used = error <= limit and leak <= _NO_LEAK
-    found: dict[str, Any] = {"form": form, "error": error, "limit": limit, "leak": leak, "used": used}
-    if not used:
+    undo, trial = _try(run, setup, path, resumed=resumed)
+    if trial.fault:
         undo()
-        what = f"differs from padded rows by {error:.2g} of loss or gradient on this model; allowed is {limit:g}"
-        if leak > _NO_LEAK:
-            what = f"lets one document move another by {leak:.2g} of what it moves itself, on this model"
-        plan = _without(plan, what, say)
+        plan = _without(plan, f"fails on this model ({trial.fault})", say, resumed=resumed)
+        return Settled(plan, {NAME: {"form": form, "used": False, "fault": trial.fault}})
+    leaks = not trial.leak <= _NO_LEAK  # what is not a number does, too
+    found = judged(trial.error, limit, resumed=resumed) | {"form": form, "leak": trial.leak}
+    what = f"differs from padded rows by {trial.error:.2g} of loss or gradient on this model; allowed is {limit:g}"
+    if leaks:
+        found |= {"used": resumed, "outside": True}
+        what = f"lets one document move another by {trial.leak:.2g} of what it moves itself, on this model"
+        what = f"{what}; allowed is {_NO_LEAK:g}"
+    if not found["used"]:
+        undo()
+        plan = _without(plan, what, say, resumed=resumed)
+    elif found["outside"]:
+        say(f"data.packing: {form} {what}; {STAYS}")
     return Settled(plan, {NAME: found})
 
 
@@ -78,19 +84,65 @@ def as_planned(run: Prepared, plan: RunPlan) -> Stage:
     return replace(run.stage, step_batches=step_layout(run.config, plan, run.stage.data))
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """error: largest difference to padded rows. leak: see `_leak`. fault: why there is neither; empty where there
+    are."""
+
+    error: float
+    leak: float
+    fault: str
+
+
+def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple[Undo, _Trial]:
+    """The path, put in, and what came of it."""
+    batches, step = _examples(run, setup), _step(run, setup)
+    padded = [unpacked(batch, setup.plan.tokenizer.pad_id) for batch in batches]
+    with _without_draws(setup.engine.model):
+        plain = one_pass(setup, run.stage, padded, step)
+        undo = path.install(setup.engine.model)
+        leak, fault = _leak(setup, batches[0])
+        if fault:
+            return undo, _Trial(0.0, leak, fault)
+        try:
+            error = largest_difference(setup.engine, plain, one_pass(setup, run.stage, batches, step))
+        except RuntimeError as caught:
+            if isinstance(caught, torch.OutOfMemoryError) or (setup.engine.world > 1 and not resumed):
+                raise  # other ranks wait in the middle of the pass
+            return undo, _Trial(0.0, leak, _reason(caught))
+    return undo, _Trial(error, leak, "")
+
+
 @torch.no_grad()
-def _leak(setup: Setup, batch: Batch) -> float:
+def _leak(setup: Setup, batch: Batch) -> tuple[float, str]:
     """How far all other documents' hidden states move when the first one says something else, as a share of how far
-    its own do; added up over the ranks."""
+    its own do; added up over the ranks. And why packed rows cannot go through the model, empty where they can: the
+    ranks agree on that, as they have not begun to wait for one another."""
     batch = batch.to(setup.engine.device)
     first = batch.documents[0]
     ids = batch.input_ids.clone()
     ids[0, :first] = batch.input_ids[0].flip(0)[:first]
-    with setup.settings.kernels(), setup.settings.forward():
-        one, two = (hidden_states(setup.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
-    change = (one[0] - two[0]).float()
-    own, others = float(change[:first].norm()), float(change[first:].norm())
-    return setup.engine.totals([others / own if own else others])[0]
+    share, fault = 0.0, ""
+    try:
+        with setup.settings.kernels(), setup.settings.forward():
+            one, two = (hidden_states(setup.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
+        change = (one[0] - two[0]).float()
+        own, others = float(change[:first].norm()), float(change[first:].norm())
+        share = others / own if own else others
+    except (EnvironmentFault, RuntimeError) as caught:
+        # Parts of parameters are handed round within the forward pass: there the ranks do wait.
+        if isinstance(caught, torch.OutOfMemoryError) or setup.plan.parallel.engine.value in CUTTING:
+            raise
+        fault = _reason(caught)
+    share, failed = setup.engine.totals([share, float(bool(fault))])
+    return share, fault or ("on another rank" if failed else "")
+
+
+def _reason(caught: EnvironmentFault | RuntimeError) -> str:
+    """In one line."""
+    if isinstance(caught, EnvironmentFault):
+        return caught.faults[0].what
+    return next(iter(str(caught).splitlines()), type(caught).__name__)
 
 
 def _examples(run: Prepared, setup: Setup) -> list[Batch]:
@@ -116,8 +168,10 @@ def _without_draws(model: nn.Module) -> Iterator[None]:
         model.training = training
 
 
-def _without(plan: RunPlan, what: str, say: Callable[[str], None]) -> RunPlan:
+def _without(plan: RunPlan, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
     choice = plan.kernels.documents
+    if resumed:
+        raise EnvironmentFault(Fault("data.packing", f"{choice.value} {what}, and the run began with it", GO_ON))
     if choice.source == "user":
         raise EnvironmentFault(Fault("data.packing", f"{choice.value} {what}", "set data.packing: auto or off"))
     say(f"data.packing: {choice.value} {what}; rows are padded")
