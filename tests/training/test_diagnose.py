@@ -1,9 +1,17 @@
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+import zoo
+from surefoot.models.chunked_head import chunked_head, loss_path
+from surefoot.objectives.sft import sft_loss
+from surefoot.training import diagnose
 from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin, place_of_error
+from surefoot.training.engine import SingleEngine
+from surefoot.training.optimizer import adamw, trainable_parameters
 from surefoot.training.step import accumulate_gradients, draw
 from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
@@ -74,6 +82,38 @@ def test_says_nothing_when_all_is_finite_and_leaves_no_gradient_or_hook():
     assert origin_of(engine, toy_batches(toy_examples(4), 2)) is None
     assert all(parameter.grad is None for parameter in engine.model.parameters())
     assert not any(module._forward_hooks for module in engine.model.modules())
+
+
+def overflowing_head(tmp_path):
+    """An engine whose output head, computed a few positions at a time, overflows in its last word alone."""
+    folder = zoo.llama3(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())  # not the embedding's
+    with torch.no_grad():
+        model.lm_head.weight[-1] = float("inf")
+    loss_path(4).install(model)
+    parameters = trainable_parameters(model)
+    optimizer = adamw(parameters, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
+    return SingleEngine(model, parameters, optimizer)
+
+
+def test_names_a_head_that_overflows_in_the_chunked_loss(tmp_path):
+    origin = origin_of(overflowing_head(tmp_path), toy_batches(toy_examples(4), 4), sft_loss)
+    assert (origin.module, origin.phase) == ("lm_head", "forward")
+    assert origin.tensor.shape[0] == 4  # the piece in which it was
+
+
+def test_twin_unwatched_the_loss_would_be_blamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(diagnose, "watched_logits", lambda *given: nullcontext())
+    origin = origin_of(overflowing_head(tmp_path), toy_batches(toy_examples(4), 4), sft_loss)
+    assert origin.phase == "loss"
+
+
+def test_watching_the_chunked_loss_leaves_nothing_behind(tmp_path):
+    engine = overflowing_head(tmp_path)
+    assert chunked_head(engine.model).see is None
+    origin_of(engine, toy_batches(toy_examples(4), 4), sft_loss)
+    assert chunked_head(engine.model).see is None
 
 
 class Spoilt(torch.autograd.Function):

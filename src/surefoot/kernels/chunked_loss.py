@@ -18,6 +18,7 @@ Shapes: N positions, H hidden size, V vocabulary; hidden [N, H], weight [V, H], 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,13 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Head:
-    """weight [V, H], bias [V] or None. rows: positions whose logits exist at once; each takes up to 8 V bytes."""
+    """weight [V, H], bias [V] or None. rows: positions whose logits exist at once; each takes up to 8 V bytes.
+    see: is shown these logits, [rows or fewer, V], on their way into a loss."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     rows: int
+    see: Callable[[torch.Tensor], None] | None = None
 
     @property
     def trains(self) -> bool:
@@ -68,7 +71,8 @@ def plain_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
 
 
 def _losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor, *, summed: bool) -> torch.Tensor:
-    found: Any = _Chunked.apply(hidden, head.weight, head.bias, targets, head.rows, summed, torch.is_grad_enabled())
+    differentiable = torch.is_grad_enabled()
+    found: Any = _Chunked.apply(hidden, head.weight, head.bias, targets, head.rows, head.see, summed, differentiable)
     return found
 
 
@@ -81,6 +85,7 @@ class _Chunked(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         rows: int,
+        see: Callable[[torch.Tensor], None] | None,
         summed: bool,
         differentiable: bool,
     ) -> torch.Tensor:
@@ -97,7 +102,11 @@ class _Chunked(torch.autograd.Function):
             for start in range(0, len(x), rows):
                 part = slice(start, start + rows)
                 words = targets[part].unsqueeze(1)
-                log_p = F.linear(x[part], w, b).log_softmax(dim=-1, dtype=losses.dtype)
+                logits = F.linear(x[part], w, b)
+                if see is not None:
+                    see(logits)
+                log_p = logits.log_softmax(dim=-1, dtype=losses.dtype)
+                del logits
                 chosen = log_p.gather(1, words)
                 losses[part] = -chosen.squeeze(1)
                 if not (needs_hidden or needs_weight or needs_bias):
@@ -128,7 +137,7 @@ class _Chunked(torch.autograd.Function):
             d_weight = d_weight.mul_(factor).to(weight_type)
         if d_bias is not None:
             d_bias = d_bias.mul_(factor).to(bias_type)
-        return d_hidden, d_weight, d_bias, None, None, None, None
+        return d_hidden, d_weight, d_bias, None, None, None, None, None
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

@@ -12,6 +12,9 @@ the head, or a copy of it that PEFT trains, is a module of another kind.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +27,7 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import language_models, output_head
 
 _ROWS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by output head; a copy of a model is not in it
+_SEERS: WeakKeyDictionary[nn.Module, Callable[[torch.Tensor], None]] = WeakKeyDictionary()
 _FAR = 64.0  # far from 0, where a cap would show
 
 
@@ -54,7 +58,21 @@ def chunked_head(model: nn.Module) -> Head | None:
     if rows is None:
         return None
     assert isinstance(head, nn.Linear)
-    return Head(head.weight, head.bias, rows)
+    return Head(head.weight, head.bias, rows, _SEERS.get(head))
+
+
+@contextmanager
+def watched_logits(model: nn.Module, see: Callable[[nn.Module, torch.Tensor], None]) -> Iterator[None]:
+    """Inside, `see` is shown the logits of every head in `model` where the path is installed, piece by piece: they do
+    not pass through the head's module, so no hook on it sees them."""
+    heads = [module for module in model.modules() if module in _ROWS]
+    for head in heads:
+        _SEERS[head] = partial(see, head)
+    try:
+        yield
+    finally:
+        for head in heads:
+            del _SEERS[head]
 
 
 def head_obstacle(model: nn.Module) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import RecordName, Weighted
+from surefoot.models.chunked_head import watched_logits
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
 from surefoot.training.ranks import text_from
@@ -232,10 +233,12 @@ def _watch(model: nn.Module) -> Iterator[list[tuple[str, Phase, TensorFacts]]]:
         return hook
 
     named = [(name, module) for name, module in model.named_modules() if name]
+    names = {module: name for name, module in named}
     handles = [module.register_forward_hook(after(name)) for name, module in named]
     handles += [module.register_forward_pre_hook(before(name), with_kwargs=True) for name, module in named]
     try:
-        yield seen
+        with watched_logits(model, lambda head, logits: note(names[head], "forward", logits)):
+            yield seen
     finally:
         for handle in handles:
             handle.remove()
