@@ -58,8 +58,11 @@ def train(wanted, mode: Mode = "new"):
 def recorded(folder):
     """What environment.json says of the adapter's path, and what plan.json does."""
     [rank] = json.loads((folder / "environment.json").read_text())["ranks"]
-    plan = plan_from_json(json.loads((folder / "plan.json").read_text())["plan"])
-    return rank["fast_paths"]["adapter"], plan.kernels.adapter
+    return rank["fast_paths"]["adapter"], plan_of(folder).kernels.adapter
+
+
+def plan_of(folder):
+    return plan_from_json(json.loads((folder / "plan.json").read_text())["plan"])
 
 
 def weights(folder, step=2):
@@ -177,6 +180,22 @@ def test_a_resumed_run_ends_where_its_path_fails(workplace, tmp_path, monkeypatc
     with pytest.raises(EnvironmentFault, match=r"kernels\.adapter: fast fails on this model.*start another run"):
         train(wanted, "resume")
     assert (tmp_path / "run" / "plan.json").read_bytes() == before
+
+
+def test_the_forecast_of_a_resumed_run_counts_on_the_paths_that_it_has(workplace, tmp_path, monkeypatch):
+    break_scale(monkeypatch)
+    changed = {"batch": {"size": 4, "micro": 1}, "duration": "3 steps"}
+    train(config(workplace, tmp_path / "run"))  # falls back
+    assert recorded(tmp_path / "run")[1].value == "plain"
+    train(config(workplace, tmp_path / "run", **changed), "resume")
+    monkeypatch.undo()
+    forecasts = [plan_of(tmp_path / "run").memory.activations]
+    for way in ("plain", "fast"):
+        train(config(workplace, tmp_path / way, kernels={"adapter": way}, **changed))
+        forecasts.append(plan_of(tmp_path / way).memory.activations)
+    resumed, plain, fast = forecasts
+    assert resumed == plain
+    assert plain != fast  # twin
 
 
 def test_both_paths_end_alike(workplace, tmp_path):
