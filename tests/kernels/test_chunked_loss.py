@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surefoot.kernels import chunked_loss
 from surefoot.kernels.chunked_loss import Head, first_choices, plain_losses, summed_loss, token_losses
 
 N, H, V = 37, 24, 301
@@ -83,6 +84,63 @@ def test_under_autocast_it_computes_as_the_plain_path_does(narrow):
     assert found.dtype == torch.float32
     assert relative(found, wanted) <= FP32  # the same logits
     assert_close(gradients(found, hidden, weight), gradients(wanted, hidden, weight), NARROW[narrow])
+
+
+SCALE, WEIGHT = 2.0**16, 1000  # the loss scale that a run in fp16 begins with, and tokens of a step
+
+
+def confident(margin):
+    """Tokens that the model is sure of, as most are late in a run: `margin` is the logit of the right word."""
+    draw = torch.Generator().manual_seed(4)
+    weight = torch.randn(64, 256, generator=draw).half().float()
+    targets = torch.randint(0, 64, (32,), generator=draw)
+    own = weight[targets]
+    hidden = (margin * own / own.square().sum(1, keepdim=True)).half().float()
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def errors_in_fp16(margin):
+    """Of the gradients in hidden and weight, chunked and plain, against float64 from the same fp16 logits."""
+    hidden, weight, targets = confident(margin)
+    with torch.autocast("cpu", dtype=torch.float16):
+        shares = F.linear(hidden, weight).detach().double().softmax(1)
+        head = Head(weight, None, 8)
+        found = gradients(summed_loss(hidden, head, targets) * (SCALE / WEIGHT), hidden, weight)
+        plain = gradients(plain_losses(hidden, head, targets).sum() * (SCALE / WEIGHT), hidden, weight)
+    wrong = shares.scatter(1, targets.unsqueeze(1), 0.0)
+    outer = wrong.scatter(1, targets.unsqueeze(1), -wrong.sum(1, keepdim=True)) * (SCALE / WEIGHT)
+    exact = outer @ weight.detach().double(), outer.T @ hidden.detach().double()
+    return [[relative(*pair) for pair in zip(some, exact, strict=True)] for some in (found, plain)]
+
+
+@pytest.mark.parametrize("margin", [8.0, 12.0, 16.0])  # losses of 2e-2, 5e-4 and 1e-5
+def test_confident_tokens_lose_no_more_in_fp16_than_under_a_loss_scale(margin):
+    found, plain = errors_in_fp16(margin)
+    assert all(one <= 1.1 * other for one, other in zip(found, plain, strict=True))
+
+
+@pytest.mark.parametrize("margin", [12.0, 16.0])
+def test_twin_without_a_lift_they_would(margin, monkeypatch):
+    monkeypatch.setattr(chunked_loss, "_HIGHEST_LIFT", 0)
+    found, plain = errors_in_fp16(margin)
+    assert all(one > 1.1 * other for one, other in zip(found, plain, strict=True))
+
+
+def large(monkeypatch, lift=None):
+    """One word at all positions, and numbers that fp16 still holds."""
+    if lift is not None:
+        monkeypatch.setattr(chunked_loss, "_lift", lambda bound: torch.tensor(lift))
+    hidden, weight = torch.full((32, 4), 20.0, requires_grad=True), torch.full((64, 4), -50.0, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = summed_loss(hidden, Head(weight, None, 32), torch.zeros(32, dtype=torch.long))
+    return gradients(loss, hidden, weight)
+
+
+def test_a_lift_overflows_nothing(monkeypatch):
+    found = large(monkeypatch)
+    assert all(one.isfinite().all() for one in found)
+    assert float(found[1][0, 0]) == pytest.approx(32 * 20 * (1 / 64 - 1), rel=NARROW[torch.float16])
+    assert not all(one.isfinite().all() for one in large(monkeypatch, lift=2.0**14))  # the twin
 
 
 def test_the_gradient_of_a_head_is_summed_in_fp32():

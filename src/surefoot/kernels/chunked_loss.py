@@ -8,7 +8,9 @@ neither in the forward nor in the backward pass. A head that does not train gets
 Liger-Kernel, fused_linear_cross_entropy.py; Apple, Cut Your Losses, arXiv 2411.09009.)
 
 Logits are computed in the type that the plain path computes them in; softmax, loss and the sum of the head's gradient
-are fp32 (fp64 for fp64). The plain path, which the tests compare with, is `plain_losses`.
+are fp32 (fp64 for fp64). Where that type is fp16, gradients are lifted before they are narrowed to it: the loss scale,
+which does so in the plain path, comes with the factor alone. The plain path, which the tests compare with, is
+`plain_losses`.
 
 Trade-off: a head that trains can only be part of a *sum* of losses. Of single ones, the factors are known in the
 backward pass alone, when the logits are gone.
@@ -25,6 +27,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+_HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest number
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class _Chunked(torch.autograd.Function):
         d_hidden = torch.empty_like(x) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=_wide(dtype)) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=_wide(dtype)) if needs_bias and bias is not None else None
+        wanted = needs_hidden or needs_weight or needs_bias
+        lift = _lift(2 * _largest(w)) if wanted and dtype == torch.float16 else None
         with torch.autocast(x.device.type, enabled=False):
             for start in range(0, len(x), rows):
                 part = slice(start, start + rows)
@@ -109,18 +115,23 @@ class _Chunked(torch.autograd.Function):
                 del logits
                 chosen = log_p.gather(1, words)
                 losses[part] = -chosen.squeeze(1)
-                if not (needs_hidden or needs_weight or needs_bias):
+                if not wanted:
                     continue
                 gradient = log_p.exp_()
                 gradient.scatter_(1, words, chosen.exp() - 1)
                 if d_bias is not None:
                     d_bias += gradient.sum(dim=0)
-                narrow = gradient.to(dtype)
+                narrow = (gradient if lift is None else gradient.mul_(lift)).to(dtype)
+                again, own_lift = narrow, None
+                if lift is not None and d_weight is not None:  # whose sums go over positions, not over words
+                    own_lift = _lift(_largest(x[part]) * len(x[part]))
+                    again = gradient.mul_(own_lift / lift).to(dtype)
                 del log_p, gradient  # before the products need room
                 if d_hidden is not None:
                     torch.mm(narrow, w, out=d_hidden[part])
                 if d_weight is not None:
-                    _add_product(d_weight, narrow.T, x[part])
+                    _add_product(d_weight, again.T, x[part], own_lift)
+        ctx.lift = lift
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return losses.sum() if summed else losses
@@ -132,7 +143,8 @@ class _Chunked(torch.autograd.Function):
         (d_hidden, d_weight, d_bias), ctx.gradients = ctx.gradients, None
         hidden_type, weight_type, bias_type = ctx.types
         if d_hidden is not None:
-            d_hidden = (d_hidden * factor.reshape(-1, 1)).to(hidden_type)
+            own = factor if ctx.lift is None else factor / ctx.lift
+            d_hidden = (d_hidden * own.reshape(-1, 1)).to(hidden_type)
         if d_weight is not None:
             d_weight = d_weight.mul_(factor).to(weight_type)
         if d_bias is not None:
@@ -140,12 +152,27 @@ class _Chunked(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, None, None, None, None, None
 
 
-def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """total += a b, in the type of `total`."""
-    if total.dtype == a.dtype:
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lift: torch.Tensor | None) -> None:
+    """total += a b / lift, in the type of `total`."""
+    if lift is not None:
+        total.addcdiv_(a @ b, lift)
+    elif total.dtype == a.dtype:
         total.addmm_(a, b)
     else:
         total += a @ b
+
+
+def _lift(bound: torch.Tensor) -> torch.Tensor:
+    """By what gradients of softmax, which are at most 1, are multiplied before they are narrowed to fp16, where numbers
+    below 6e-8 are 0: a power of two that changes no other digit. bound: on their product without it, which must not
+    overflow with it either."""
+    room = torch.finfo(torch.float16).max / 2 / bound
+    return room.log2().floor().clamp(0, _HIGHEST_LIFT).exp2()
+
+
+def _largest(tensor: torch.Tensor) -> torch.Tensor:
+    """Magnitude, fp32."""
+    return torch.linalg.vector_norm(tensor, torch.inf, dtype=torch.float32)
 
 
 def _compute_type(hidden: torch.Tensor) -> torch.dtype:
