@@ -11,18 +11,16 @@ This comes before the other fast paths: from here on the batches of the run are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from surefoot.data.batch import Batch
 from surefoot.data.loader import dealt
 from surefoot.data.pack import even_part, unpacked
 from surefoot.errors import EnvironmentFault, Fault
-from surefoot.models.dropout import no_dropout
+from surefoot.models.dropout import without_draws
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import hidden_states
 from surefoot.models.packing import NAME, packed_attention
@@ -98,7 +96,7 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
     """The path, put in, and what came of it."""
     batches, step = _examples(run, setup), _step(run, setup)
     padded = [unpacked(batch, setup.plan.tokenizer.pad_id) for batch in batches]
-    with _without_draws(setup.engine.model):
+    with without_draws(setup.engine.model):
         plain = one_pass(setup, run.stage, padded, step)
         undo = path.install(setup.engine.model)
         leak, fault = _leak(setup, batches[0])
@@ -154,18 +152,6 @@ def _examples(run: Prepared, setup: Setup) -> list[Batch]:
 
 def _step(run: Prepared, setup: Setup) -> int:
     return min(setup.state.step + 1, run.timetable.total_steps)
-
-
-@contextmanager
-def _without_draws(model: nn.Module) -> Iterator[None]:
-    """No dropout; and the model as a whole says that it does not train, which ends NEFTune's noise, while its layers go
-    on to: whether they recompute activations hangs on it."""
-    training, model.training = model.training, False
-    try:
-        with no_dropout(model):
-            yield
-    finally:
-        model.training = training
 
 
 def _without(plan: RunPlan, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
