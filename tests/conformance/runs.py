@@ -26,6 +26,7 @@ from surefoot.stages.prepare import prepare
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import claim
 from surefoot.stages.setup import set_up
+from surefoot.training.interrupt import StopRequest
 from surefoot.training.step import LOSS, accumulate_gradients
 from zoo import ZOO
 
@@ -34,7 +35,7 @@ RANK, ALPHA = 4, 8
 STEPS = 4
 TEXT = "What is the colour of the sky, and how does a heron tell a trout from another fish?"
 _WORDS = ("one", "two", "heron", "sky")
-_STOPPING_CALL = 5  # of the loss: two calls look at it and at the kernels, two make a step; this one is in step 2
+_STOPPING_CALL = 3  # of the loss, while steps are taken: two calls make a step, so this one is in step 2
 # Without dropout two frameworks can be compared; with it, as published, resuming has draws to repeat.
 _NO_DROPOUT = {"opt": {"dropout": 0.0}, "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
 
@@ -135,7 +136,8 @@ def stopped_and_resumed(config: RunConfig) -> None:
 
     def loss(model: nn.Module, batch: Batch) -> LossSum:
         nonlocal calls
-        calls += 1
+        hears = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+        calls += isinstance(hears, StopRequest)  # what looks at the loss before step 1 is not counted
         if calls == _STOPPING_CALL:
             os.kill(os.getpid(), signal.SIGINT)
         return sft_loss(model, batch)
