@@ -315,7 +315,7 @@ REFUSED = {
     "optim: lion_32bit": "no lion_32bit",
     "lr_scheduler_type: polynomial": "no polynomial",
     "report_to: swanlab": "no tracker swanlab",
-    "packing: true": "counted in examples",
+    "packing: true": "counts packed rows",
     "neat_packing: true": "leave it out",
     "pissa_init: true": "begin at zero",
     "adapter_name_or_path: saves/old": "new adapter",
