@@ -153,7 +153,7 @@ def test_where_no_answer_is_right_the_trained_weights_are_published(train):
 
 def test_untrained_weights_are_published_with_a_caution(train):
     """Twin of the test above: there the later step wins, here it has the higher loss."""
-    code, log, output = train("optim.lr=10", "optim.warmup=0", "optim.max_grad_norm=null")
+    code, log, output = train("optim.lr=1000", "optim.warmup=0", "optim.max_grad_norm=null")
     assert code == 0, log
     assert published_step(output) == 0
     assert "published are the weights of step 0, before any training: no later evaluation had a better" in log
