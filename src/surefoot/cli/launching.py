@@ -34,6 +34,7 @@ from surefoot.errors import EnvironmentFault
 
 _GRACE = 20.0  # seconds that ranks have to say why the first one failed
 _TOLD = 5.0  # seconds that they have to end once it is said
+_DYING = 10.0  # seconds for the kernel to take down a process that it was told to kill
 _POLL = 0.05
 _ERROR = re.compile(rb"(.*: )?(internal )?error: ")
 _UNWRITTEN = 1 << 20  # bytes of output that wait for the run folder
@@ -54,6 +55,7 @@ def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
             for child in children:
                 child.kill()
             for child in children:
+                child.await_end()
                 child.finish()
 
 
@@ -133,6 +135,11 @@ class _Child:
     def kill(self) -> None:
         if self.code is None:
             self.process.kill()  # a stopped process dies of it too
+
+    def await_end(self) -> None:
+        """Until the kernel has given back what the process held: a GPU's memory, say, which the next run wants."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_DYING)
 
     def finish(self) -> None:
         """All that it said has been passed on."""
