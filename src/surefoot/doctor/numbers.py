@@ -10,8 +10,8 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch, Weighted
 from surefoot.doctor.findings import Finding, fault, ok
-from surefoot.models.dropout import evaluating
 from surefoot.models.forward import logits_at
+from surefoot.models.modes import evaluating
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.stages.fast_paths import LIMITS, Pass, largest_difference, one_pass

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import Weighted
+from surefoot.models.modes import evaluating
 from surefoot.objectives.base import Objective
 from surefoot.training.report import EvalReport, Unit
 from surefoot.training.step import StepSettings
@@ -41,28 +42,23 @@ def evaluate_loss(
     A non-finite loss is reported as it is.
     """
     started = time.perf_counter()
-    was_training = model.training
-    model.eval()
     loss_sum, weight = 0.0, 0
     sums: dict[str, float] = {}
     tables: dict[str, torch.Tensor] = {}
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                if give_up():
-                    return None
-                with settings.kernels(), settings.forward():
-                    out = objective(model, batch.to(device))
-                counts = batch.weight > 0  # a blank one is there so that ranks keep step
-                loss_sum += float(out.loss) if counts else 0.0
-                for name, value in out.sums.items():
-                    sums[name] = sums.get(name, 0.0) + (float(value) if counts else 0.0)
-                for name, table in out.tables.items():
-                    found = table.double().cpu()
-                    tables[name] = tables.get(name, 0.0) + (found if counts else torch.zeros_like(found))
-                weight += batch.weight
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad():
+        for batch in batches:
+            if give_up():
+                return None
+            with settings.kernels(), settings.forward():
+                out = objective(model, batch.to(device))
+            counts = batch.weight > 0  # a blank one is there so that ranks keep step
+            loss_sum += float(out.loss) if counts else 0.0
+            for name, value in out.sums.items():
+                sums[name] = sums.get(name, 0.0) + (float(value) if counts else 0.0)
+            for name, table in out.tables.items():
+                found = table.double().cpu()
+                tables[name] = tables.get(name, 0.0) + (found if counts else torch.zeros_like(found))
+            weight += batch.weight
     loss_sum, total, *added = totals([loss_sum, weight, *sums.values()])
     sums = dict(zip(sums, added, strict=True))
     tables = {name: torch.tensor(totals(one.flatten().tolist())).view_as(one) for name, one in tables.items()}

@@ -28,6 +28,7 @@ from surefoot.models.effective import weights_of
 from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
 from surefoot.models.instrument import Place, by_token, watched
 from surefoot.models.layer_parts import LayerParts
+from surefoot.models.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,14 @@ def measure_norms(
     many the model has. The model runs with eager attention, in evaluation mode, and is then as it was."""
     meter = _Meter()
     texts, tokens = 0, 0
-    was_training = model.training
-    model.eval()
-    try:
-        with watched(model, parts, range(layers), meter.see, attention=True):
-            for ids, mask in batches:
-                meter.mask = mask.bool()
-                last = torch.tensor([ids.numel() - 1], device=ids.device)
-                inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions_from_mask(mask)}
-                with context():
-                    narrowed_logits(model, last, **inputs, use_cache=False)
-                texts, tokens = texts + len(ids), tokens + int(mask.sum())
-    finally:
-        model.train(was_training)
+    with evaluating(model), watched(model, parts, range(layers), meter.see, attention=True):
+        for ids, mask in batches:
+            meter.mask = mask.bool()
+            last = torch.tensor([ids.numel() - 1], device=ids.device)
+            inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions_from_mask(mask)}
+            with context():
+                narrowed_logits(model, last, **inputs, use_cache=False)
+            texts, tokens = texts + len(ids), tokens + int(mask.sum())
     return NormReport(texts, tokens, *_results(model, parts, meter, layers))
 
 

@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from surefoot.models.forward import causal_model
 from surefoot.models.generate import Generated, finish, left_padded, next_logits
+from surefoot.models.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,10 @@ def beam_answers(
 ) -> list[Generated]:
     """One answer per prompt (token ids, at least one each). stop_ids: each ends an answer. The model's mode is
     restored."""
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         ways = beam_search(
             model, prompts, beams=beams, max_new_tokens=max_new_tokens, stop_ids=frozenset(stop_ids), pad_id=pad_id
         )
-    finally:
-        model.train(was_training)
     return [finish(list(way.tokens), tokenizer, stop_ids) for way in ways]
 
 

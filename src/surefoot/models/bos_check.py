@@ -21,6 +21,7 @@ from surefoot.models.bos import installed_scaling, other_scale, unwrapped
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.documents import packed_forward
 from surefoot.models.forward import hidden_states, model_inputs
+from surefoot.models.modes import evaluating
 
 # The measured factor is a mean over the width, of values that were rounded to the type of the weights.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -31,13 +32,8 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
     """Raises EnvironmentFault where the first token of an example reaches the first layer at another factor than
     `scale`, or another token is changed. Returns what was found, JSON-able; factor: smallest and largest, None where
     every first embedding is zero."""
-    was_training = model.training
-    model.eval()  # dropout would differ from pass to pass
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            found = _measure(model, batch)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.compiler.set_stance("force_eager"):  # dropout would differ from pass to pass
+        found = _measure(model, batch)
     factors, others = found["factor"], found["others_changed"]
     tolerance = _TOLERANCE[unwrapped(model).get_input_embeddings().get_parameter("weight").dtype]
     wrong = [factor for factor in factors if not abs(factor - scale) <= tolerance * max(scale, 1)]

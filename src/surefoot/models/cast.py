@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import Batch
-from surefoot.models.dropout import evaluating
 from surefoot.models.forward import logits_at, output_head
+from surefoot.models.modes import evaluating
 from surefoot.models.roles import Trunk
 from surefoot.models.value_head import ScoredModel
 

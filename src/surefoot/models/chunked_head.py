@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from surefoot.kernels.chunked_loss import Head
-from surefoot.models.dropout import evaluating
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import language_models, output_head
+from surefoot.models.modes import evaluating
 
 _ROWS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by output head; a copy of a model is not in it
 _SEERS: WeakKeyDictionary[nn.Module, Callable[[torch.Tensor], None]] = WeakKeyDictionary()

@@ -38,18 +38,6 @@ def no_dropout(model: nn.Module) -> Iterator[None]:
             setattr(module, name, share)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode inside; afterwards every module is in its own mode again, which need not be one for all."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def highest_dropout(model: nn.Module) -> float:
     """The largest share that any module drops while the model trains; adapters count."""
     shares = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]

@@ -24,6 +24,7 @@ from transformers import Cache, PreTrainedTokenizerBase
 from surefoot.models.attention import decoding_context
 from surefoot.models.dora_norms import HeldNorms
 from surefoot.models.forward import narrowed_logits, positions_from_mask
+from surefoot.models.modes import evaluating
 from surefoot.models.roomy_cache import roomy_cache
 
 _FINISHED = 1 / 8  # of a batch's rows: so many are dropped at once, which copies the cache of the others
@@ -67,15 +68,11 @@ def generate_answers(
     """One answer per prompt (token ids, at least one each), see `Decoding`. The model's mode is restored."""
     decoding = Decoding(max_new_tokens, stop_ids, pad_id, temperature, top_p, seed)
     answers: list[list[int]] = [[] for _ in prompts]
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for tokens in decode(model, prompts, decoding):
             for answer, token in zip(answers, tokens, strict=True):
                 if token is not None:
                     answer.append(token)
-    finally:
-        model.train(was_training)
     return [finish(answer, tokenizer, stop_ids) for answer in answers]
 
 

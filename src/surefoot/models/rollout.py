@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from surefoot.models.generate import Decoding, draw_steps
+from surefoot.models.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,11 @@ class EmbeddedRollouts:
         numbers = range(len(prompts)) if places is None else places
         waiting = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
         answers: dict[int, Rollout] = {}
-        was_training = self._policy.training
-        self._policy.eval()
-        try:
+        with evaluating(self._policy):
             while self._keep_going(bool(waiting)):
                 batch = [waiting.pop() for _ in range(min(self._rows, len(waiting)))]  # the longest first
                 found = self._batch([prompts[one] for one in batch], [numbers[one] for one in batch], decoding)
                 answers.update(zip(batch, found, strict=True))
-        finally:
-            self._policy.train(was_training)
         return [answers[one] for one in range(len(prompts))]
 
     @torch.no_grad()

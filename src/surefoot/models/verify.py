@@ -18,6 +18,7 @@ from surefoot.models.adapters import adapted_modules
 from surefoot.models.checkpointing import checkpointed_layers, has_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import causal_model, narrowed_logits
+from surefoot.models.modes import evaluating
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quantised import is_quantised
@@ -86,18 +87,13 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
     it (BERT and other encoders have such a class too): then the answer would stand in the input.
     """
     base = causal_model(model)
-    was_training = model.training
-    model.eval()
-    try:
-        # A 16-bit base has fp32 parts besides (adapters, modules trained in full), which meet under autocast only.
-        with torch.autocast(device.type, dtype=base.dtype, enabled=base.dtype != torch.float32):
-            ids = torch.arange(8, device=device).unsqueeze(0)
-            places = torch.tensor([1, 2, 6], device=device)
-            own = base(input_ids=ids, use_cache=False).logits[0, places].float()
-            ours = narrowed_logits(model, places, input_ids=ids, use_cache=False).float()
-            later = base(input_ids=ids.clamp(max=6), use_cache=False).logits[0, places].float()
-    finally:
-        model.train(was_training)
+    # A 16-bit base has fp32 parts besides (adapters, modules trained in full), which meet under autocast only.
+    with evaluating(model), torch.autocast(device.type, dtype=base.dtype, enabled=base.dtype != torch.float32):
+        ids = torch.arange(8, device=device).unsqueeze(0)
+        places = torch.tensor([1, 2, 6], device=device)
+        own = base(input_ids=ids, use_cache=False).logits[0, places].float()
+        ours = narrowed_logits(model, places, input_ids=ids, use_cache=False).float()
+        later = base(input_ids=ids.clamp(max=6), use_cache=False).logits[0, places].float()
     difference = _relative(ours, own)
     if not difference <= _HEAD_TOLERANCE:
         what = f"its logits at a position depend on more than that position: off by {difference:.2g} of the largest"

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import Batch, JudgedBatch, PairBatch
+from surefoot.models.modes import evaluating
 from surefoot.models.peft import PeftModel
 from surefoot.models.roles import Trunk
 from surefoot.objectives.base import LossSum, Objective
@@ -57,10 +58,5 @@ def _under(model: nn.Module, context: Callable[[], AbstractContextManager[object
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
     """Without gradients and dropout; afterwards the model's mode is what it was."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad():
+        yield

@@ -24,6 +24,7 @@ from surefoot.data.encode import encode
 from surefoot.data.formats import Conversation, Turn
 from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.generate import generate_answers
+from surefoot.models.modes import evaluating
 from surefoot.quickstart.world import Record, answers
 from surefoot.stages.open_model import OpenModel, conversation_ids
 
@@ -42,22 +43,17 @@ class Score:
 
 def score(model: nn.Module, asked: OpenModel, records: Sequence[Record]) -> Score:
     """Ask `model` all questions, laid out as `asked` lays them out. The model's mode is restored."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), asked.context():
-            chosen = list(_likeliest(model, asked, records))
-            prompts = [conversation_ids(asked, [_question(record)]) for record in records]
-            generated = generate_answers(
-                model,
-                asked.tokenizer,
-                prompts,
-                max_new_tokens=_ANSWER_TOKENS,
-                stop_ids=asked.template.stop_ids,
-                pad_id=asked.pad_id,
-            )
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad(), asked.context():
+        chosen = list(_likeliest(model, asked, records))
+        prompts = [conversation_ids(asked, [_question(record)]) for record in records]
+        generated = generate_answers(
+            model,
+            asked.tokenizer,
+            prompts,
+            max_new_tokens=_ANSWER_TOKENS,
+            stop_ids=asked.template.stop_ids,
+            pad_id=asked.pad_id,
+        )
     written = tuple(answer.text for answer in generated)
     exact = [one.stopped and one.text == record["output"] for one, record in zip(generated, records, strict=True)]
     right = [answer == record["output"] for answer, record in zip(chosen, records, strict=True)]
