@@ -19,7 +19,13 @@ from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
 from surefoot.planning.dropout import as_trained
 from surefoot.planning.kernels import ORDER, mask_reason, obstacle
-from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_from_json
+from surefoot.planning.measurements import (
+    AttentionTrial,
+    LengthFacts,
+    Measurements,
+    longest_example,
+    measurements_from_json,
+)
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import DType, RunPlan
@@ -37,7 +43,6 @@ from surefoot.stages.required import require_libraries
 if TYPE_CHECKING:
     import torch
 
-    from surefoot.planning.measurements import AttentionTrial
     from surefoot.probe.attention import Form
     from surefoot.probe.child import AttentionRequest
     from surefoot.probe.documents import OfDocuments

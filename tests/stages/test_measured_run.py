@@ -1,0 +1,61 @@
+"""A run that leaves everything open, on a model wide enough that the machine is measured for it. The other tests train
+narrow models, for which nothing is."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+
+from layouts import run_config
+from surefoot.planning.precision import NARROW
+from surefoot.report.console import Console
+from surefoot.stages import planned
+from surefoot.stages.run import train_run
+from surefoot.stages.run_folder import Mode
+from tiny import tiny_llama
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 23)]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    tiny_llama(folder / "base", hidden=NARROW)
+    return folder
+
+
+def train(workplace, output, mode: Mode = "new"):
+    wanted = run_config(
+        model=str(workplace / "base"),
+        data={"train": str(workplace / "rows.json"), "eval": 2, "max_length": 64},
+        adapter={"kind": "dora", "rank": 4},
+        batch={"size": 8},
+        duration=f"{STEPS} steps",
+        checkpoint={"every": "1 step", "keep": STEPS},
+        output=str(output),
+    )
+    assert train_run(wanted, mode, Console(io.StringIO()), typed=()) == 0
+    return json.loads((output / "plan.json").read_text())["plan"]
+
+
+def test_what_is_left_open_is_measured_and_kept(workplace, tmp_path, monkeypatch):
+    plan = train(workplace, tmp_path / "run")
+    seen = plan["measurements"]
+    assert {trial["form"] for trial in seen["documents"]} >= {"padded", "sdpa", "matmul"}
+    assert seen["products"]
+    assert seen["attention"]
+    assert plan["kernels"]["documents"]["source"] == "measured"
+    weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run" / f"checkpoint-{STEPS}")
+
+    def measured_again(*asked):
+        raise AssertionError("a run that goes on measures nothing")
+
+    monkeypatch.setattr(planned, "_measure", measured_again)
+    assert train(workplace, tmp_path / "run", "resume") == plan
+    assert (tmp_path / "run" / "adapter_model.safetensors").read_bytes() == weights
