@@ -238,8 +238,9 @@ def _seconds(one: Ready, settings: StepSettings) -> float:
 
 def _pass(one: Ready, settings: StepSettings, watch: Watch = unwatched) -> None:
     """Forward and backward of the first step's longest micro-batch; the weights stay."""
-    engine, stage = one.setup.engine, one.run.stage
-    objective, batch = rehearsal(stage.objective, stage.step_batches(1)[0], engine.device)
+    setup, stage = one.setup, one.run.stage
+    engine = setup.engine
+    objective, batch = rehearsal(stage.objective, stage.step_batches(1)[0], engine.device, setup.plan)
     draw(engine, settings, 1, 0)
     try:
         weight, scale = max(batch.weight, 1), one.setup.state.scale

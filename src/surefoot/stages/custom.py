@@ -93,7 +93,7 @@ def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage
     """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
     that an evaluation already uses."""
     first = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0]
-    _, batch = rehearsal(objective, first, setup.engine.device)
+    _, batch = rehearsal(objective, first, setup.engine.device, setup.plan)
     with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
         found = objective(setup.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:

@@ -189,7 +189,7 @@ def one_pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int)
     try:
         for number, batch in enumerate(batches):
             draw(engine, setup.settings, step, number)
-            objective, batch = rehearsal(stage.objective, batch, engine.device)
+            objective, batch = rehearsal(stage.objective, batch, engine.device, setup.plan)
             sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=setup.settings)
             loss += float(sums[LOSS])
         engine.reduce()

@@ -1,7 +1,9 @@
 """A pass before step 1 over batches that still lack what a stage makes before each step.
 
-Reference log-probabilities and KL estimates take any number where only shapes, or two ways of computing the same, are
-looked at. Prompts have no answers yet; there the policy predicts the prompts, and the critic is asked beside it.
+A policy that is held to a reference is its own: before its first step it is one, and numbers from anywhere else would
+drive the loss to where it has no slope, so that nothing could be compared. KL estimates take any number where only
+shapes, or two ways of computing the same, are looked at. Prompts have no answers yet; there the policy predicts the
+prompts, and the critic is asked beside it.
 """
 
 from __future__ import annotations
@@ -15,16 +17,30 @@ from torch.nn import functional as F
 from surefoot.data.batch import JudgedBatch, PairBatch, PromptBatch, Weighted
 from surefoot.models.cast import Cast
 from surefoot.objectives.base import LossSum, Objective
+from surefoot.objectives.reference import frozen
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.reference import NONE
 
 
-def rehearsal(objective: Objective, batch: Weighted, device: torch.device) -> tuple[Objective, Weighted]:
+def rehearsal(objective: Objective, batch: Weighted, device: torch.device, plan: RunPlan) -> tuple[Objective, Weighted]:
     """The objective, or what stands in for it, and the batch with stand-ins for what it lacks, on the device."""
     batch = batch.to(device)
-    if isinstance(batch, PairBatch | JudgedBatch) and batch.reference is None:
-        batch = replace(batch, reference=torch.zeros(len(batch.rows.input_ids), device=device))
+    if isinstance(batch, PromptBatch):
+        return _prompts, batch
     if isinstance(batch, JudgedBatch) and batch.kl is None:
         batch = replace(batch, kl=0.0)
-    return (_prompts if isinstance(batch, PromptBatch) else objective), batch
+    if isinstance(batch, PairBatch | JudgedBatch) and batch.reference is None:
+        batch = replace(batch, reference=torch.zeros(len(batch.rows.input_ids), device=device))
+        if plan.reference is not None and plan.reference.value != NONE:
+            return _held_to_itself(objective), batch
+    return objective, batch
+
+
+def _held_to_itself(objective: Objective) -> Objective:
+    def held(model: nn.Module, batch: PairBatch | JudgedBatch) -> LossSum:
+        return objective(model, replace(batch, reference=frozen(model)(batch.rows)))
+
+    return held
 
 
 def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
