@@ -6,8 +6,8 @@ bit for bit where kernels repeat, dropout included: the random state is replayed
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -46,3 +46,21 @@ def has_gradient_checkpointing(model: nn.Module) -> bool:
 def checkpointed_layers(model: nn.Module) -> int:
     """How many of the decoder layers are computed again."""
     return sum(bool(getattr(layer, _SWITCH)) for layer in decoder_layers(model) if hasattr(layer, _SWITCH))
+
+
+def recomputes(layer: nn.Module) -> bool:
+    """Whether this decoder layer will be computed again for the backward pass, were it called now."""
+    return layer.training and bool(getattr(layer, _SWITCH, False))
+
+
+@contextmanager
+def computed_once(layer: nn.Module) -> Iterator[None]:
+    """Inside, the layer keeps its activations: for a caller that has all of it computed again itself."""
+    if not recomputes(layer):
+        yield
+        return
+    setattr(layer, _SWITCH, False)
+    try:
+        yield
+    finally:
+        setattr(layer, _SWITCH, True)

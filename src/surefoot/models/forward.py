@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from surefoot.data.pack import position_ids
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.kernels.documents import documents_of
 from surefoot.models.documents import packed_forward, takes_documents
+
+_read: ContextVar[torch.Tensor | None] = ContextVar("read", default=None)
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
@@ -40,8 +43,8 @@ def language_models(model: nn.Module) -> list[PreTrainedModel]:
     return list({id(inner): inner for inner in found}.values())
 
 
-def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """What the output head sees: [B, T, H], after the final norm.
+def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
+    """What the output head sees: [B, T, H], after the final norm. read: see `reading`; None: all of them.
 
     Not what to compute logits from: a model may do more than apply its head to them. They are taken on their way into
     the head, which then gets none of them, because an engine that shards a model gathers it when the model's own
@@ -56,7 +59,7 @@ def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
     # In front of hooks that an engine put there to follow the head's gradient, which will have none.
     hook = output_head(model).register_forward_pre_hook(take, prepend=True)
     try:
-        with _as_packed(batch):
+        with _as_packed(batch), reading(read):
             causal_model(model)(**model_inputs(model, batch))
     finally:
         hook.remove()
@@ -64,20 +67,37 @@ def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def hidden_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-    """The same at `places` alone, N indices into the B * T positions of the batch: [N, H]."""
-    return hidden_states(model, batch).flatten(0, 1).index_select(0, places)
+    """The same at `places` alone, N indices into the B * T positions of the batch, each once: [N, H]."""
+    return hidden_states(model, batch, places).flatten(0, 1).index_select(0, places)
 
 
 def logits_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-    """The model's own logits [N, V] at `places`: N indices into the B * T positions of the batch, row by row."""
+    """The model's own logits [N, V] at `places`: N indices into the B * T positions of the batch, row by row, each
+    once."""
     with _as_packed(batch):
         return narrowed_logits(model, places, **model_inputs(model, batch))
 
 
 def narrowed_logits(model: nn.Module, places: torch.Tensor, **inputs: Any) -> torch.Tensor:
     """The same for any inputs of the model's forward."""
-    with _head_sees(model, places):
+    with reading(places), _head_sees(model, places):
         return causal_model(model)(**inputs).logits.squeeze(0)
+
+
+@contextmanager
+def reading(places: torch.Tensor | None) -> Iterator[None]:
+    """Inside, of the hidden states [B, T, H] of one forward pass only those at `places` are looked at: N indices into
+    its B * T positions, each once. Others may be anything finite (`surefoot.models.last_block`)."""
+    token = _read.set(places)
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
+def rows_read() -> torch.Tensor | None:
+    """The places of the forward pass that is running; None where all may be looked at."""
+    return _read.get()
 
 
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
