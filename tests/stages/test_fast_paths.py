@@ -217,11 +217,15 @@ def test_plans_of_before_have_plain_paths(workplace, tmp_path):
 
 def test_a_plan_with_fast_paths_under_an_engine_that_cuts_parameters_is_refused(workplace, tmp_path):
     plan = make_plan(config(workplace, tmp_path / "run"))
-    assert [path.name for path in planned_paths(plan)] == ["adapter", "loss"]  # twin: whole parameters
+    assert [path.name for path in planned_paths(plan)] == ["adapter", "loss", "last_block"]  # twin: whole parameters
     parallel = replace(plan.parallel, engine=replace(plan.parallel.engine, value="fsdp2"))
     with pytest.raises(EnvironmentFault) as caught:
         planned_paths(replace(plan, parallel=parallel))
-    assert [fault.where for fault in caught.value.faults] == ["kernels.adapter", "kernels.loss"]
+    assert [fault.where for fault in caught.value.faults] == [
+        "kernels.adapter",
+        "kernels.loss",
+        "kernels.last_block",
+    ]
 
 
 def a_pass(loss=2.0, **gradients):

@@ -136,6 +136,9 @@ class KernelsConfig(Section):
     """Output head and cross entropy. plain: logits of all supervised positions at once. chunked: of some at a time,
     with the gradient formed in the forward pass, so that memory does not grow with positions times vocabulary. auto:
     chunked where it can run, unless it differs on the run's own weights."""
+    last_block: Literal["auto", "plain", "pruned"] = "auto"
+    """Last decoder layer behind its attention. plain: all positions. pruned: those alone that the loss reads. auto:
+    pruned where it can run, unless it differs on the run's own weights."""
 
 
 class BatchConfig(Section):

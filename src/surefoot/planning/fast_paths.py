@@ -19,15 +19,18 @@ def plan_kernels(
     packed: bool,
     engine: str,
     compiled: bool,
+    bos_scale: float,
     notes: Notes,
 ) -> KernelsPlan:
     """packed: the base is held in nf4. engine: single, ddp, fsdp2 or deepspeed.
-    compiled: torch.compile is on."""
+    compiled: torch.compile is on. bos_scale: of the BOS embedding."""
     of_adapter = adapter_obstacle(adapter, packed=packed, engine=engine, compiled=compiled)
     of_loss = loss_obstacle(stage, adapter, model, engine)
+    of_last = last_block_obstacle(stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
     return KernelsPlan(
         adapter=_choice("adapter", request.adapter, "fast", of_adapter, notes),
         loss=_choice("loss", request.loss, "chunked", of_loss, notes),
+        last_block=_choice("last_block", request.last_block, "pruned", of_last, notes),
     )
 
 
@@ -65,6 +68,22 @@ def adapter_obstacle(adapter: AdapterPlan | None, *, packed: bool, engine: str, 
     if engine in CUTTING:
         return f"{engine} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""
+
+
+def last_block_obstacle(
+    stage: str, adapter: AdapterPlan | None, model: ModelFacts, *, engine: str, compiled: bool, bos_scale: float
+) -> str:
+    """Why the last layer computes all rows; empty where it can leave some out, as far as a plan can tell: how the layer
+    is built, only the model shows."""
+    if stage == "pretrain":
+        return "stage pretrain reads all positions"
+    if engine in CUTTING:
+        return f"{engine} has hooks on the layer that look at all of its rows"
+    if compiled:
+        return "how many rows are read changes with every batch, and torch.compile would compile for each number"
+    if (adapter is not None and adapter.dropout) or model.dropouts or model.attention_dropout:
+        return "with dropout, masks would be drawn for other rows"
+    return "bos.scale has hooks on the layer that look at all of its rows" if bos_scale != 1 else ""
 
 
 def _choice(key: str, asked: str, fast: str, obstacle: str, notes: Notes) -> Choice[str]:

@@ -140,6 +140,7 @@ def resolve(
         fast_adapter=kernels.adapter.value == "fast",
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=adapter is None) if kernels.loss.value == "chunked" and model.family else None,
+        bos_scale=tokens.bos_scale.value,
     )
     batch, memory = plan_batch(
         config.batch,

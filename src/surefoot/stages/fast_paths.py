@@ -28,6 +28,7 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.chunked_head import loss_path
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast_adapters import adapter_path
+from surefoot.models.last_block import last_block_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import Choice, DType, RunPlan
 from surefoot.stages.rehearsal import rehearsal
@@ -54,7 +55,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in a name
 PLAIN = "plain"
 STAYS = "it stays, as the run began with it"
 GO_ON = "resume with the versions and the device that the run began with, or start another run"
-SWITCHED = ("adapter", "loss")  # the paths of this module, by their keys under `kernels:`
+SWITCHED = ("adapter", "loss", "last_block")  # the paths of this module, by their keys under `kernels:`
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
         raise EnvironmentFault([Fault(f"kernels.{name}", what, "start another run") for name in named])
     adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
-    return [*adapter, *loss]
+    last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
+    return [*adapter, *loss, *last]
 
 
 def settle(

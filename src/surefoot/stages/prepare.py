@@ -30,6 +30,7 @@ from surefoot.report.plan_table import plan_table
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.evaluating import check_answers
+from surefoot.stages.fast_paths import SWITCHED
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
@@ -199,15 +200,15 @@ def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
         raise InputError([_that_can_be_followed(fault, drops) for fault in error.faults]) from None
     plan = replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
     if anew.parallel.engine.value in CUTTING:
-        plan = _plain_as(anew, plan, "adapter", "loss")
+        plan = _plain_as(anew, plan, *SWITCHED)
     if drops:
-        plan = _plain_as(anew, replace(plan, dropout=anew.dropout, attention=anew.attention), "documents")
+        plan = _plain_as(anew, replace(plan, dropout=anew.dropout, attention=anew.attention), "documents", "last_block")
     return plan
 
 
 def _as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
     """With the plain paths of the saved plan asked for, so that the forecast of memory counts on no other."""
-    kept = {name: PLAIN for name in ("adapter", "loss") if getattr(plan.kernels, name).value == PLAIN}
+    kept = {name: PLAIN for name in SWITCHED if getattr(plan.kernels, name).value == PLAIN}
     return config.model_copy(update={"kernels": config.kernels.model_copy(update=kept)})
 
 
@@ -232,7 +233,7 @@ def _other_kernels(found: Claim, plan: RunPlan) -> list[str]:
     if found.plan is None:
         return []
     before, now = found.plan.kernels, plan.kernels
-    names = {"adapter": "kernels.adapter", "loss": "kernels.loss", "documents": "data.packing"}
+    names = {name: f"kernels.{name}" for name in SWITCHED} | {"documents": "data.packing"}
     return [
         f"{key} was {then.value}, is {choice.value}: {choice.reason}"
         for name, key in names.items()

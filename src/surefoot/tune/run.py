@@ -35,6 +35,7 @@ PLAIN: Settings = {
     "data.packing": "off",
     "kernels.adapter": "plain",
     "kernels.loss": "plain",
+    "kernels.last_block": "plain",
     "compile": "off",
     "data.workers": 0,
 }
