@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot import durable
+from surefoot import disk, durable
 from surefoot.errors import EnvironmentFault
 
 
@@ -250,7 +250,7 @@ def test_require_writable_leaves_nothing(tmp_path):
 
 
 def test_twin_without_the_flush_is_seen(tmp_path, calls, monkeypatch):
-    monkeypatch.setattr(durable, "_sync", lambda path: None)
+    monkeypatch.setattr(disk, "sync", lambda path: None)
     durable.write_bytes(tmp_path / "a", b"1")
     assert calls != [("fsync", "new file"), ("rename", "a"), ("fsync", tmp_path.name)]
 

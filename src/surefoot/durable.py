@@ -3,7 +3,8 @@
 A file is written under a hidden temporary name beside its place, flushed to the disk, moved there by one rename, and
 the folder is flushed as well, so that a reader sees the old content or the new and a power failure loses neither.
 `staged_folder` does the same for a folder. The trade-off: a flush costs milliseconds, so nothing here belongs in an
-inner loop. Failures of the disk are EnvironmentFaults that name the path and leave no temporary file behind.
+inner loop. Failures of the disk are EnvironmentFaults that name the path and leave no temporary file behind. All that
+changes the disk goes through `disk`, where tests make it fail.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import json
 import os
 import re
 import secrets
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from surefoot import disk
 from surefoot.errors import EnvironmentFault, Fault
 
 if sys.platform != "win32":
@@ -47,7 +49,7 @@ _ADVICE = {
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of `path`. The mode obeys umask. Raises EnvironmentFault; the old content then stands."""
     with _replacement(Path(path)) as file:
-        file.write(data)
+        _write_all(file, data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -57,13 +59,30 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON, UTF-8, keys in the order given. NaN and infinity raise ValueError: they are not JSON."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """What `write_json` writes."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def copy_file(source: Path, path: Path) -> None:
     """`write_bytes` with the content of `source`, a piece at a time."""
     with open(source, "rb") as original, _replacement(Path(path)) as file:
-        shutil.copyfileobj(original, file, _CHUNK)
+        while chunk := original.read(_CHUNK):
+            _write_all(file, chunk)
+
+
+def fill_text(path: Path, text: str) -> None:
+    """A new file in a folder that `staged_folder` is about to flush: not flushed here."""
+    with faults_named(Path(path)), disk.create(path) as file:
+        _write_all(file, text.encode("utf-8"))
+
+
+def fill_json(path: Path, value: Any) -> None:
+    """`fill_text` with what `write_json` writes."""
+    fill_text(path, json_text(value))
 
 
 def append_line(path: Path, text: str) -> None:
@@ -73,21 +92,19 @@ def append_line(path: Path, text: str) -> None:
     """
     if "\n" in text:
         raise ValueError("a line holds no line end")
-    rest = memoryview(f"{text}\n".encode())
-    with faults_named(Path(path)), open(path, "ab", buffering=0) as file:
+    with faults_named(Path(path)), disk.open_end(path) as file:
         start = file.seek(0, os.SEEK_END)
         try:
-            while rest:
-                rest = rest[file.write(rest) :]
+            _write_all(file, f"{text}\n".encode())
         except OSError:
-            file.truncate(start)  # else the next line would be glued to half of this one
+            disk.truncate(file, start)  # else the next line would be glued to half of this one
             raise
 
 
 def flush(path: Path) -> None:
     """Return when everything appended to `path` so far is on the disk."""
     with faults_named(path):
-        _sync(path)
+        disk.sync(path)
 
 
 @contextmanager
@@ -102,23 +119,23 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
     staging = _hidden_beside(final)
     with faults_named(final), _filling(staging):
         try:
-            staging.mkdir(parents=True)
+            disk.make_folder(staging, parents=True)
             yield staging
             mode = staging.stat().st_mode & 0o666
             for path in sorted(staging.rglob("*"), reverse=True):  # children before their folders
                 if path.is_file():
-                    path.chmod(mode)
-                _sync(path)
-            _sync(staging)
+                    disk.chmod(path, mode)
+                disk.sync(path)
+            disk.sync(staging)
             aside = final.parent / f"{_REPLACED}{final.name}"
             if replace and final.exists():
-                os.rename(final, aside)
-            os.rename(staging, final)
+                disk.rename(final, aside)
+            disk.rename(staging, final)
         except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            disk.remove_tree(staging, ignore_errors=True)
             raise
-        _sync(final.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+        disk.sync(final.parent)
+        disk.remove_tree(aside, ignore_errors=True)
 
 
 def restore_replaced(parent: Path) -> None:
@@ -127,9 +144,10 @@ def restore_replaced(parent: Path) -> None:
         final = parent / aside.name.removeprefix(_REPLACED)
         with faults_named(final):
             if final.exists():
-                shutil.rmtree(aside)
+                disk.remove_tree(aside)
             else:
-                os.rename(aside, final)
+                disk.rename(aside, final)
+                disk.sync(parent)
 
 
 def remove(path: Path) -> None:
@@ -137,22 +155,32 @@ def remove(path: Path) -> None:
     with faults_named(path):
         if path.is_dir() and not path.is_symlink():
             trash = _hidden_beside(path)
-            path.rename(trash)
-            shutil.rmtree(trash)
+            disk.rename(path, trash)
+            disk.remove_tree(trash)
         else:
-            path.unlink(missing_ok=True)
-        _sync(path.parent)
+            with suppress(FileNotFoundError):
+                disk.unlink(path)
+        disk.sync(path.parent)
+
+
+def move(path: Path, target: Path) -> None:
+    """Give a file or folder another name, in place of what has that name now."""
+    with faults_named(path):
+        if target.is_dir() and not target.is_symlink():
+            disk.remove_tree(target)
+        disk.replace(path, target)
+        disk.sync(target.parent)
 
 
 def empty_folder(folder: Path, last: str) -> None:
     """Delete what is in a folder; the folder and its lock stay. last: the file that stands until all else is gone."""
     with faults_named(folder):
         trash = _hidden_beside(folder / "emptied")
-        trash.mkdir()
+        disk.make_folder(trash)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
             if path.name != LOCK and path != trash:
-                path.rename(trash / path.name)
-        shutil.rmtree(trash)
+                disk.rename(path, trash / path.name)
+        disk.remove_tree(trash)
 
 
 def is_temporary(path: Path) -> bool:
@@ -165,10 +193,10 @@ def discard_unfinished() -> None:
     `os._exit`."""
     for path in list(_unfinished):
         if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+            disk.remove_tree(path, ignore_errors=True)
         else:
             with suppress(OSError):
-                path.unlink()
+                disk.unlink(path)
 
 
 def clear_temporary(folder: Path) -> None:
@@ -176,7 +204,7 @@ def clear_temporary(folder: Path) -> None:
     with faults_named(folder):
         for path in folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                disk.remove_tree(path) if path.is_dir() else disk.unlink(path)
 
 
 def require_writable(folder: Path) -> None:
@@ -187,8 +215,8 @@ def require_writable(folder: Path) -> None:
         place = place.parent
     probe = _hidden_beside(place / "probe")
     with faults_named(folder):
-        probe.mkdir()
-        probe.rmdir()
+        disk.make_folder(probe)
+        disk.remove_folder(probe)
 
 
 @contextmanager
@@ -210,7 +238,7 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         if handle is not None:
             with suppress(OSError):
-                path.unlink()  # before the lock is dropped: afterwards the file may be another's
+                disk.unlink(path)  # before the lock is dropped: afterwards the file may be another's
             os.close(handle)
 
 
@@ -274,21 +302,30 @@ def sha256_file(path: Path) -> str:
 
 
 @contextmanager
-def _replacement(path: Path) -> Iterator[BinaryIO]:
+def _replacement(path: Path) -> Iterator[FileIO]:
     """A hidden file to fill, which takes the place of `path` when the block ends and disappears when it raises."""
     staging = _hidden_beside(path)
     with faults_named(path), _filling(staging):
         try:
-            with open(staging, "xb") as file:
+            with disk.create(staging) as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(staging, path)
+                disk.sync_file(file)
+            disk.replace(staging, path)
         except BaseException:
             with suppress(OSError):
-                staging.unlink()
+                disk.unlink(staging)
             raise
-        _sync(path.parent)
+        disk.sync(path.parent)
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """A disk may take less than it is given, which is no error of its own."""
+    rest = memoryview(data)
+    while rest:
+        taken = disk.write(file, rest)
+        if not taken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rest = rest[taken:]
 
 
 @contextmanager
@@ -303,17 +340,6 @@ def _filling(path: Path) -> Iterator[None]:
 def _hidden_beside(path: Path) -> Path:
     """In the same folder, so that the rename stays within one file system; hidden, so that no reader picks it up."""
     return path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or folder to the disk. Windows cannot open folders; it flushes renames by itself."""
-    if os.name == "nt" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from forkserver import ForkServer
 from surefoot.cli.main import main
+from surefoot.durable import write_json
 from surefoot.planning.serial import Difference
 from surefoot.report import comparison
 from surefoot.report.comparison import (
@@ -24,6 +25,7 @@ from surefoot.report.comparison import (
     verdict_lines,
 )
 from surefoot.report.verify_table import MOST_SHOWN
+from surefoot.training.checkpoint import sealed
 from tiny import tiny_llama
 
 RECORDS = [
@@ -100,7 +102,9 @@ def test_a_run_that_did_not_end_compares_too(runs: Path) -> None:
 def test_other_data_are_seen(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "a", tmp_path / "b")
     for manifest in (tmp_path / "b").rglob("MANIFEST.json"):
-        manifest.write_text(manifest.read_text().replace('"data": "', '"data": "f00'))
+        told = json.loads(manifest.read_text())
+        told["identity"]["data"] = "f00" + told["identity"]["data"]
+        write_json(manifest, sealed(told))
     facts = json.loads(call("compare", runs / "a", tmp_path / "b", "--json").stdout)
     assert [one["path"] for one in facts["data"]] == ["data"]
 

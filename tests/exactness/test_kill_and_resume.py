@@ -188,6 +188,6 @@ def test_twin_a_resume_that_loses_something_is_noticed(server, world, uninterrup
         "size": (newer / lost).stat().st_size,
         "sha256": module.durable.sha256_file(newer / lost),
     }
-    (newer / "MANIFEST.json").write_text(json.dumps(content))
+    module.durable.write_json(newer / "MANIFEST.json", module.sealed(content))
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
     assert compare_folders(uninterrupted("lora", "fp32"), output) != []

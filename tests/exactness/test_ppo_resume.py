@@ -15,8 +15,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from forkserver import ForkServer
-from surefoot.durable import sha256_file
+from surefoot.durable import sha256_file, write_json
 from surefoot.report.verification import compare_folders
+from surefoot.training.checkpoint import sealed
 from tiny import tiny_llama
 
 KILLED = -9
@@ -141,7 +142,7 @@ def test_twin_what_is_not_carried_is_noticed(server, world, uninterrupted, lost)
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     for name, entry in manifest["files"].items():
         entry |= {"size": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    write_json(folder / "MANIFEST.json", sealed(manifest))
     config, log = write_config(world, "full", output), output.with_suffix(".txt")
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
     assert compare_folders(uninterrupted("full"), output) != []

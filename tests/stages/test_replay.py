@@ -11,12 +11,14 @@ from click.testing import CliRunner
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from surefoot.cli.main import main
+from surefoot.durable import write_json
 from surefoot.errors import InputError
 from surefoot.stages import failures as failures_module
 from surefoot.stages import replay as replay_module
 from surefoot.stages import sft as sft_module
 from surefoot.stages.replay import replay
 from surefoot.training import loop as loop_module
+from surefoot.training.checkpoint import sealed
 from surefoot.training.failure import read_failure
 from tiny import tiny_llama
 
@@ -362,6 +364,6 @@ def test_a_loss_of_a_python_caller_is_asked_for(kept, tmp_path):
     shutil.copytree(kept, copy)
     told = json.loads((copy / "MANIFEST.json").read_text())
     told["identity"]["objective"] = "mine.loss"
-    (copy / "MANIFEST.json").write_text(json.dumps(told))
+    write_json(copy / "MANIFEST.json", sealed(told))
     with pytest.raises(InputError, match=r"computed with mine\.loss"):
         replay(copy)

@@ -6,7 +6,7 @@ import pytest
 
 from layouts import run_config
 from plans import run_plan
-from surefoot import durable
+from surefoot import disk
 from surefoot.config.load import dump_config
 from surefoot.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.planning.serial import plan_to_json
@@ -274,7 +274,7 @@ class TestOccupy:
         assert aside[0].is_dir()
 
     def test_an_interrupted_overwrite_leaves_the_plan_or_nothing(self, config, stopped, monkeypatch):
-        monkeypatch.setattr(durable.shutil, "rmtree", killed)
+        monkeypatch.setattr(disk, "remove_tree", killed)
         with pytest.raises(KeyboardInterrupt), occupy(claim(config(), "overwrite")):
             pass
         monkeypatch.undo()

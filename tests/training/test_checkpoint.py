@@ -156,6 +156,63 @@ def test_twin_without_hashes_a_flipped_bit_is_loaded(tmp_path, engine, monkeypat
     assert verify_checkpoint(folder) == []
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"step": 2},
+        {"schema": 1},
+        {"schema": 3},
+        {"identity": {"a": 2}},
+        {"files": {}},
+        {"sha256": "0" * 64},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_was_edited_is_found(tmp_path, engine, edit):
+    folder = save(tmp_path, engine, RunState(step=1))
+    content = json.loads((folder / module.MANIFEST).read_text())
+    (folder / module.MANIFEST).write_text(module.durable.json_text({**content, **edit}))
+    assert verify_checkpoint(folder)
+
+
+def test_a_manifest_without_a_digest_as_older_versions_wrote_it_is_read(tmp_path, engine):
+    folder = save(tmp_path, engine, RunState(step=1))
+    content = json.loads((folder / module.MANIFEST).read_text())
+    del content["sha256"]
+    (folder / module.MANIFEST).write_text(json.dumps({**content, "schema": 1}, indent=2))
+    assert verify_checkpoint(folder) == []
+    (folder / module.MANIFEST).write_text(json.dumps(content, indent=2))  # of today, it must have one
+    assert verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/hostname", "a/../../b"])
+def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, engine, name):
+    folder = save(tmp_path, engine, RunState(step=1))
+    content = json.loads((folder / module.MANIFEST).read_text())
+    content["files"][name] = content["files"]["model.safetensors"]
+    (folder / module.MANIFEST).write_text(module.durable.json_text(module.sealed(content)))
+    (fault,) = verify_checkpoint(folder)
+    assert "outside its folder" in str(fault)
+
+
+def test_a_file_that_was_added_is_found_and_a_hidden_one_is_nobodys(tmp_path, engine):
+    folder = save(tmp_path, engine, RunState(step=1))
+    (folder / ".DS_Store").touch()
+    assert verify_checkpoint(folder) == []
+    (folder / module.STAGE).touch()
+    (fault,) = verify_checkpoint(folder)
+    assert str(fault).startswith(f"{folder / module.STAGE}: is not of this checkpoint")
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_found(tmp_path, engine):
+    older = save(tmp_path, engine, RunState(step=1))
+    save(tmp_path, engine, RunState(step=2)).rename(tmp_path / "checkpoint-9")
+    found, rejected = newest_verified(tmp_path)
+    assert found == Checkpoint(older, 1)
+    assert "holds step 2" in str(rejected[0])
+
+
 def test_checkpoints_but_none_valid(tmp_path, engine):
     folder = save(tmp_path, engine, RunState(step=1))
     (folder / module.MANIFEST).unlink()

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -113,10 +111,8 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, 
 
 def _move_away(folder: Path) -> None:
     """A folder that did not verify; at once, so that no other process meets half of it."""
-    trash = folder.with_name(f".damaged-{folder.name}-{secrets.token_hex(4)}")
-    with suppress(OSError):  # nothing there, or another process was faster; a real fault shows at the write
-        folder.rename(trash)
-        shutil.rmtree(trash)
+    with suppress(EnvironmentFault):  # another process was faster; a real fault shows at the write
+        durable.remove(folder)
 
 
 def _mapped(path: Path) -> np.ndarray:

@@ -16,7 +16,9 @@ from surefoot.training.checkpoint import (
     TRAINER_STATE,
     FileCheck,
     check_against,
+    check_checkpoint,
     check_files,
+    is_checkpoint,
     list_checkpoints,
     newest_verified,
 )
@@ -42,7 +44,7 @@ def verify_folder(folder: Path) -> list[FolderCheck]:
         return [_check_export(folder)]
     checkpoints = sorted(list_checkpoints(folder), key=lambda checkpoint: checkpoint.step)
     folders = [checkpoint.folder for checkpoint in checkpoints]
-    if (folder / MANIFEST).is_file() or folder.name.startswith("checkpoint-") or is_finished(folder):
+    if (folder / MANIFEST).is_file() or is_checkpoint(folder) or is_finished(folder):
         folders.append(folder)
     if not folders:
         raise InputError(
@@ -75,7 +77,8 @@ def _check(root: Path, folder: Path) -> FolderCheck:
     name = folder.relative_to(root).as_posix()
     name = folder.name if name == "." else name
     try:
-        return FolderCheck(name, tuple(check_files(folder)))
+        check = check_checkpoint if is_checkpoint(folder) else check_files
+        return FolderCheck(name, tuple(check(folder)))
     except IntegrityError as error:
         return FolderCheck(name, (), error.faults[0])
 

@@ -1,20 +1,21 @@
 """Checkpoints: staged, hashed, published by one rename; found again only if they verify.
 
 A folder `checkpoint-N` holds the model as the ecosystem reads it (weights, config, tokenizer), `optimizer.safetensors`,
-`state.json`, `trainer_state.json` and, written last, `MANIFEST.json` with the size and SHA-256 of every other file.
-safetensors loads flipped bits without complaint, so the hashes are what makes a checkpoint trustworthy. Nothing is
-pickled. Cost: one read of what was just written.
+`state.json`, `trainer_state.json` and, written last, `MANIFEST.json` with the size and SHA-256 of every other file, and
+of itself. safetensors loads flipped bits without complaint, so the hashes are what makes a checkpoint trustworthy; a
+file that the manifest does not name makes it suspect, for libraries read what they find. Nothing is pickled. Cost: one
+read of what was just written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -26,13 +27,15 @@ from surefoot.errors import Diverged, EnvironmentFault, Fault, IntegrityError
 from surefoot.training.engine import Engine
 from surefoot.training.state import RunState
 
-SCHEMA = 1
+SCHEMA = 2
+_WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves
 MANIFEST = "MANIFEST.json"
 OPTIMIZER = "optimizer.safetensors"
 STAGE = "stage.safetensors"
 STATE = "state.json"
 TRAINER_STATE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
+_DIGEST = "sha256"
 _REJECTED = ".rejected-"
 
 
@@ -121,15 +124,15 @@ def begin_checkpoint(
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         if carried:
             save_file({name: tensor.contiguous() for name, tensor in carried.items()}, staging / STAGE)
-        _write_json(staging / STATE, state.to_json())
-        _write_json(staging / TRAINER_STATE, trainer_state)
+        durable.fill_json(staging / STATE, state.to_json())
+        durable.fill_json(staging / TRAINER_STATE, trainer_state)
         paths = sorted(staging.rglob("*"))
         size = sum(path.stat().st_size for path in paths if path.is_file())
         rest = stack.pop_all()
 
     def finish() -> Path:
         with rest:
-            _write_json(staging / MANIFEST, manifest(staging, paths, state.step, identity))
+            durable.fill_json(staging / MANIFEST, manifest(staging, paths, state.step, identity))
             engine.totals([1.0])  # a rank that failed has ended the run before it says this
         return final
 
@@ -143,22 +146,51 @@ def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[s
         for path in paths
         if path.is_file()
     }
-    return {"schema": SCHEMA, "step": step, "identity": identity, "files": files}
+    return sealed({"schema": SCHEMA, "step": step, "identity": identity, "files": files})
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with the SHA-256 of all else in it, as it is written."""
+    rest = {key: value for key, value in content.items() if key != _DIGEST}
+    return {**rest, _DIGEST: hashlib.sha256(durable.json_text(rest).encode()).hexdigest()}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; IntegrityError when it is missing, torn or of another schema."""
+    """The manifest of a checkpoint; IntegrityError when it is missing, torn, changed or of another schema."""
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
         schema = content["schema"]
     except FileNotFoundError:
         raise IntegrityError(Fault(str(path), "is missing: this checkpoint was never finished")) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise IntegrityError(Fault(str(path), f"cannot be read ({error})")) from None
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, _WITHOUT_DIGEST):
         raise IntegrityError(Fault(str(path), f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
+    if not _is_whole(content):
+        raise IntegrityError(Fault(str(path), "lacks what a manifest has, or names files outside its folder"))
+    if schema == SCHEMA and (text != durable.json_text(content) or sealed(content) != content):
+        raise IntegrityError(Fault(str(path), "has another content than was written (SHA-256 differs)"))
+    if schema == _WITHOUT_DIGEST and _DIGEST in content:
+        raise IntegrityError(Fault(str(path), f"has another content than was written: its schema was {SCHEMA}"))
     return content
+
+
+def _is_whole(content: Any) -> bool:
+    """Of the right form, with names of files below its folder."""
+    match content:
+        case {"step": int(), "identity": dict(), "files": dict(files)}:
+            return all(_is_entry(name, entry) for name, entry in files.items())
+    return False
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    match entry:
+        case {"size": int(), "sha256": str()}:
+            path = PurePosixPath(name)
+            return not path.is_absolute() and ".." not in path.parts
+    return False
 
 
 @dataclass(frozen=True)
@@ -201,11 +233,32 @@ def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | Non
 
 
 def verify_checkpoint(folder: Path) -> list[Fault]:
-    """Everything that is wrong with a checkpoint's files; empty when it can be trusted."""
+    """Everything that is wrong with a checkpoint; empty when it can be trusted."""
     try:
-        return [check.fault for check in check_files(folder) if check.fault]
+        return [check.fault for check in check_checkpoint(folder) if check.fault]
     except IntegrityError as error:
         return list(error.faults)
+
+
+def check_checkpoint(folder: Path) -> list[FileCheck]:
+    """`check_files`, and whether the folder has the name that its manifest tells, and files that it does not. Hidden
+    ones, as desktops leave them, are nobody's: no library reads them."""
+    content = read_manifest(folder)
+    named = _NAME.fullmatch(folder.name)
+    if named and int(named[1]) != content["step"]:
+        raise IntegrityError(Fault(str(folder), f"holds step {content['step']}: the folder was renamed"))
+    there = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not path.name.startswith("."))
+    surplus = [
+        FileCheck(name, path.lstat().st_size, "", Fault(str(path), "is not of this checkpoint: it was added later"))
+        for path in there
+        if (name := path.relative_to(folder).as_posix()) not in content["files"] and name != MANIFEST
+    ]
+    return [*check_against(folder, content["files"]), *surplus]
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """By its name."""
+    return folder.name.startswith("checkpoint-")
 
 
 def list_checkpoints(run: Path) -> list[Checkpoint]:
@@ -267,9 +320,7 @@ def set_aside_newer(run: Path, step: int) -> list[Path]:
     for checkpoint in list_checkpoints(run):
         if checkpoint.step > step:
             path = run / f"{_REJECTED}{checkpoint.folder.name}"
-            if path.exists():
-                shutil.rmtree(path)
-            checkpoint.folder.rename(path)
+            durable.move(checkpoint.folder, path)
             aside.append(path)
     return aside
 
@@ -277,7 +328,7 @@ def set_aside_newer(run: Path, step: int) -> list[Path]:
 def clear_rejected(run: Path) -> None:
     """Remove what `set_aside_newer` kept for inspection."""
     for path in run.glob(f"{_REJECTED}checkpoint-*"):
-        shutil.rmtree(path)
+        durable.remove(path)
 
 
 @contextmanager
@@ -300,7 +351,3 @@ def _is_finite(tensor: torch.Tensor) -> bool:
         return True
     low, high = torch.aminmax(tensor)
     return bool(torch.isfinite(low) & torch.isfinite(high))
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
