@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import Fault, InputError
+from surefoot.models.checkpointing import leave_inputs_constant
 from surefoot.models.peft import LoraConfig, LoraLayer, ModulesToSaveWrapper, PeftModel, TaskType, get_peft_model
 from surefoot.models.quantised import plain_weight
 from surefoot.models.quiet import quiet_libraries
@@ -59,6 +60,7 @@ def add_adapter(
     with quiet_libraries(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
         torch.manual_seed(seed)
         adapted = get_peft_model(model, _lora_config(model, plan))
+    leave_inputs_constant(adapted)
     config = adapted.peft_config[ADAPTER]
     config.base_model_name_or_path, config.revision = base, revision
     for parameter in adapted.parameters():

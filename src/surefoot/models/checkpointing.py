@@ -35,8 +35,18 @@ def enable_gradient_checkpointing(
     if recompute_in is not None:
         settings["context_fn"] = lambda: (nullcontext(), recompute_in())
     causal_model(model).activation_checkpointing_enable(settings)
+    leave_inputs_constant(model)
     for layer in decoder_layers(model)[layers:] if layers is not None else ():
         setattr(layer, _SWITCH, False)
+
+
+def leave_inputs_constant(model: nn.Module) -> None:
+    """Frozen embeddings come out without a gradient, so that the first layer's products compute none for its input.
+
+    Where activations are computed again, transformers and PEFT let every embedding ask for one: the reentrant form of
+    checkpointing, which is not ours, finds no gradient otherwise.
+    """
+    causal_model(model).disable_input_require_grads()
 
 
 def has_gradient_checkpointing(model: nn.Module) -> bool:
