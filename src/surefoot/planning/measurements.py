@@ -31,6 +31,18 @@ class AttentionTrial:
 
 
 @dataclass(frozen=True)
+class PointwiseTrial:
+    """One kind of operators at the model's width: norm | rotary. plain, fused: seconds of the best forward and backward
+    pass; 0 where it was not timed. failure, errors: see AttentionTrial."""
+
+    part: str
+    plain: float
+    fused: float
+    failure: str
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Measurements:
     """products: FLOP/s of matrix products at the model's shapes, by dtype; empty where nobody measured.
 
@@ -50,6 +62,7 @@ class Measurements:
     tf32: float | None = None
     copy: float = 0.0
     documents: tuple[AttentionTrial, ...] = ()
+    pointwise: tuple[PointwiseTrial, ...] = ()  # empty where nobody measured
 
 
 _MEASUREMENTS = TypeAdapter(Measurements)

@@ -152,6 +152,7 @@ class KernelsPlan:
     adapter: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | fast
     loss: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | chunked
     last_block: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | pruned
+    pointwise: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | fused
     # plain: padded rows. Or how the documents of a packed row are kept apart: matmul | sdpa | varlen.
     documents: Choice[str] = Choice("plain", _BEFORE, "default")
 

@@ -44,6 +44,7 @@ from surefoot.planning.quantisation import check_packed_base
 from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import idle_parameters, plan_reward, without_idle
 from surefoot.planning.shared_prompts import plan_shared_prompts
+from surefoot.planning.pointwise import plan_pointwise
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -143,6 +144,9 @@ def resolve(
         bos_scale=tokens.bos_scale.value,
     )
     batch, memory = plan_batch(
+    pointwise = plan_pointwise(
+        config, model, kind=hardware.kind, engine=parallel.engine.value, trials=seen.pointwise, notes=notes
+    )
         config.batch,
         config.gradient_checkpointing,
         work,
@@ -186,7 +190,7 @@ def resolve(
         reward=reward,
         reference=reference,
         ppo=ppo,
-        kernels=replace(kernels, documents=documents),
+        kernels=replace(kernels, documents=documents, pointwise=pointwise),
         dropout=plan_dropout(config),
     )
     return replace(plan, environment=environment_findings(environment, plan))

@@ -85,6 +85,7 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
         yield _row("kernels.adapter", plan.kernels.adapter)
     yield _row("kernels.loss", plan.kernels.loss)
     yield _row("kernels.last_block", plan.kernels.last_block)
+    yield _row("kernels.pointwise", plan.kernels.pointwise)
     yield _row("compile", plan.compile)
     yield _row("threads", plan.threads)
     if plan.report_to.value:

@@ -28,6 +28,7 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.chunked_head import loss_path
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast_adapters import adapter_path
+from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.models.last_block import last_block_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import Choice, DType, RunPlan
@@ -55,7 +56,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in a name
 PLAIN = "plain"
 STAYS = "it stays, as the run began with it"
 GO_ON = "resume with the versions and the device that the run began with, or start another run"
-SWITCHED = ("adapter", "loss", "last_block")  # the paths of this module, by their keys under `kernels:`
+SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # the paths of this module, by their keys under `kernels:`
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
-    return [*adapter, *loss, *last]
+    pointwise = [pointwise_path()] if plan.kernels.pointwise.value == "fused" else []
+    return [*adapter, *loss, *last, *pointwise]
 
 
 def settle(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.kept import Kept
 
@@ -79,6 +79,21 @@ def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[Attention
         tuple[AttentionTrial, ...],
         lambda: run(request),
         lasting=lambda trials: not any(said in trial.failure for trial in trials for said in _PASSING),
+    )
+
+
+def measured_pointwise(
+    width: int, heads: int, head_dim: int, dtype: DType, device: torch.device, kept: Kept
+) -> tuple[PointwiseTrial, ...]:
+    """See `probe.pointwise.pointwise_trials`."""
+    from surefoot.probe import pointwise
+
+    question = {"width": width, "heads": [heads, head_dim], "dtype": dtype, "device": device.type}
+    return kept.get(
+        "pointwise",
+        question,
+        tuple[PointwiseTrial, ...],
+        lambda: pointwise.pointwise_trials(width, heads, head_dim, dtype, device),
     )
 
 

@@ -30,13 +30,14 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.planning.ppo import Roles
+from surefoot.planning.pointwise import pointwise_obstacle
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
 from surefoot.planning.threads import is_open as threads_are_open
 from surefoot.planning.tokenizer import plan_max_length
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.trackers.adapters import require_trackers
-from surefoot.stages.measured import measured_attention, measured_products, measured_threads
+from surefoot.stages.measured import measured_attention, measured_pointwise, measured_products, measured_threads
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.required import require_libraries
 
@@ -135,6 +136,9 @@ def _measure(
         trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
         partial = replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
     if lengths is None or not lengths.mix or config.data.packing == "off":
+    if config.kernels.pointwise != "plain" and not pointwise_obstacle(config, model, hardware.kind):
+        seen = measured_pointwise(model.hidden, model.heads, model.head_dim, dtype, device, kept)
+        partial = replace(partial, pointwise=seen)
         return partial
     packed = open_forms(config, model, hardware, dtype, longest_example(limit, lengths))
     if isinstance(packed, str):

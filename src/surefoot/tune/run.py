@@ -36,6 +36,7 @@ PLAIN: Settings = {
     "kernels.adapter": "plain",
     "kernels.loss": "plain",
     "kernels.last_block": "plain",
+    "kernels.pointwise": "plain",
     "compile": "off",
     "data.workers": 0,
 }

@@ -1,0 +1,122 @@
+"""Are surefoot's own norms and turns right on this machine, and how fast are they beside the plain ones?
+
+Each goes forward and backward at the model's width. First against float64: output and gradients, of ordinary rows, of
+rows so small that the eps counts, and of large ones; then it is timed beside the plain path, over so many rows that
+they do not fit into a core's cache.
+
+Shapes: T rows of N numbers; H heads of D numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from surefoot.kernels.blocks import NormForm
+from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned
+from surefoot.planning.measurements import PointwiseTrial
+from surefoot.planning.plan import DType
+from surefoot.probe.attention import GATE
+from surefoot.probe.matmul import TORCH_DTYPE
+from surefoot.probe.timing import best_seconds, one_thread
+
+Way = Callable[..., torch.Tensor]
+FORMS = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
+_NUMBERS = 2**21  # in what is timed; 8 MiB in fp32
+_FEWEST, _MOST = 64, 2048  # rows
+_CHECKED = 37  # rows, an odd number
+_SIZES = (1.0, 1e-3, 30.0)
+_ROUNDS = 12
+
+
+def pointwise_trials(
+    width: int, heads: int, head_dim: int, dtype: DType, device: torch.device, *, budget: float = 0.3
+) -> tuple[PointwiseTrial, ...]:
+    """Of a norm over `width` numbers and of the turn of `heads` heads. budget: seconds for the timing of both."""
+    rows = min(_MOST, max(_FEWEST, _NUMBERS // width))
+    make = partial(_inputs, dtype=TORCH_DTYPE[dtype], device=device)
+    with one_thread():
+        norm = _trial("norm", _norm_ways, make, (width, rows), dtype, budget / 2)
+        turn = _trial("rotary", _turn_ways, make, (heads * head_dim, rows, head_dim), dtype, budget / 2)
+    return norm, turn
+
+
+def _trial(
+    part: str,
+    ways: Callable[..., list[tuple[Way, Way, tuple[torch.Tensor, ...]]]],
+    make: Callable[..., torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: DType,
+    budget: float,
+) -> PointwiseTrial:
+    """ways: shape -> (plain, fused, their inputs, of which the last is the gradient of the output)."""
+    errors: dict[str, float] = {}
+    for size in _SIZES:
+        for plain, fused, inputs in ways(make, (shape[0], _CHECKED, *shape[2:]), size):
+            failure = _checked(plain, fused, inputs, dtype, errors)
+            if failure:
+                return PointwiseTrial(part, 0.0, 0.0, f"{failure} for numbers about {size:g}", errors)
+    plain, fused, inputs = ways(make, shape, 1.0)[0]
+    runs = {"plain": partial(_pass, plain, inputs), "fused": partial(_pass, fused, inputs)}
+    seconds = best_seconds(runs, budget=budget, rounds=_ROUNDS)
+    return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
+
+
+def _checked(plain: Way, fused: Way, inputs: Sequence[torch.Tensor], dtype: DType, errors: dict[str, float]) -> str:
+    """What is wrong, empty where nothing is. Adds to `errors` the largest by tensor."""
+    exact = _pass(plain, [one.detach().double().requires_grad_(one.requires_grad) for one in inputs])
+    try:
+        found = _pass(fused, inputs)
+    except RuntimeError as fault:
+        return f"cannot run: {str(fault).splitlines()[0]}"
+    for number, (one, wanted) in enumerate(zip(found, exact, strict=True)):
+        name = f"gradient {number}" if number else "output"
+        error = float((one.double() - wanted).norm() / wanted.norm())
+        errors[name] = max(error, errors.get(name, 0.0))
+        if not error <= GATE[dtype]:  # true of what is not a number as well
+            return f"the {name} is off by {error:.2g}, more than {GATE[dtype]:.2g},"
+    return ""
+
+
+def _pass(way: Way, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The output, and the gradients of the inputs that have one."""
+    *given, gradient = inputs
+    output = way(*given)
+    found = torch.autograd.grad(output, [one for one in given if one.requires_grad], gradient.to(output.dtype))
+    return [output.detach(), *found]
+
+
+def _norm_ways(
+    make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+    width, rows = shape
+    inputs = (make(rows, width, size=size, learns=True), make(width, learns=True), make(rows, width))
+    return [(partial(plain_norm, form=form), partial(rms_norm, form=form), inputs) for form in FORMS]
+
+
+def _turn_ways(
+    make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+    width, tokens, head_dim = shape
+
+    def heads_of(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(1, tokens, width // head_dim, head_dim).transpose(1, 2)
+
+    def plain(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return plain_turn(heads_of(x), cos.unsqueeze(1), sin.unsqueeze(1))
+
+    def fused(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return turned(heads_of(x), heads_of(x)[:, :0], cos, sin)[0]
+
+    x, outer = make(tokens, width, size=size, learns=True), heads_of(make(tokens, width))
+    return [(plain, fused, (x, make(1, tokens, head_dim), make(1, tokens, head_dim), outer))]
+
+
+def _inputs(
+    *shape: int, dtype: torch.dtype, device: torch.device, size: float = 1.0, learns: bool = False
+) -> torch.Tensor:
+    """Random numbers about `size`, the same in every call."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))) * size
+    return drawn.to(device, dtype).requires_grad_(learns)
