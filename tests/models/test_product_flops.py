@@ -54,3 +54,11 @@ def test_without_products_every_share_is_none():
         torch.ones(3).sum()
     assert seen.share("fp32") == 0
     assert seen.modules("fp32") == []
+
+
+def test_products_that_are_added_in_place_count_too():
+    x, y = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, WIDTH)
+    with ProductFlops() as seen:
+        torch.zeros(ROWS, WIDTH).addmm_(x, y)
+        torch.zeros(2, ROWS, WIDTH).baddbmm_(x.expand(2, -1, -1), y.expand(2, -1, -1))
+    assert seen.total == 3 * PRODUCT

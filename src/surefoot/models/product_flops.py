@@ -20,6 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
+_ATEN = torch.ops.aten
+# torch counts no product that is added in place.
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    _ATEN.addmm_: flop_registry[_ATEN.addmm],
+    _ATEN.baddbmm_: flop_registry[_ATEN.baddbmm],
+}
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
@@ -44,7 +51,7 @@ class ProductFlops(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+        formula = _FORMULAS.get(func.overloadpacket)
         tensors = [one for one in args if isinstance(one, torch.Tensor) and one.is_floating_point()]
         if formula is not None and tensors:
             dtype = _NAMES.get(tensors[0].dtype, str(tensors[0].dtype))
@@ -55,6 +62,11 @@ class ProductFlops(TorchDispatchMode):
         """The innermost one that is running. The tracker's names begin with the class of the outermost."""
         inner = max(self._tracker.parents, key=lambda name: (name.count("."), len(name), name))
         return inner.partition(".")[2] or inner
+
+    @property
+    def total(self) -> int:
+        """FLOPs of all types."""
+        return self._counted.total()
 
     def share(self, dtype: str) -> float:
         """Of all FLOPs counted, those in this type: fp32, bf16, fp16, fp64; 0 where nothing was counted."""
