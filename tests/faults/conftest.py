@@ -1,0 +1,57 @@
+"""What the table of bad inputs starts from: a tiny base and a finished run, made once. And `--break`: see breaks.py."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from faults.breaks import BREAKS, broken
+from faults.place import ROWS, Place, settings_of
+from surefoot.cli.main import main
+from tiny import tiny_llama
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "; ".join(f"{name}: {what}" for name, what in BREAKS.items())
+    parser.addoption("--break", choices=BREAKS, default=None, help=f"take a protection out: {words}")
+
+
+@pytest.fixture(scope="session")
+def without(request: pytest.FixtureRequest) -> str | None:
+    """Which protection `--break` takes out."""
+    return request.config.getoption("--break", default=None)
+
+
+@pytest.fixture(autouse=True)
+def _as_asked(without: str | None) -> Iterator[None]:
+    with broken(without):
+        yield
+
+
+@pytest.fixture
+def seeded() -> random.Random:
+    return random.Random(0)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """base/, and out/ with a finished run over it."""
+    folder = tmp_path_factory.mktemp("world")
+    base = tiny_llama(folder / "base")
+    (folder / "train.json").write_text(json.dumps(ROWS))
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings_of(folder, base)))
+    result = CliRunner().invoke(main, ["train", str(folder / "run.yaml")])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def place(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    return Place(tmp_path, world / "base", world / "out", monkeypatch)

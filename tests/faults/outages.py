@@ -1,0 +1,110 @@
+"""Recorded writes of whole runs, and what must hold of every state that a power failure can leave of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from faults.breaks import broken
+from faults.histories import loaded, recovered, save
+from faults.power import Operation, Recording, disk_after, lose_power
+from surefoot.cli.main import main
+from surefoot.errors import IntegrityError
+from surefoot.report.journal import salvage
+from surefoot.report.observer import RunObserver
+from surefoot.report.trainer_log import NAME as LOG
+from surefoot.stages.publish import is_published
+from surefoot.training.checkpoint import check_files, newest_verified
+
+TOY_SAVES = ((1, 0), (2, 0), (3, 0), (3, 3), (4, 0), (5, 0))
+
+
+@dataclass(frozen=True)
+class Outage:
+    """log: of all operations, with a mark where surefoot said that a checkpoint is saved. wrong: (folder, last mark) ->
+    "" or what is wrong after recovery from it."""
+
+    log: list[Operation]
+    wrong: Callable[[Path, object], str]
+
+
+def toy_outage(folder: Path, without: str | None = None) -> Outage:
+    """Six saves: plain, beside the steps, over an older one of the same step."""
+    run = folder / "toy"
+    run.mkdir()
+    with Recording(run).installed() as recording, broken(without):
+        for number, (step, evaluated) in enumerate(TOY_SAVES):
+            save(run, step, beside=number % 2 == 1, evaluated=evaluated)
+            recording.mark(number)
+
+    def wrong(state: Path, last: object) -> str:
+        oldest = last if isinstance(last, int) else -1
+        found = loaded(state)
+        number = TOY_SAVES.index(found) if found else -1
+        return "" if oldest <= number <= oldest + 1 else f"loaded {found} after save number {oldest} was done"
+
+    return Outage(recording.log, wrong)
+
+
+def run_outage(folder: Path, config: Path, run: Path, without: str | None = None) -> Outage:
+    """A real run from its first record to the end of its publication."""
+    run.mkdir()
+    saved: dict[int, dict[str, bytes]] = {}
+    say = RunObserver.saved
+
+    def marked(self, where, state):
+        say(self, where, state)
+        saved[state.step] = _files(where)
+        recording.mark(state.step)
+
+    with Recording(run).installed() as recording, broken(without), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunObserver, "saved", marked)
+        result = CliRunner().invoke(main, ["train", str(config)])
+        assert result.exit_code == 0, result.output
+        recording.mark("published")
+    last = max(saved)
+    rows, _ = salvage(run / LOG)
+
+    def wrong(state: Path, mark: object) -> str:
+        recovered(state)
+        found, _ = newest_verified(state)
+        acknowledged = last if mark == "published" else mark if isinstance(mark, int) else 0
+        if (found.step if found else 0) < acknowledged:
+            return f"checkpoint-{acknowledged} was said to be saved, and {found} is the newest"
+        if found and _files(found.folder) != saved[found.step]:
+            return f"{found.folder.name} verifies and is not what was saved"
+        kept, _ = salvage(state / LOG)
+        expected = [row for row in rows if found and row["current_steps"] < found.step]
+        if kept[: len(expected)] != expected:
+            return f"rows before step {found.step if found else 0} are lost from the log"
+        published = is_published(state, last)
+        if mark == "published" and not published:
+            return "the publication is lost"
+        if published and (faults := [check.fault for check in check_files(state) if check.fault]):
+            return f"published, and {faults[0]}"
+        return ""
+
+    return Outage(recording.log, wrong)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def fail_once(outage: Outage, draw: random.Random, to: Path) -> str:
+    """Power fails after a random operation; returns "" or what is wrong with what is found then."""
+    to.mkdir()
+    count = draw.randint(0, len(outage.log))
+    before = outage.log[:count]
+    mark = next((operation.other for operation in reversed(before) if operation.name == "mark"), None)
+    way = lose_power(disk_after(before), draw, to)
+    try:
+        wrong = outage.wrong(to, mark)
+    except (AssertionError, IntegrityError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    return wrong and f"after {count} of {len(outage.log)} operations ({way}): {wrong}"
