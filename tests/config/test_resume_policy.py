@@ -46,6 +46,8 @@ WARNED = {
     "early_stopping.patience",
     "early_stopping.min_delta",
     "guard.max_consecutive",
+    "guard.max_recent",
+    "guard.spikes",
     "metrics.names",
     "metrics.examples",
     "metrics.max_new_tokens",

@@ -80,6 +80,8 @@ def make_job(run, engine, observer, objective=toy_loss):
         keep_best=False,
         goal=Goal(),
         max_consecutive=3,
+        max_recent=3,
+        clip_spikes=True,
         patience=None,
         min_delta=0.0,
     )

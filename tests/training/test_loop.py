@@ -74,6 +74,8 @@ def make_job(folder, engine, **changes):
         keep_best=True,
         goal=Goal(),
         max_consecutive=3,
+        max_recent=3,
+        clip_spikes=True,
         patience=None,
         min_delta=0.0,
     )
@@ -280,3 +282,72 @@ def test_twin_a_state_that_counts_step_0_as_evaluated_skips_it(tmp_path):
     diary = Diary()
     train(make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12})), RunState(evaluated=0), diary, diary.stop)
     assert diary.lines[0] == "step 1"
+
+
+def spiking_at(*steps):
+    """The loss is a thousand times as large in these steps, counted by calls (two micro-batches a step)."""
+    calls = iter(range(2, 10**6))
+
+    def objective(model, batch):
+        out = toy_loss(model, batch)
+        return LossSum(out.loss * 1000.0) if next(calls) // 2 in steps else out
+
+    return objective
+
+
+LONG = {
+    "total_steps": 48,
+    "eval_steps": frozenset(),
+    "save_steps": frozenset({36}),
+    "settings": settings(max_grad_norm=None),
+}
+
+
+def trained(folder, stop_after=None, **changes):
+    engine, diary = toy_engine(dropout=0.3), Diary(stop_after)
+    return train(make_job(folder, engine, **LONG | changes), RunState(), diary, diary.stop), engine
+
+
+def test_a_spike_is_cut_counted_and_told(tmp_path):
+    reports = []
+    engine, diary = toy_engine(), Diary()
+    diary.step = lambda report, state: reports.append(report)
+    job = make_job(tmp_path, engine, **LONG, objective=spiking_at(40))
+    outcome = train(job, RunState(), diary, diary.stop)
+    assert [report.step for report in reports if report.spike] == [40]
+    assert reports[39].grad_norm > 100 * reports[39].spike
+    assert (outcome.state.guard.spikes, outcome.state.guard.skipped) == (1, 0)
+
+
+def test_a_run_that_stopped_after_a_spike_goes_on_as_the_one_that_did_not(tmp_path):
+    outcome, straight = trained(tmp_path / "a", objective=spiking_at(38, 41))
+    trained(tmp_path / "b", stop_after=39, objective=spiking_at(38, 41))
+    job, state = resume(tmp_path / "b", **LONG, objective=spiking_at(2))  # step 41, the second from here
+    rest = Diary()
+    again = train(job, state, rest, rest.stop)
+    assert same_bits(bits(straight), bits(job.engine))
+    assert dataclasses.replace(again.state, seconds=0) == dataclasses.replace(outcome.state, seconds=0)
+    assert again.state.guard.spikes == 2
+
+
+def test_twin_without_it_a_spike_moves_the_weights(tmp_path):
+    def moved(**changes):
+        weights = [trained(tmp_path / f"{len(list(tmp_path.iterdir()))}", **changes)[1].model.head.weight]
+        return (weights[0] - calm).norm()
+
+    calm = trained(tmp_path / "calm")[1].model.head.weight
+    assert moved(objective=spiking_at(40), clip_spikes=False) > 2 * moved(objective=spiking_at(40))
+
+
+def test_too_many_steps_that_are_not_finite_within_a_short_time_end_the_run(tmp_path):
+    calls = iter(range(2, 10**6))
+
+    def objective(model, batch):
+        out = toy_loss(model, batch)
+        return LossSum(out.loss * float("nan")) if next(calls) // 2 % 5 == 0 else out
+
+    engine, diary = toy_engine(), Diary()
+    job = make_job(tmp_path, engine, **LONG, objective=objective)
+    with pytest.raises(Diverged, match=r"step 20: the loss was not finite, 4 times in 300 steps"):
+        train(job, RunState(), diary, diary.stop)
+    assert trained(tmp_path / "b", objective=objective, max_recent=10)[0].reason == "finished"

@@ -61,6 +61,20 @@ def test_clips_as_torch_does():
     assert same_bits(dict(engine.model.state_dict()), dict(reference.model.state_dict()))
 
 
+@pytest.mark.parametrize(("ceiling", "limit"), [(0.05, 0.05), (0.05, None), (0.5, 0.01), (1e9, 0.01)])
+def test_a_spike_is_cut_to_the_ceiling_where_clipping_does_not_cut_it_more(ceiling, limit):
+    batches = toy_batches(toy_examples(8), 8)
+    cut, clipped = toy_engine(), toy_engine()
+    report = train_step(
+        cut, toy_loss, batches, step=1, lr=0.1, scale=None, settings=settings(max_grad_norm=limit), ceiling=ceiling
+    )
+    assert report.spike == (ceiling if report.grad_norm > ceiling else None)
+    lowest = min(one for one in (ceiling, limit) if one is not None)
+    train_step(clipped, toy_loss, batches, step=1, lr=0.1, scale=None, settings=settings(max_grad_norm=lowest))
+    for one, other in zip(cut.model.parameters(), clipped.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=REORDERED_SUM, atol=REORDERED_SUM)
+
+
 class Poison(torch.autograd.Function):
     """Identity forward; the gradient becomes NaN."""
 

@@ -65,6 +65,7 @@ POLICIES: dict[str, Rule] = {
     "checkpoint.best": Rule("refused", "the best checkpoint so far was chosen by the old rule"),
     "early_stopping": Rule("warned", "the run may end at another step"),
     "guard": Rule("warned", "the run may stop at another step"),
+    "guard.spikes": Rule("warned", "from here on steps may move the weights otherwise"),
     "bos": Rule("refused", "every example would start with other tokens"),
     "bos.scale": Rule("refused", "the weights were trained with the old factor"),
     "adapter.publish": Rule("free", "the checkpoints hold the adapter either way"),

@@ -27,6 +27,7 @@ Kind = Literal[
     "saved",
     "skipped",
     "non_finite",
+    "spike",
     "caution",
     "stopped",
     "diverged",

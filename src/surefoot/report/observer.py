@@ -88,6 +88,10 @@ class RunObserver:
             self._note("non_finite", wording.skip_sentence(report, guard.consecutive))
         elif report.decision == "scaler":
             self._note("skipped", f"step {report.step}: fp16 gradients overflowed; skipped, and the scale was lowered")
+        elif report.spike is not None:
+            sentence = wording.spike_sentence(report)
+            self._note("spike", sentence)
+            self.progress.event(sentence, style="yellow")
         self.progress.step(report, timing, consecutive=guard.consecutive, skipped=guard.skipped)
         if report.profile is not None:
             append_profile(self._run, report.step, report.profile)

@@ -65,6 +65,13 @@ def skip_sentence(report: StepReport, consecutive: int) -> str:
     )
 
 
+def spike_sentence(report: StepReport) -> str:
+    return (
+        f"step {report.step}: gradient norm {report.grad_norm:.4g} is far above those of the steps before; "
+        f"cut to {report.spike:.4g}; examples {example_list(report.examples)}"
+    )
+
+
 def profile_line(step: int, profile: StepProfile) -> str:
     """Means per micro-batch, in the words that train_sft.py printed."""
     parts = [f"[profile] forward {profile.forward_ms:.1f}ms", f"backward {profile.backward_ms:.1f}ms"]

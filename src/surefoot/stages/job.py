@@ -124,6 +124,8 @@ def make_job(
         keep_best=keep_best,
         goal=Goal(config.checkpoint.best) if keep_best else Goal(),
         max_consecutive=config.guard.max_consecutive,
+        max_recent=config.guard.max_recent,
+        clip_spikes=config.guard.spikes == "clip",
         patience=stopping.patience if stopping else None,
         min_delta=stopping.min_delta if stopping else 0.0,
         memory=stage.memory,

@@ -1,13 +1,14 @@
 """Look at loss and gradient norm before the optimizer moves.
 
 A non-finite step changes neither weights nor moments and is logged as what it is. An fp16 overflow under a finite loss
-is the loss scale's business while the scale can still fall; it is counted apart.
+is the loss scale's business while the scale can still fall; it is counted apart. A finite norm far above those before
+is the business of `spikes`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from surefoot.training.report import Decision
@@ -28,20 +29,26 @@ def judge(loss: float, grad_norm: float, scale_can_fall: bool) -> Verdict:
     return Verdict("stepped", None)
 
 
+RECENT = 300  # steps
+
+
 @dataclass(frozen=True)
 class GuardCounts:
-    """consecutive: non-finite steps in a row now. skipped, scaler: totals of the run. Steps that a stage held back were
-    never looked at, and count nothing."""
+    """consecutive: non-finite steps in a row now. recent: those among the last RECENT steps, by number.
+    skipped, scaler, spikes: totals of the run. Steps that a stage held back were never looked at, and count nothing."""
 
     consecutive: int = 0
     skipped: int = 0
     scaler: int = 0
+    spikes: int = 0
+    recent: tuple[int, ...] = ()
 
-    def after(self, decision: Decision) -> GuardCounts:
+    def after(self, step: int, decision: Decision, *, spiked: bool = False) -> GuardCounts:
+        recent = tuple(one for one in self.recent if one > step - RECENT)
         if decision == "stepped":
-            return GuardCounts(0, self.skipped, self.scaler)
+            return replace(self, consecutive=0, spikes=self.spikes + spiked, recent=recent)
         if decision == "held":
-            return self
+            return replace(self, recent=recent)
         if decision == "scaler":
-            return GuardCounts(self.consecutive, self.skipped, self.scaler + 1)
-        return GuardCounts(self.consecutive + 1, self.skipped + 1, self.scaler)
+            return replace(self, scaler=self.scaler + 1, recent=recent)
+        return replace(self, consecutive=self.consecutive + 1, skipped=self.skipped + 1, recent=(*recent, step))

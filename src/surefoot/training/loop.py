@@ -15,8 +15,10 @@ import torch
 from surefoot.data.batch import Weighted
 from surefoot.errors import Diverged, Fault, SurefootError
 from surefoot.objectives.base import Objective
+from surefoot.training import spikes
 from surefoot.training.engine import Engine
 from surefoot.training.goal import Goal
+from surefoot.training.guard import RECENT
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.profile import Watch, unwatched
 from surefoot.training.recorder import Attempt, Recorder, look_into
@@ -63,8 +65,10 @@ class Job:
     its way. saved: checkpoints that became whole since it was asked last, each with its state; told to, it waits for
     one that is on its way. Raises what stopped one.
     goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
-    trains to the end. watch: step -> what times its parts. check_every: after so many steps ranks that should hold the
-    same weights compare them; None where there are no others. recorder: of all ranks or of none.
+    trains to the end. max_recent: so many non-finite steps among the last `guard.RECENT` are borne.
+    clip_spikes: whether a gradient norm that is an outlier is cut to what the steps before had. watch: step -> what
+    times its parts. check_every: after so many steps ranks that should hold the same weights compare them; None where
+    there are no others. recorder: of all ranks or of none.
     """
 
     engine: Engine
@@ -80,6 +84,8 @@ class Job:
     keep_best: bool
     goal: Goal
     max_consecutive: int
+    max_recent: int
+    clip_spikes: bool
     patience: int | None
     min_delta: float
     watch: Callable[[int], Watch] = lambda step: unwatched
@@ -99,7 +105,8 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop; then the last
     checkpoint is whole.
 
-    Raises Diverged after `max_consecutive` non-finite steps in a row; the last checkpoint stays as it is.
+    Raises Diverged after `max_consecutive` non-finite steps in a row, or more than `max_recent` within a short time;
+    the last checkpoint stays as it is.
     """
     outcome = _train(job, state, observer, stop)
     _tell_saved(job, observer, wait=True)
@@ -118,17 +125,17 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> 
             micro_batches = job.batches(step)
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
-        report = _step(job, attempt, watch)
+        report = _step(job, attempt, spikes.ceiling(state.norms) if job.clip_spikes else None, watch)
         if job.memory is not None:
             job.memory.learned(report)
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
         state = _carrying(job, state.after_step(report))
         observer.step(report, state)
-        over = state.guard.consecutive >= job.max_consecutive
+        over = _is_lost(job, state, report)
         if over or (job.recorder is not None and report.decision == "non_finite" and state.guard.consecutive == 1):
             words = look_into(job.engine, job.objective, job.settings, attempt, report, job.recorder)
             if over:
-                raise _diverged(report, state, words)
+                raise _diverged(report, state, words, job.max_consecutive)
         if job.check_every and step % job.check_every == 0:
             job.engine.check_replicas()
         _tell_saved(job, observer)
@@ -149,7 +156,14 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> 
     return Outcome(state, "finished" if state.step >= job.total_steps else "early_stopped")
 
 
-def _step(job: Job, attempt: Attempt, watch: Watch) -> StepReport:
+def _is_lost(job: Job, state: RunState, report: StepReport) -> bool:
+    guard = state.guard
+    return report.decision == "non_finite" and (
+        guard.consecutive >= job.max_consecutive or len(guard.recent) > job.max_recent
+    )
+
+
+def _step(job: Job, attempt: Attempt, ceiling: float | None, watch: Watch) -> StepReport:
     try:
         return train_step(
             job.engine,
@@ -159,6 +173,7 @@ def _step(job: Job, attempt: Attempt, watch: Watch) -> StepReport:
             lr=attempt.lr,
             scale=attempt.scale,
             settings=job.settings,
+            ceiling=ceiling,
             watch=watch,
         )
     except SurefootError:
@@ -224,14 +239,17 @@ def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None
         observer.evaluation(report, state, improved=False)
 
 
-def _diverged(report: StepReport, state: RunState, origin: str) -> Diverged:
+def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> Diverged:
     numbers = ", ".join(str(number) for number in report.examples[:16])
     more = f" and {len(report.examples) - 16} more" if len(report.examples) > 16 else ""
     what = "the loss" if report.non_finite == "loss" else "the gradient norm"
+    guard = state.guard
+    in_a_row = guard.consecutive >= max_consecutive
+    times = f"{guard.consecutive} times in a row" if in_a_row else f"{len(guard.recent)} times in {RECENT} steps"
     return Diverged(
         Fault(
             f"step {report.step}",
-            f"{what} was not finite, {state.guard.consecutive} times in a row; examples {numbers}{more}; {origin}",
+            f"{what} was not finite, {times}; examples {numbers}{more}; {origin}",
             "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr",
         )
     )

@@ -37,7 +37,8 @@ class StepReport:
     parameters. lr: of the first group of parameters. weight, tokens: of all ranks; examples: of this one.
     decision: "stepped", or why the optimizer did not move; "held": a brake of the stage held it back; without weight it
     has neither loss nor norm. held: why it was, in a few words. seconds: the step alone, without evaluation or saving.
-    profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name."""
+    profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name. spike: the
+    norm that the gradient was cut to because it was far above those of the steps before."""
 
     step: int
     loss: float | None
@@ -53,6 +54,7 @@ class StepReport:
     profile: StepProfile | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     held: str = ""
+    spike: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from surefoot.training.goal import Goal
 from surefoot.training.guard import GuardCounts
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.scaling import LossScale
+from surefoot.training.spikes import Norms, after
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RunState:
     """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
     loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
     evaluated: the last step after which an evaluation ran; -1 before the first. stale: evaluations since the best one.
-    stage: what the stage carries besides, in plain values.
+    norms: gradient norms that the next one is held against. stage: what the stage carries besides, in plain values.
     seconds: time spent in steps, over all sessions. trackers: under which id each tracker knows the run. Two equal runs
     share all but these two."""
 
@@ -49,6 +50,7 @@ class RunState:
     best: Best | None = None
     evaluated: int = -1
     stale: int = 0
+    norms: Norms = ()
     stage: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     trackers: Mapping[str, str] = field(default_factory=dict)
@@ -59,9 +61,10 @@ class RunState:
             scale = scale.after_step()
         elif scale is not None and report.decision == "scaler":
             scale = scale.after_overflow()
-        loss_sum, loss_weight = self.loss_sum, self.loss_weight
-        if report.decision == "stepped" and report.loss is not None:
+        loss_sum, loss_weight, norms = self.loss_sum, self.loss_weight, self.norms
+        if report.decision == "stepped" and report.loss is not None and report.grad_norm is not None:
             loss_sum, loss_weight = loss_sum + report.loss * report.weight, loss_weight + report.weight
+            norms = after(norms, report.grad_norm)
         return dataclasses.replace(
             self,
             step=report.step,
@@ -69,8 +72,9 @@ class RunState:
             supervised=self.supervised + report.weight,
             loss_sum=loss_sum,
             loss_weight=loss_weight,
-            guard=self.guard.after(report.decision),
+            guard=self.guard.after(report.step, report.decision, spiked=report.spike is not None),
             scale=scale,
+            norms=norms,
             seconds=self.seconds + report.seconds,
         )
 
@@ -98,7 +102,8 @@ class RunState:
         return cls(
             **{
                 **data,
-                "guard": GuardCounts(**data["guard"]),
+                "guard": GuardCounts(**{**data["guard"], "recent": tuple(data["guard"].get("recent", ()))}),
+                "norms": tuple(data.get("norms", ())),
                 "scale": LossScale(**data["scale"]) if data["scale"] else None,
                 "best": Best(**data["best"]) if data["best"] else None,
             }

@@ -17,6 +17,7 @@ import torch
 from surefoot.data.batch import Weighted
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine, PerGroup
+from surefoot.training.engine.base import of_group
 from surefoot.training.guard import judge
 from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.randomness import seed_micro_batch
@@ -49,10 +50,12 @@ def train_step(
     lr: PerGroup[float],
     scale: LossScale | None,
     settings: StepSettings,
+    ceiling: float | None = None,
     watch: Watch = unwatched,
 ) -> StepReport:
     """Run optimizer step number `step` (from 1) and report it. micro_batches: this rank's; every rank has as many.
-    scale: fp16 loss scale, None otherwise. watch: times its parts, and changes no number.
+    scale: fp16 loss scale, None otherwise. ceiling: a gradient whose norm over all groups is above it is cut to it.
+    watch: times its parts, and changes no number.
 
     The optimizer moves only when the loss and all gradient norms are finite and no bound is passed, on all ranks or on
     none; a step without weight moves nothing and computes nothing. One host sync: where the guard looks.
@@ -85,8 +88,11 @@ def train_step(
             (_passed(name, metrics[name], by) for name, by in settings.bounds.items() if metrics.get(name, 0) > by), ""
         )
         decision: Decision = "held" if held else verdict.decision
+        spike = ceiling if ceiling is not None and decision == "stepped" and grad_norm > ceiling else None
         if decision == "stepped":
-            engine.apply(lr, norms, settings.max_grad_norm)
+            share = 1.0 if spike is None else spike / grad_norm
+            values = dict(zip(norms, numbers[len(means) :], strict=True))
+            engine.apply(lr, norms, _limits(settings.max_grad_norm, values, share))
         else:
             engine.discard()
     report = StepReport(
@@ -103,6 +109,7 @@ def train_step(
         scale=None if scale is None else scale.scale,
         metrics={**metrics, **_by_group(lr, norms, numbers[len(means) :])},
         held=held,
+        spike=spike,
     )
     return replace(report, profile=watch.profile(report.tokens)) if isinstance(watch, Stopwatch) else report
 
@@ -129,6 +136,17 @@ def _without_weight(
         scale=None if scale is None else scale.scale,
         held="nothing to learn from",
     )
+
+
+def _limits(limits: PerGroup[float | None], norms: Mapping[str, float], share: float) -> PerGroup[float | None]:
+    """Of every group: what it is clipped to anyway, or this share of its norm where that is less."""
+    if share == 1.0:
+        return limits
+    found: dict[str, float | None] = {}
+    for name, norm in norms.items():
+        limit = of_group(limits, name)
+        found[name] = share * norm if limit is None else min(limit, share * norm)
+    return found
 
 
 def _passed(name: str, value: float, bound: float) -> str:
