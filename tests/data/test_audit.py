@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.data import audit as audit_module
+from surefoot.data import dataset as dataset_module
 from surefoot.data import proofs
 from surefoot.data.audit import Audit, audit_dataset, cautions, fingerprints
 from surefoot.data.dataset import (
@@ -186,7 +187,7 @@ def test_parts_do_not_change_what_is_found(encoder, ids, monkeypatch):
     good = (numbers("bos 5 eot", ids), ".##")
     data = dataset(*[good] * 7, (numbers("bos 5 6", ids), ".##"))
     for chunk in (1, 2, 3, 100):
-        monkeypatch.setattr(proofs, "_CHUNK", chunk)
+        monkeypatch.setattr(dataset_module, "CHUNK", chunk)
         assert fault_of(data, encoder, ids).startswith("d.json:80: row 8: ")
         assert audited(data.subset(range(7)), encoder, ids).answers == 7
 

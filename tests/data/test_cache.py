@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from surefoot import durable
 from surefoot.data import cache
+from surefoot.data import dataset as dataset_module
 from surefoot.data.cache import cache_key, open_cache, write_cache
 from surefoot.data.dataset import (
     CONTINUED,
@@ -237,9 +239,38 @@ def test_examples_of_several_files_are_one_data_set(folder):
     assert data.lengths.tolist() == [8, 3, 8]
     assert [data.supervised(index) for index in range(3)] == [5, 1, 5]
     assert data.flags().tolist() == [TRUNCATED | PROMPT_LOST | CONTROL_TEXT, 0, TRUNCATED | PROMPT_LOST | CONTROL_TEXT]
-    assert data.fingerprint(1) == of_files([narrow]).fingerprint(0)  # the same ids in another width
+    assert data.supervised_counts.tolist() == [5, 1, 5]
+    prints = data.fingerprints()
+    assert prints[1] == of_files([narrow]).fingerprints()[0]  # the same ids in another width
+    assert prints[0] == prints[2] != prints[1]
     assert data.subset([1])[0].number == "b.json:10"
     assert [data.files[place].ids is file.ids for place, file in enumerate((wide, narrow, narrow))] == [True] * 3
+
+
+@pytest.mark.parametrize("most", [1, 2, 100])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 0, 1, 2, 3], [2, 2, 3, 1], [1]])
+def test_many_at_a_time_are_what_each_is_alone(folder, order, most, monkeypatch):
+    monkeypatch.setattr(dataset_module, "CHUNK", most)
+    wide, _ = write_cache(folder.with_name("wide"), "b.json", EXAMPLES[:2], RECORD, vocabulary=65_537)
+    narrow, _ = write_cache(folder.with_name("narrow"), "a.json", EXAMPLES, RECORD, vocabulary=65_536)
+    data = of_files([wide, narrow]).subset(order)
+    chunks = list(data.chunks())
+    alone = [data[index] for index in range(len(order))]
+    assert [chunk.start for chunk in chunks] == list(range(0, len(order), most))
+    assert np.concatenate([chunk.ids for chunk in chunks]).tolist() == [n for one in alone for n in one.ids.tolist()]
+    masks = [one.supervised.tolist() for one in alone]
+    assert np.concatenate([chunk.mask for chunk in chunks]).tolist() == [n for mask in masks for n in mask]
+    assert data.supervised_counts.tolist() == [sum(mask) for mask in masks]
+
+
+def test_twin_a_label_more_is_another_fingerprint(folder):
+    one = EXAMPLES[2]
+    other = replace(one, supervised=~one.supervised)
+    files = [
+        write_cache(folder.with_name(name), "a.json", [it], RECORD, vocabulary=99)[0]
+        for name, it in (("one", one), ("other", other))
+    ]
+    assert of_files(files[:1]).fingerprints() != of_files(files[1:]).fingerprints()
 
 
 def test_parts_of_a_text_are_marked(tmp_path):

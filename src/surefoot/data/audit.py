@@ -214,8 +214,8 @@ def cautions(audit: Audit) -> tuple[str, ...]:
 
 
 def fingerprints(dataset: TokenisedDataset, kind: Kind = "answers") -> list[bytes]:
-    """Of all examples, see `TokenisedDataset.fingerprint`; of pairs one for both, of judged answers with verdict."""
-    prints = [dataset.fingerprint(index) for index in range(len(dataset))]
+    """Of all examples, see `TokenisedDataset.fingerprints`; of pairs one for both, of judged answers with verdict."""
+    prints = dataset.fingerprints()
     if kind == "judged":
         return [one + bytes([good]) for one, good in zip(prints, dataset.good().tolist(), strict=True)]
     size = rows_per_item(kind)

@@ -7,7 +7,7 @@ asked for. Files, row numbers and lines are kept, so that a log or an error can 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +16,7 @@ import numpy as np
 from surefoot.data.batch import Example
 
 TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD = (1 << bit for bit in range(7))  # `flags`
+CHUNK = 4096  # examples looked at together where all are looked at
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,21 @@ class TokenisedFile:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """C examples end to end. start: the first one's index. lengths[C]; ids[tokens] as files hold them; mask[tokens]."""
+
+    start: int
+    lengths: np.ndarray
+    ids: np.ndarray
+    mask: np.ndarray
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Of each example the place behind its last token: [C] int64."""
+        return np.cumsum(self.lengths)
 
 
 @dataclass(frozen=True)
@@ -60,15 +76,51 @@ class TokenisedDataset:
         return int(file.mask[part].sum())
 
     @cached_property
+    def supervised_counts(self) -> np.ndarray:
+        """Tokens of every example that carry loss: [N] int64."""
+        counts = [np.zeros(0, dtype=np.int64)]
+        for chunk in self.chunks():
+            before = np.concatenate([[0], np.cumsum(chunk.mask)])
+            counts.append(before[chunk.ends] - before[chunk.ends - chunk.lengths])
+        return np.concatenate(counts)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All examples in their order, many at a time: what looks at every token does so much faster than one by one.
+        Neighbours in a file are read together."""
+        for start in range(0, len(self), CHUNK):
+            chosen = self.chosen[start : start + CHUNK]
+            number = np.searchsorted(self._starts, chosen, side="right") - 1
+            apart = (np.diff(chosen) != 1) | (np.diff(number) != 0)
+            begins = np.append(0, np.flatnonzero(apart) + 1)
+            counts = np.diff(np.append(begins, len(chosen)))
+            parts = [
+                self._run(int(file), int(first), int(count))
+                for file, first, count in zip(number[begins], chosen[begins], counts, strict=True)
+            ]
+            yield Chunk(
+                start,
+                self.lengths[start : start + CHUNK],
+                np.concatenate([file.ids[part] for file, part in parts]),
+                np.concatenate([file.mask[part] for file, part in parts]),
+            )
+
+    @cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of every example: [N] int64."""
         return np.concatenate([np.diff(file.offsets) for file in self.files])[self.chosen]
 
-    def fingerprint(self, index: int) -> bytes:
-        """Equal for two examples with the same ids and the same mask, also of different data sets of one tokenizer."""
-        file, _, part = self._find(index)
-        ids = file.ids[part].astype(np.uint32)  # files may hold them in different widths
-        return hashlib.blake2b(ids.tobytes() + file.mask[part].tobytes(), digest_size=16).digest()
+    def fingerprints(self) -> list[bytes]:
+        """Of every example: equal for two with the same ids and the same mask, also of different data sets of one
+        tokenizer."""
+        found = []
+        for chunk in self.chunks():
+            ids = memoryview(chunk.ids.astype(np.uint32).tobytes())  # files may hold them in different widths
+            mask = memoryview(chunk.mask.tobytes())
+            for start, end in zip((chunk.ends - chunk.lengths).tolist(), chunk.ends.tolist(), strict=True):
+                print_ = hashlib.blake2b(ids[4 * start : 4 * end], digest_size=16)
+                print_.update(mask[start:end])
+                found.append(print_.digest())
+        return found
 
     def row(self, index: int) -> tuple[str, int, int]:
         """File, number of the record in it and line where it starts, both from 1."""
@@ -110,6 +162,11 @@ class TokenisedDataset:
         number = int(np.searchsorted(self._starts, at, side="right")) - 1
         file, place = self.files[number], at - int(self._starts[number])
         return file, place, slice(int(file.offsets[place]), int(file.offsets[place + 1]))
+
+    def _run(self, number: int, first: int, count: int) -> tuple[TokenisedFile, slice]:
+        """A file and the tokens of `count` examples of it that lie one after the other. first: as in `chosen`."""
+        file, place = self.files[number], first - int(self._starts[number])
+        return file, slice(int(file.offsets[place]), int(file.offsets[place + count]))
 
     def _name(self, file: TokenisedFile, place: int) -> int | str:
         """What logs and errors call an example: the record's number, with its file where there are several."""

@@ -31,7 +31,7 @@ class PairFacts:
 
 def pair_facts(dataset: TokenisedDataset) -> PairFacts:
     """dataset: examples 2i and 2i + 1 are a pair."""
-    answers = np.array([dataset.supervised(index) for index in range(len(dataset))], dtype=np.int64).reshape(-1, 2)
+    answers = dataset.supervised_counts.reshape(-1, 2)
     rows = [(dataset[index], dataset[index + 1]) for index in range(0, len(dataset), 2)]
     return PairFacts(
         count=len(answers),

@@ -18,8 +18,6 @@ from surefoot.data.encode import TrainOn
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError
 
-_CHUNK = 4096  # examples looked at together
-
 
 @dataclass(frozen=True)
 class Proven:
@@ -74,14 +72,10 @@ class _Part:
 
 def _parts(dataset: TokenisedDataset) -> Iterator[_Part]:
     flags = dataset.flags()
-    for start in range(0, len(dataset), _CHUNK):
-        examples = [dataset[index] for index in range(start, min(start + _CHUNK, len(dataset)))]
-        lengths = [len(example.ids) for example in examples]
-        owner = np.repeat(np.arange(start, start + len(examples)), lengths)
+    for chunk in dataset.chunks():
+        owner = np.repeat(np.arange(chunk.start, chunk.start + len(chunk.lengths)), chunk.lengths)
         first = np.diff(owner, prepend=-1) != 0
-        ids = np.concatenate([example.ids for example in examples])
-        mask = np.concatenate([example.supervised for example in examples])
-        yield _Part(dataset, ids, mask, owner, flags[owner], first)
+        yield _Part(dataset, chunk.ids, chunk.mask, owner, flags[owner], first)
 
 
 def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, elsewhere: bool) -> None:
