@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from layouts import run_config
 from surefoot.config.schema import RunConfig
+from surefoot.objectives.base import LossSum
 from tiny import tiny_llama
 
 ROWS = [
@@ -42,3 +44,19 @@ def clean_run(folder: Path, base: Path, **changes: Any) -> RunConfig:
         "output": str(folder / "out"),
     }
     return run_config(**sections | changes)
+
+
+def with_stage(one, **changes):
+    """A run that is ready, with other parts of its stage."""
+    return replace(one, run=replace(one.run, stage=replace(one.run.stage, **changes)))
+
+
+def plant_in_loss(one, change):
+    """The objective with `change` of its loss."""
+    objective = one.run.stage.objective
+
+    def changed(model, batch):
+        out = objective(model, batch)
+        return LossSum(change(out.loss, batch), out.sums)
+
+    return with_stage(one, objective=changed)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from doctor_runs import clean_base, clean_run
+from doctor_runs import clean_base, clean_run, plant_in_loss
 from surefoot.doctor import steps
 from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, plainest, split_line
-from surefoot.doctor.steps import STEPS, few, product_line, take, time_lines
+from surefoot.doctor.steps import STEPS, few, product_line, take
 from surefoot.models.forward import causal_model
-from surefoot.objectives.base import LossSum
 from surefoot.planning.measurements import Measurements
 from surefoot.stages.trial import ready
-
-SLOW = 0.15  # seconds that a planted wait takes: far above what these steps take
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +43,12 @@ def verdicts(lines):
     return {line.code: line.verdict for line in lines}
 
 
-def with_stage(one, **changes):
-    return replace(one, run=replace(one.run, stage=replace(one.run.stage, **changes)))
-
-
 def test_ten_clean_steps(one):
     taken = take(one)
     assert len(taken.reports) == STEPS
-    found = verdicts([*steps.number_lines(taken, falls=True), *time_lines(taken, 0)])
-    assert set(found) == {
-        "LOSS-FINITE", "LOSS-ZERO", "GRAD-NORM", "LOSS-FALLING", "BWD-RATIO", "DATA-WAIT", "WORKERS-USELESS",
-    }  # fmt: skip
+    found = verdicts(steps.number_lines(taken, falls=True))
+    assert set(found) == {"LOSS-FINITE", "LOSS-ZERO", "GRAD-NORM", "LOSS-FALLING"}
     assert set(found.values()) == {"ok"}
-
-
-def plant_in_loss(one, change):
-    """The objective with `change` of its loss."""
-    objective = one.run.stage.objective
-
-    def changed(model, batch):
-        out = objective(model, batch)
-        return LossSum(change(out.loss, batch), out.sums)
-
-    return with_stage(one, objective=changed)
 
 
 @pytest.mark.parametrize(
@@ -86,55 +64,6 @@ def test_numbers_that_are_wrong(one, code, verdict, change):
     lines = steps.number_lines(take(plant_in_loss(one, change)), falls=True)
     assert verdicts(lines)[code] == verdict
     assert next(line for line in lines if line.code == code).fix
-
-
-def test_a_slow_backward_pass_is_named_by_its_ratio(one):
-    def slow(gradient):
-        time.sleep(SLOW)
-        return gradient
-
-    def change(loss, batch):
-        loss.register_hook(slow)
-        return loss * 1.0
-
-    lines = time_lines(take(plant_in_loss(one, change)), 0)
-    assert verdicts(lines)["BWD-RATIO"] == "caution"
-
-
-def test_waiting_for_batches_is_named_and_workers_would_help(one):
-    def late(step):
-        time.sleep(SLOW)
-        return one.run.stage.step_batches(step)
-
-    lines = time_lines(take(replace(one, batches=late)), 0)
-    waiting = next(line for line in lines if line.code == "DATA-WAIT")
-    assert waiting.verdict == "caution"
-    assert waiting.gain is not None
-    assert waiting.gain > 1
-    assert "data.workers: 1" in waiting.fix
-
-
-def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do(one):
-    assert verdicts(time_lines(take(one), 2))["WORKERS-USELESS"] == "caution"
-
-    def late(step):
-        time.sleep(4 * SLOW)
-        return one.run.stage.step_batches(step)
-
-    assert verdicts(time_lines(take(with_stage(one, step_batches=late)), 2))["WORKERS-USELESS"] == "ok"
-
-
-@pytest.mark.parametrize(("dynamic", "verdict"), [(False, "caution"), (True, "ok")])
-def test_lengths_that_recompile(one, dynamic, verdict):
-    """The plan's own compile is dynamic; this one specialises on every length. The final norm alone is compiled: the
-    whole decoder would take minutes."""
-    torch._dynamo.reset()
-    norm = causal_model(one.setup.policy).get_decoder().norm
-    norm.forward = torch.compile(norm.forward, backend="eager", dynamic=dynamic)
-    line = steps.compile_line(take(one), one.run.plan, one)
-    torch._dynamo.reset()
-    assert (line.code, line.verdict) == ("COMPILE-RECOMPILES", verdict), line.value
-    assert (line.gain is not None) is (verdict == "caution")
 
 
 def outside_autocast(module):

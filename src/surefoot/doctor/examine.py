@@ -31,7 +31,8 @@ from surefoot.doctor.machine import (
     with_cost,
 )
 from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, split_line
-from surefoot.doctor.steps import STEPS, attention_line, compile_line, number_lines, product_line, take, time_lines
+from surefoot.doctor.steps import STEPS, number_lines, product_line, take
+from surefoot.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
 from surefoot.errors import SurefootError
 from surefoot.hardware import Hardware
 from surefoot.models.tree import facts_of
@@ -190,11 +191,13 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
     run = one.run
     yield split_line(one)
     yield leak_line(one)
-    yield attention_line(one, run.plan, seen)
+    yield attention_line(one, seen)
     yield product_line(one, run.plan.precision.compute.value, seen)
     taken = take(one)
     yield from number_lines(taken, falls=run.config.stage != "ppo")
-    yield from time_lines(taken, run.config.data.workers)
+    yield backward_line(one, taken, seen)
+    yield waiting_line(taken, run.config.data.workers)
+    yield workers_line(one, taken, run.config.data.workers)
     yield compile_line(taken, run.plan, one)
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Batch, Weighted
+from surefoot.data.batch import Batch
 from surefoot.doctor.findings import Finding, fault, ok
+from surefoot.doctor.passes import in_micro_batches
 from surefoot.models.forward import logits_at
 from surefoot.models.modes import evaluating
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.stages.fast_paths import LIMITS, Pass, largest_difference, one_pass
-from surefoot.stages.kinds import KINDS
 from surefoot.stages.trial import Ready, ready
 
 _EXAMPLES = 4  # that are taken together and one by one
@@ -30,7 +30,7 @@ def split_line(one: Ready) -> Finding:
     size = min(_EXAMPLES, run.plan.batch.size.value)
     if size < 2:
         return ok("MICRO-BATCH-SUM", "a step has one example")
-    together, apart = (_in_micro_batches(one, micro) for micro in (size, 1))
+    together, apart = (in_micro_batches(one, micro) for micro in (size, 1))
     with evaluating(setup.engine.model):
         whole = one_pass(setup, run.stage, together[:1], 1)
         same = [batch for batch in apart if batch.examples[0] in together[0].examples]
@@ -39,18 +39,11 @@ def split_line(one: Ready) -> Finding:
     return _compared("MICRO-BATCH-SUM", error, run.plan, "a loss of your own must be a sum over its batch.weight")
 
 
-def _in_micro_batches(one: Ready, micro: int) -> Sequence[Weighted]:
-    """The first step's, of so many examples each, packed where the run packs them."""
-    run = one.run
-    batch = replace(run.plan.batch, micro=replace(run.plan.batch.micro, value=micro), tokens=None)
-    return KINDS[run.config.stage].stage(run.config, replace(run.plan, batch=batch), run.stage.data).step_batches(1)
-
-
 def leak_line(one: Ready) -> Finding:
     """The second document's logits before and after the first one's tokens change; it may be a row of its own, or
     stand behind the first in one row."""
     setup = one.setup
-    rows = _in_micro_batches(one, 2)[0].rows.to(setup.engine.device)
+    rows = in_micro_batches(one, 2)[0].rows.to(setup.engine.device)
     if len(rows.lengths) < 2:
         return ok("PACK-LEAK", "a micro-batch has one document")
     start = rows.lengths[0] if rows.documents else rows.input_ids.shape[1]

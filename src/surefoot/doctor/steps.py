@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from surefoot.data.batch import Weighted
-from surefoot.doctor.codes import BACKWARD, FP32, NEAR, WAIT
+from surefoot.doctor.codes import FP32
 from surefoot.doctor.findings import Finding, caution, fault, ok
-from surefoot.models.attention import attention_context, observe_kernels
+from surefoot.doctor.passes import take_pass
 from surefoot.models.product_flops import ProductFlops
 from surefoot.planning.measurements import Measurements
-from surefoot.planning.plan import Choice, RunPlan, SdpaKernel
 from surefoot.stages.job import make_schedules
-from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.trial import Ready
-from surefoot.training.profile import Stopwatch, Watch, unwatched
+from surefoot.training.profile import Stopwatch
 from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
-from surefoot.training.step import StepSettings, add_gradient, draw, train_step
+from surefoot.training.step import train_step
 
 STEPS = 10
 MICRO_BATCHES = 2  # of a step
-WARM_UP = 3  # steps after which nothing new should have to be compiled
-_ROUNDS = 3  # of an A/B comparison
 _NORMS = (1e-6, 1e4)
 _SHOWN = 3  # modules
 
@@ -130,52 +126,10 @@ def number_lines(taken: Taken, *, falls: bool) -> list[Finding]:
     return lines
 
 
-def time_lines(taken: Taken, workers: int) -> list[Finding]:
-    """Where the time goes. workers: threads that prepare batches."""
-    watched = [report.profile for report in taken.reports[1:] if report.profile]
-    forward = statistics.median(profile.forward_ms for profile in watched)
-    backward = statistics.median(profile.backward_ms for profile in watched)
-    ratio = backward / forward
-    said = f"{ratio:.2f} ({forward:.3g} ms forward, {backward:.3g} ms backward for a micro-batch)"
-    fix = "a lower batch.micro, attention: auto and compile: off are what has cured it; see the other lines"
-    lines = [caution("BWD-RATIO", said, fix) if ratio > BACKWARD else ok("BWD-RATIO", said)]
-    share = taken.waiting / (taken.waiting + taken.whole)
-    own = taken.preparing / (taken.preparing + taken.whole)
-    said = f"{share:.1%} of a step"
-    if share > WAIT:
-        gain = (taken.waiting + taken.whole) / taken.whole
-        fix = "data.workers: 1 prepares coming steps meanwhile" if not workers else "put the cache on a faster disk"
-        lines.append(caution("DATA-WAIT", said, fix, gain=gain))
-    else:
-        lines.append(ok("DATA-WAIT", said))
-    if workers and own <= WAIT:
-        said = f"{workers}, for batches that take {own:.1%} of a step"
-        lines.append(caution("WORKERS-USELESS", said, "set data.workers: 0"))
-    else:
-        lines.append(ok("WORKERS-USELESS", f"{workers}"))
-    return lines
-
-
-def compile_line(taken: Taken, plan: RunPlan, one: Ready) -> Finding:
-    late = taken.compiled[-1] - taken.compiled[WARM_UP - 1]
-    if plan.compile.value == "off" and not late:
-        return ok("COMPILE-RECOMPILES", "compile is off")
-    said = f"{late} in steps {WARM_UP + 1} to {len(taken.compiled)}"
-    if not late:
-        return ok("COMPILE-RECOMPILES", said)
-
-    def eager() -> float:
-        with torch.compiler.set_stance("force_eager"):
-            return _seconds(one, one.setup.settings)
-
-    gain = compared(lambda: _seconds(one, one.setup.settings), eager)
-    return caution("COMPILE-RECOMPILES", said, "set compile: off: lengths differ from step to step", gain=gain)
-
-
 def product_line(one: Ready, compute: str, measured: Measurements) -> Finding:
     """One micro-batch forward and backward, dispatch by dispatch."""
     with ProductFlops() as seen:
-        _pass(one, one.setup.settings)
+        take_pass(one)
     share = seen.share("fp32")
     if compute == "fp32" or share <= FP32:
         said = "an fp32 run" if compute == "fp32" else f"{share:.1%}"
@@ -188,62 +142,3 @@ def product_line(one: Ready, compute: str, measured: Measurements) -> Finding:
         gain = (share * faster + 1 - share) if faster > 1 else None
     fix = "let these modules run under autocast: no .float() and no autocast(enabled=False) around their products"
     return caution("GEMM-FP32-SHARE", f"{share:.0%}, in {where}", fix, gain=gain)
-
-
-def attention_line(one: Ready, plan: RunPlan, measured: Measurements) -> Finding:
-    """Which kernel runs, and whether one that keeps no score would be faster. Storing every score costs memory and
-    traffic that grow with the square of the length."""
-    seen = observe_kernels(lambda: _pass(one, one.setup.settings))
-    said = ", ".join(sorted(seen)) or "none"
-    fused = [
-        trial for trial in measured.attention if trial.passed and trial.form in ("flash", "mem_efficient", "cudnn")
-    ]
-    if not seen & {"math", "eager"} or not fused:
-        return ok("ATTN-MATH", said)
-    best = min(fused, key=lambda trial: trial.seconds)
-    mine = [trial.seconds for trial in measured.attention if trial.form in seen and trial.passed]
-    if mine and min(mine) < NEAR * best.seconds:
-        return ok("ATTN-MATH", f"{said}; {best.form} is no faster at these lengths")
-    if plan.attention.implementation.value == "sdpa":
-        gain = _with_kernel(one, plan, best.form)
-    else:
-        gain = min(mine) / best.seconds if mine else None
-    value = f"{said} runs, and {best.form} is right and faster at these lengths"
-    return caution("ATTN-MATH", value, "set attention: auto", gain=gain)
-
-
-def compared(before: Callable[[], float], after: Callable[[], float]) -> float:
-    """Best time before over best time after, taken in turns after one run of each that is not counted."""
-    for run in (before, after):
-        run()
-    times = [(before(), after()) for _ in range(_ROUNDS)]
-    return min(one for one, _ in times) / min(other for _, other in times)
-
-
-def _with_kernel(one: Ready, plan: RunPlan, kernel: str) -> float:
-    """Time of a pass as the run has it over that with another kernel of SDPA."""
-    chosen: tuple[SdpaKernel, ...] = (kernel,)  # type: ignore[assignment]
-    other = replace(plan.attention, kernels=Choice(chosen, "", "measured"))
-    now = one.setup.settings
-    changed = replace(now, kernels=lambda: attention_context(other))
-    return compared(lambda: _seconds(one, now), lambda: _seconds(one, changed))
-
-
-def _seconds(one: Ready, settings: StepSettings) -> float:
-    watch = Stopwatch(one.setup.engine.device)
-    _pass(one, settings, watch)
-    profile = watch.profile(1)
-    return profile.forward_ms + profile.backward_ms
-
-
-def _pass(one: Ready, settings: StepSettings, watch: Watch = unwatched) -> None:
-    """Forward and backward of the first step's longest micro-batch; the weights stay."""
-    setup, stage = one.setup, one.run.stage
-    engine = setup.engine
-    objective, batch = rehearsal(stage.objective, stage.step_batches(1)[0], engine.device, setup.plan)
-    draw(engine, settings, 1, 0)
-    try:
-        weight, scale = max(batch.weight, 1), one.setup.state.scale
-        add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
-    finally:
-        engine.discard()

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from surefoot.doctor.findings import Examination, Finding
 
+_NOISE = 0.05  # two timings of the same differ by as much
 _STYLE = {"ok": "green", "caution": "yellow", "fault": "red"}
 
 
@@ -36,5 +37,12 @@ def advice(examination: Examination) -> Iterator[tuple[str, str]]:
 
 
 def _advice(one: Finding) -> str:
-    gain = f" (measured: {one.gain:{'.0f' if one.gain >= 10 else '.2g'}} x as fast)" if one.gain is not None else ""
-    return f"{one.code}: {one.fix}{gain}"
+    return f"{one.code}: {one.fix}{_gain(one.gain)}"
+
+
+def _gain(gain: float | None) -> str:
+    if gain is None:
+        return ""
+    if abs(gain - 1) < _NOISE:
+        return " (measured: as fast as now)"
+    return f" (measured: {gain:{'.0f' if gain >= 10 else '.2g'}} x as fast)"

@@ -1,0 +1,109 @@
+"""Where the time of ten real steps went, and what would make it less: every remedy is tried before it is named."""
+
+from __future__ import annotations
+
+import statistics
+
+from surefoot.doctor.codes import BACKWARD, NEAR, WAIT
+from surefoot.doctor.findings import Finding, caution, ok
+from surefoot.doctor.passes import gain_of_eager, gain_of_kernel, gain_of_micro, gain_without_workers, take_pass
+from surefoot.doctor.steps import Taken
+from surefoot.models.attention import observe_kernels
+from surefoot.planning.measurements import AttentionTrial, Measurements
+from surefoot.planning.plan import RunPlan, SdpaKernel
+from surefoot.stages.trial import Ready
+
+_STORING = ("math", "eager")  # forms of attention that keep every score
+_FUSED: tuple[SdpaKernel, ...] = ("flash", "mem_efficient", "cudnn")
+_WARM_UP = 3  # steps after which nothing new should have to be compiled
+
+
+def attention_line(one: Ready, measured: Measurements) -> Finding:
+    """Which kernel runs, and whether one that keeps no score would be faster. Storing every score costs memory and
+    traffic that grow with the square of the length."""
+    seen = observe_kernels(lambda: take_pass(one))
+    said = ", ".join(sorted(seen)) or "none"
+    best = _best_fused(measured)
+    if not seen & set(_STORING) or best is None:
+        return ok("ATTN-MATH", said)
+    mine = [trial.seconds for trial in measured.attention if trial.form in seen and trial.passed]
+    if mine and min(mine) < NEAR * best.seconds:
+        return ok("ATTN-MATH", f"{said}; {best.form} is no faster at these lengths")
+    if one.plan.attention.implementation.value == "sdpa":
+        gain = gain_of_kernel(one, best.form)  # type: ignore[arg-type]
+    else:
+        gain = min(mine) / best.seconds if mine else None
+    if gain is not None and gain < NEAR:  # packed documents have a form of their own, and dropout rules some out
+        return ok("ATTN-MATH", f"{said}; {best.form} is no faster in this run")
+    value = f"{said} runs, and {best.form} is right and faster at these lengths"
+    return caution("ATTN-MATH", value, "set attention: auto", gain=gain)
+
+
+def _best_fused(measured: Measurements) -> AttentionTrial | None:
+    fused = [trial for trial in measured.attention if trial.passed and trial.form in _FUSED]
+    return min(fused, key=lambda trial: trial.seconds, default=None)
+
+
+def backward_line(one: Ready, taken: Taken, measured: Measurements) -> Finding:
+    """Where the backward pass is slow, what has cured it for others is tried here, and the best of it is named."""
+    watched = [report.profile for report in taken.reports[1:] if report.profile]
+    forward = statistics.median(profile.forward_ms for profile in watched)
+    backward = statistics.median(profile.backward_ms for profile in watched)
+    ratio = backward / forward
+    said = f"{ratio:.2f} ({forward:.3g} ms forward, {backward:.3g} ms backward for a micro-batch)"
+    if ratio <= BACKWARD:
+        return ok("BWD-RATIO", said)
+    tried = _remedies(one, measured)
+    best = max(tried, key=lambda fix: tried[fix], default=None)
+    if best is None or tried[best] < NEAR:
+        names = f" (tried: {', '.join(tried)})" if tried else ""
+        return caution("BWD-RATIO", said, f"`surefoot train --profile 5` names the operators{names}")
+    return caution("BWD-RATIO", said, f"set {best}", gain=tried[best])
+
+
+def _remedies(one: Ready, measured: Measurements) -> dict[str, float]:
+    """Keys with their values -> measured time without over time with them."""
+    plan, best = one.plan, _best_fused(measured)
+    tried: dict[str, float] = {}
+    micro = plan.batch.micro.value
+    while micro > 1:  # downward for as long as it helps: memory that swaps or thrashes needs more than one halving
+        micro //= 2
+        gain = gain_of_micro(one, micro)
+        if tried and gain < NEAR * max(tried.values()):
+            break
+        tried[f"batch.micro: {micro}"] = gain
+    if best is not None and plan.attention.implementation.value == "sdpa":
+        tried["attention: auto"] = gain_of_kernel(one, best.form)  # type: ignore[arg-type]
+    if plan.compile.value != "off":
+        tried["compile: off"] = gain_of_eager(one)
+    return tried
+
+
+def waiting_line(taken: Taken, workers: int) -> Finding:
+    """workers: threads that prepare batches."""
+    said = f"{taken.waiting / (taken.waiting + taken.whole):.1%} of a step"
+    if taken.waiting <= WAIT * (taken.waiting + taken.whole):
+        return ok("DATA-WAIT", said)
+    gain = (taken.waiting + taken.whole) / taken.whole
+    fix = "data.workers: 1 prepares coming steps meanwhile" if not workers else "put the cache on a faster disk"
+    return caution("DATA-WAIT", said, fix, gain=gain)
+
+
+def workers_line(one: Ready, taken: Taken, workers: int) -> Finding:
+    """workers: threads that prepare batches."""
+    own = taken.preparing / (taken.preparing + taken.whole)
+    if not workers or own > WAIT:
+        return ok("WORKERS-USELESS", f"{workers}")
+    said = f"{workers}, for batches that take {own:.1%} of a step"
+    return caution("WORKERS-USELESS", said, "set data.workers: 0", gain=gain_without_workers(one, workers))
+
+
+def compile_line(taken: Taken, plan: RunPlan, one: Ready) -> Finding:
+    late = taken.compiled[-1] - taken.compiled[_WARM_UP - 1]
+    if plan.compile.value == "off" and not late:
+        return ok("COMPILE-RECOMPILES", "compile is off")
+    said = f"{late} in steps {_WARM_UP + 1} to {len(taken.compiled)}"
+    if not late:
+        return ok("COMPILE-RECOMPILES", said)
+    fix = "set compile: off: lengths differ from step to step"
+    return caution("COMPILE-RECOMPILES", said, fix, gain=gain_of_eager(one))

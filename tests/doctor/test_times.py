@@ -1,0 +1,136 @@
+"""Where the time goes: every cause is planted, and named with a gain that was measured; without it there is no line."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from doctor_runs import clean_base, clean_run, plant_in_loss, with_stage
+from surefoot.doctor import passes, times
+from surefoot.doctor.codes import NEAR
+from surefoot.doctor.steps import STEPS, take
+from surefoot.models.forward import causal_model
+from surefoot.planning.measurements import AttentionTrial, Measurements
+from surefoot.stages.trial import ready
+
+SLOW = 0.15  # seconds that a planted wait takes: far above what these steps take
+FLASH = AttentionTrial("flash", 1e-6, "")  # as if it were much faster than what runs
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return clean_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture
+def one(folder, base):
+    with ready(clean_run(folder, base), STEPS) as prepared:
+        yield prepared
+
+
+def slow_backward(one, seconds):
+    """seconds: of a micro-batch's backward pass, by its rows."""
+
+    def change(loss, batch):
+        def slow(gradient):
+            time.sleep(seconds(len(batch.rows.lengths)))
+            return gradient
+
+        loss.register_hook(slow)
+        return loss * 1.0
+
+    return plant_in_loss(one, change)
+
+
+def test_a_micro_batch_that_is_too_large_is_named_with_one_that_is_not(one):
+    """Its time grows with the square of its rows, as where memory swaps."""
+    planted = slow_backward(one, lambda rows: SLOW * (rows / 4) ** 2)
+    line = times.backward_line(planted, take(planted), Measurements())
+    assert (line.code, line.verdict) == ("BWD-RATIO", "caution")
+    assert line.fix in ("set batch.micro: 1", "set batch.micro: 2")  # of 4: which of them, the rest of a pass decides
+    assert line.gain is not None
+    assert line.gain > NEAR
+
+
+def test_a_slow_backward_pass_that_nothing_cures_is_named_without_a_cure(one):
+    planted = slow_backward(one, lambda rows: SLOW * rows / 4)
+    line = times.backward_line(planted, take(planted), Measurements(attention=(FLASH,)))
+    assert (line.code, line.verdict, line.gain) == ("BWD-RATIO", "caution", None)
+    assert "--profile" in line.fix
+    assert "batch.micro: 2, attention: auto" in line.fix
+
+
+def test_twin_a_clean_run_has_no_line_about_its_time(one):
+    taken = take(one)
+    lines = [times.backward_line(one, taken, Measurements()), times.waiting_line(taken, 0)]
+    lines.append(times.workers_line(one, taken, 0))
+    assert [line.verdict for line in lines] == ["ok"] * 3
+
+
+def test_waiting_for_batches_is_named_and_workers_would_help(one):
+    def late(step):
+        time.sleep(SLOW)
+        return one.run.stage.step_batches(step)
+
+    line = times.waiting_line(take(replace(one, batches=late)), 0)
+    assert line.verdict == "caution"
+    assert line.gain is not None
+    assert line.gain > 1
+    assert "data.workers: 1" in line.fix
+
+
+def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do(one):
+    line = times.workers_line(one, take(one), 2)
+    assert line.verdict == "caution"
+    assert line.gain is not None
+
+    def late(step):
+        time.sleep(4 * SLOW)
+        return one.run.stage.step_batches(step)
+
+    assert times.workers_line(one, take(with_stage(one, step_batches=late)), 2).verdict == "ok"
+
+
+def test_the_gain_without_workers_is_that_of_steps_without_them(one, monkeypatch):
+    """Threads that get in the way: with any, a pass takes as long as it does here."""
+    real = passes.prefetched
+
+    def disturbing(batches, workers, *, last):
+        def late(step):
+            time.sleep(SLOW if workers else 0.0)
+            return batches(step)
+
+        return real(late, 0, last=last)
+
+    monkeypatch.setattr(passes, "prefetched", disturbing)
+    assert passes.gain_without_workers(one, 2) > 2
+
+
+@pytest.mark.parametrize(("dynamic", "verdict"), [(False, "caution"), (True, "ok")])
+def test_lengths_that_recompile(one, dynamic, verdict):
+    """The plan's own compile is dynamic; this one specialises on every length. The final norm alone is compiled: the
+    whole decoder would take minutes."""
+    torch._dynamo.reset()
+    norm = causal_model(one.setup.policy).get_decoder().norm
+    norm.forward = torch.compile(norm.forward, backend="eager", dynamic=dynamic)
+    line = times.compile_line(take(one), one.run.plan, one)
+    torch._dynamo.reset()
+    assert (line.code, line.verdict) == ("COMPILE-RECOMPILES", verdict), line.value
+    assert (line.gain is not None) is (verdict == "caution")
+
+
+def test_a_kernel_that_cannot_do_what_the_model_asks_for_is_no_finding(one, monkeypatch):
+    """Attention drops out in training, which flash on a CPU cannot."""
+    monkeypatch.setattr(times, "observe_kernels", lambda run: {"math"})
+    for layer in causal_model(one.setup.policy).model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    line = times.attention_line(one, Measurements(attention=(FLASH,)))
+    assert (line.code, line.verdict) == ("ATTN-MATH", "ok")
