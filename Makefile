@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: help setup quickstart test lint types contracts test-slow harness conformance bench clean
+.PHONY: help setup quickstart test lint types contracts test-slow soak harness conformance bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -22,7 +22,7 @@ quickstart: $(SETUP)  ## fine-tune the embedded model, offline, and look at what
 	$(BIN)/surefoot quickstart --overwrite
 
 test: $(SETUP) lint contracts types  ## lint, import contracts, types, tests
-	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 -m "not slow and not gpu and not soak"
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
@@ -36,6 +36,9 @@ contracts: $(SETUP)
 
 test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded model
 	$(BIN)/pytest -n 2 -m slow
+
+soak: $(SETUP)  ## thousands of random faults with fresh seeds: kills, power failures, damage, signals, NaNs
+	$(BIN)/pytest -s -m soak tests/faults
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'

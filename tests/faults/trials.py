@@ -14,7 +14,7 @@ def fresh_seed() -> int:
 
 
 def many(what: str, count: int, trial: Callable[[random.Random, Path], str], folder: Path) -> list[str]:
-    """Run `trial(draw, its folder)` so often; returns what went wrong, with seeds. One seed makes the same trial again."""
+    """Run `trial(draw, its folder)` so often; returns what went wrong, with the seed that makes it again."""
     started, wrong, first = time.process_time(), [], fresh_seed()
     for number in range(count):
         place = folder / f"trial-{number}"
