@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def narrowed(monkeypatch):
     return seen
 
 
-def measured(model, batch=BATCH, context=nullcontext):
+def measured(model, batch=BATCH, context: Any = nullcontext):
     model.zero_grad(set_to_none=True)
     torch.manual_seed(5)
     with context():
@@ -113,7 +114,7 @@ def difference(found, wanted) -> float:
     return max(abs(float((found[0] - wanted[0]) / wanted[0])), *shares)
 
 
-def differs_by(model, batch=BATCH, context=nullcontext) -> float:
+def differs_by(model, batch=BATCH, context: Any = nullcontext) -> float:
     plain = measured(model, batch, context)
     undo = last_block_path().install(model)
     found = difference(measured(model, batch, context), plain)
@@ -239,6 +240,7 @@ def watching(model):
 def scaling(model):
     scaled = install_bos_scaling(model, 0.0)
     yield
+    assert scaled is not None
     scaled.remove()
 
 

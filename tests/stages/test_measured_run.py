@@ -50,6 +50,7 @@ def test_what_is_left_open_is_measured_and_kept(workplace, tmp_path, monkeypatch
     assert seen["products"]
     assert seen["attention"]
     assert plan["kernels"]["documents"]["source"] == "measured"
+    assert plan["kernels"]["last_block"]["value"] == "pruned"
     weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
     shutil.rmtree(tmp_path / "run" / f"checkpoint-{STEPS}")
 
