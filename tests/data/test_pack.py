@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.data.batch import Example, collate
-from surefoot.data.pack import pack, packed_rows, padded_rows, padding_share, position_ids, unpacked
+from surefoot.data.pack import (
+    documents_at,
+    in_rows,
+    pack,
+    packed_in_turn,
+    packed_rows,
+    padded_rows,
+    position_ids,
+    unpacked,
+)
 from toy import toy_examples
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
@@ -77,10 +87,30 @@ def test_unpacked_it_is_what_padding_makes():
     assert unpacked(wanted, 3) is wanted
 
 
-def test_the_share_of_padding():
-    same = np.full(100, 50)
-    assert padding_share(same, size=16, budget=400) == 0.0
-    half = np.array([10, 20] * 50)
-    wasted = padding_share(half, size=16, budget=10_000)  # all of a step beside its longest: a quarter is padding
-    assert wasted == pytest.approx(0.25, abs=0.05)
-    assert padding_share(half, size=16, budget=60) < wasted / 2  # smaller micro-batches of neighbours waste less
+@given(LENGTHS, st.integers(1, 100), st.none() | st.integers(1, 9))
+def test_a_whole_data_set_fills_rows_in_one_pass(lengths, budget, most):
+    rows = packed_in_turn(lengths, budget, most=most)
+    assert [lengths[place] for row in rows for place in row] == sorted(lengths, reverse=True)
+    assert sorted(place for row in rows for place in row) == list(range(len(lengths)))
+    sizes = [sum(lengths[place] for place in row) for row in rows]
+    assert all(size <= budget or len(row) == 1 for size, row in zip(sizes, rows, strict=True))
+    assert all(len(row) <= (most or len(row)) for row in rows)
+    for row, following in itertools.pairwise(rows):  # no row ends early
+        assert len(row) == most or sum(lengths[place] for place in [*row, following[0]]) > budget
+
+
+def test_what_tokens_have_is_laid_out_as_padding_does():
+    examples = toy_examples(7)
+    padded, packed = collate(examples, 0), pack(examples)
+    assert torch.equal(in_rows(packed.input_ids, packed), padded.input_ids)
+    assert in_rows(padded.input_ids, padded) is padded.input_ids
+    assert (packed.sequences, packed.blank().sequences, padded.sequences) == (7, 7, 7)
+
+
+def test_some_documents_of_a_row():
+    examples = toy_examples(5)
+    part = documents_at(pack(examples), [3, 1])
+    alone = pack([examples[3], examples[1]])
+    assert torch.equal(part.input_ids, alone.input_ids)
+    assert torch.equal(part.targets, alone.targets)
+    assert (part.weight, part.documents, part.examples) == (alone.weight, alone.documents, alone.examples)

@@ -10,6 +10,7 @@ import pytest
 from surefoot.data import encode_kinds, loader
 from surefoot.data.audit import cautions
 from surefoot.data.batch import IGNORE
+from surefoot.data.layout import Layout
 from surefoot.data.loader import judged_batches, pair_batches, prompt_batches
 from surefoot.data.order import step_examples
 from surefoot.data.prepare import prepare_data
@@ -145,11 +146,11 @@ def test_the_audit_counts_pairs(run):
 def test_pair_batches_hold_the_step_whatever_their_size(run):
     data = run([pair(n, better=n % 4, worse=7 - n % 3) for n in range(9)], "pairs").train
     _, step = step_examples(SEED, 0, run([pair(n) for n in range(9)], "pairs").mixture, 7)
-    whole = pair_batches(data, step, 7, pad_id=0)[0]
+    whole = pair_batches(data, step, Layout(0, most=7))[0]
     assert whole.weight == 7
     better = int((whole.rows.targets[:7] != IGNORE).sum())
     for micro in (1, 2, 3):
-        batches = pair_batches(data, step, micro, pad_id=0)
+        batches = pair_batches(data, step, Layout(0, most=micro))
         assert sum(one.weight for one in batches) == 7
         assert {one.answer_share for one in batches} == {7 / better}
         assert sorted(name for one in batches for name in one.examples) == sorted(whole.examples)
@@ -174,24 +175,26 @@ def test_judged_batches_give_each_prompt_the_next_answer(run):
             for number, ids, length in zip(batch.examples, batch.input_ids.tolist(), batch.lengths, strict=True)
         }
 
-    whole = judged_batches(data, step, 5, 0, True)
+    whole = judged_batches(data, step, Layout(0, most=5), others=True)
     for micro in (1, 2):
-        split = judged_batches(data, step, micro, 0, True)
+        split = judged_batches(data, step, Layout(0, most=micro), others=True)
         assert rows(split, "rows") == rows(whole, "rows")
         assert rows(split, "others") == rows(whole, "others")
         assert {(one.good_share, one.bad_share) for one in split} == {(5, 5 / 4)}
     following = dict(rows(whole, "others"))
     prompt, answer = (int(np.argmax(data[index].supervised)) for index in (1, 6))
     assert following[2] == (*data[1].ids[:prompt].tolist(), *data[6].ids[answer:].tolist())
-    assert judged_batches(data, step, 5, 0, False)[0].others is None
-    assert judged_batches(data, [5], 5, 0, True)[0].others is None  # nobody else's answer is its own
+    assert judged_batches(data, step, Layout(0, most=5), others=False)[0].others is None
+    assert (
+        judged_batches(data, [5], Layout(0, most=5), others=True)[0].others is None
+    )  # nobody else's answer is its own
 
 
 def test_twin_answers_of_the_micro_batch_would_depend_on_its_size(run, monkeypatch):
     data = run([verdict(n) for n in range(8)], "judged").train
 
     def names(micro):
-        found = judged_batches(data, [5, 1, 6, 2], micro, 0, True)
+        found = judged_batches(data, [5, 1, 6, 2], Layout(0, most=micro), others=True)
         others = [one.others for one in found if one.others is not None]
         return sorted(tuple(ids) for one in others for ids in one.input_ids.tolist())
 

@@ -70,7 +70,7 @@ def test_the_users_word_stands(facts):
 @pytest.mark.parametrize(
     ("change", "keys", "why"),
     [
-        ({}, {"stage": "dpo"}, "stage dpo does not pack"),
+        ({}, {"stage": "ppo", "ppo": {"reward": "score.py:score"}}, "stage ppo does not pack"),
         ({}, {"compile": "default"}, "torch.compile"),
         ({}, {"attention": "eager"}, "eager was asked for"),
         ({"attention_dropout": 0.1}, {}, "attention_dropout 0.1"),

@@ -231,7 +231,6 @@ def test_a_bos_that_is_scaled_is_scaled_in_every_document(workplace, tmp_path):
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        ({"stage": "dpo"}, "stage dpo does not pack"),
         ({"attention": "eager"}, "eager was asked for"),
         ({"compile": "default"}, "torch.compile"),
         ({"model": {"dropout": 0.1}}, "attention_dropout 0.1"),

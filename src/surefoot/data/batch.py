@@ -74,6 +74,11 @@ class Batch:
         """Real input tokens of all examples."""
         return sum(self.lengths)
 
+    @property
+    def sequences(self) -> int:
+        """Documents of a packed row, rows elsewhere; a blank batch has them, too."""
+        return len(self.documents) or len(self.input_ids)
+
     def to(self, device: torch.device) -> Batch:
         if self.input_ids.device == device:
             return self
@@ -93,9 +98,9 @@ class Batch:
 class PairBatch:
     """P pairs of a better and a worse answer to one prompt.
 
-    rows: 2P rows padded on the right, the P better answers first, then the P worse ones in the same order; its targets
-    are the answers' tokens. common: for each pair, how many tokens both rows begin with (prompt and what the answers
-    share); both rows may be the same in all. weight: pairs.
+    rows: 2P rows padded on the right, or documents of one packed row, the P better answers first, then the P worse ones
+    in the same order; its targets are the answers' tokens. common: for each pair, how many tokens both rows begin with
+    (prompt and what the answers share); both rows may be the same in all. weight: pairs.
     answer_share: pairs of the whole step / tokens of its better answers, by which a sum over the latter's tokens
     becomes a mean over them where it stands beside a sum over pairs.
     reference: log-probabilities of the 2P answers under the reference policy, [2P] fp32, where they are known already.
@@ -128,8 +133,9 @@ class PairBatch:
 class JudgedBatch:
     """B answers, each judged good or bad (KTO).
 
-    rows: B rows padded on the right; targets are the answers' tokens. good: [B] bool. others: the same prompts, each
-    with the answer of another example of the step, from which the KL term is estimated; None where the loss needs none.
+    rows: B rows padded on the right, or documents of one packed row; targets are the answers' tokens. good: [B] bool.
+    others: the same prompts, laid out the same way, each with the answer of another example of the step, from which the
+    KL term is estimated; None where the loss needs none.
     kl: that estimate for the whole step, at least 0; None until it was made.
     reference: as in PairBatch, [B]. weight: answers. good_share, bad_share: answers of the whole step / the good, the
     bad ones of it, by which a sum over those becomes a mean over them; 0 where the step has none.

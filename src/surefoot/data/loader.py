@@ -17,7 +17,7 @@ import torch
 
 from surefoot.data.batch import IGNORE, Batch, Example, JudgedBatch, PairBatch, PromptBatch, Weighted, collate
 from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.pack import pack, packed_rows, padded_rows
+from surefoot.data.layout import Layout
 
 AnyBatch = TypeVar("AnyBatch", bound=Weighted)
 
@@ -36,21 +36,17 @@ def micro_batches(
     ]
 
 
-def padded_batches(dataset: TokenisedDataset, indices: Iterable[int], tokens: int, pad_id: int) -> list[Batch]:
-    """The same counted in tokens: batches of at most so many with their padding, unless one example alone has more."""
+def laid_out(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
+    """The examples of one step in the micro-batches of a layout."""
     own = [int(index) for index in indices]
-    rows = padded_rows([dataset.length(index) for index in own], tokens)
-    return [collate([dataset[own[place]] for place in row], pad_id) for row in rows]
+    groups = layout.groups([(dataset.length(index),) for index in own])
+    return [layout.batch([dataset[own[place]] for place in group]) for group in groups]
 
 
-def packed_batches(
-    dataset: TokenisedDataset, indices: Iterable[int], tokens: int, *, most: int | None = None, ranks: int = 1
-) -> list[Batch]:
-    """Packed rows of at most so many tokens, and at most `most` examples; as many rows for each rank where there are
-    enough examples. See `surefoot.data.pack`."""
-    own = [int(index) for index in indices]
-    rows = packed_rows([dataset.length(index) for index in own], tokens, most=most, multiple=ranks)
-    return [pack([dataset[own[place]] for place in row]) for row in rows]
+def all_laid_out(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
+    """The examples of a whole data set, the longest first: padding is small, and memory runs out at once or never."""
+    for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
+        yield layout.batch([dataset[place] for place in group])
 
 
 def dealt(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:
@@ -65,43 +61,59 @@ def dealt(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBat
         yield last.blank()
 
 
-def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], micro: int, pad_id: int) -> list[PairBatch]:
-    """Batches of at most `micro` pairs each, longest first. pairs: all of one step; pair i has the examples 2i (better)
-    and 2i + 1 (worse)."""
-
-    def longest(pair: int) -> int:
-        return int(dataset.lengths[2 * pair : 2 * pair + 2].max())
-
-    found = []
-    for chunk in _by_length(pairs, longest, micro):
-        sides = [[dataset[2 * pair + side] for pair in chunk] for side in (0, 1)]
-        common = tuple(_common(*both) for both in zip(*sides, strict=True))
-        found.append(PairBatch(collate([*sides[0], *sides[1]], pad_id), common, len(chunk)))
-    better = sum(int((one.rows.targets[: one.weight] != IGNORE).sum()) for one in found)
-    share = sum(one.weight for one in found) / better if better else 0.0
+def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], layout: Layout) -> list[PairBatch]:
+    """Pairs in the micro-batches of a layout. pairs: all of one step; pair i has the examples 2i (better) and 2i + 1
+    (worse)."""
+    own = [int(pair) for pair in pairs]
+    groups = layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())
+    found = [_pair_batch(dataset, [own[place] for place in group], layout) for group in groups]
+    better = sum(_better_tokens(one) for one in found)
+    share = len(own) / better if better else 0.0
     return [replace(one, answer_share=share) for one in found]
 
 
+def all_pairs(dataset: TokenisedDataset, layout: Layout) -> Iterator[PairBatch]:
+    """The pairs of a whole data set as one step, the longest first: padding is small, and memory runs out at once or
+    never."""
+    count = len(dataset) // 2
+    tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
+    for group in layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist()):
+        yield replace(_pair_batch(dataset, group, layout), answer_share=count / tokens if tokens else 0.0)
+
+
+def _pair_batch(dataset: TokenisedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:
+    sides = [[dataset[2 * pair + side] for pair in pairs] for side in (0, 1)]
+    common = tuple(common_beginning(*both) for both in zip(*sides, strict=True))
+    return PairBatch(layout.batch([*sides[0], *sides[1]]), common, len(pairs))
+
+
+def _better_tokens(batch: PairBatch) -> int:
+    """Targets of the better answers, which come first."""
+    targets, documents = batch.rows.targets, batch.rows.documents
+    first = targets[0, : sum(documents[: batch.weight])] if documents else targets[: batch.weight]
+    return int((first != IGNORE).sum())
+
+
 def judged_batches(
-    dataset: TokenisedDataset, indices: Iterable[int], micro: int, pad_id: int, others: bool
+    dataset: TokenisedDataset, indices: Iterable[int], layout: Layout, *, others: bool
 ) -> list[JudgedBatch]:
-    """Batches of at most `micro` judged answers each, longest first. indices: all of one step, in its order. others:
-    give each prompt the answer of the next example of the step as well, the first one's to the last; no such row is
-    longer than the longest example of the data, and a step of one example, which has no other, has no such rows."""
+    """Judged answers in the micro-batches of a layout. indices: all of one step, in its order. others: give each prompt
+    the answer of the next example of the step as well, the first one's to the last; no such row is longer than the
+    longest example of the data, and a step of one example, which has no other, has no such rows."""
     step = [int(index) for index in indices]
     good, most = dataset.good(), int(dataset.lengths.max())
     count = int(good[step].sum())
     shares = [len(step) / part if part else 0.0 for part in (count, len(step) - count)]
     found = []
-    for places in _by_length(range(len(step)), lambda place: dataset.length(step[place]), micro):
+    for places in layout.groups([(dataset.length(index),) for index in step]):
         examples = [dataset[step[place]] for place in places]
         following = [dataset[step[(place + 1) % len(step)]] for place in places]
         swapped = [_with_answer(*both, most) for both in zip(examples, following, strict=True)]
         found.append(
             JudgedBatch(
-                collate(examples, pad_id),
+                layout.batch(examples),
                 torch.from_numpy(good[[step[place] for place in places]]),
-                collate(swapped, pad_id) if others and len(step) > 1 else None,
+                layout.batch(swapped) if others and len(step) > 1 else None,
                 len(places),
                 good_share=shares[0],
                 bad_share=shares[1],
@@ -125,7 +137,7 @@ def _by_length(indices: Iterable[int], length: Callable[[int], int], micro: int)
     yield from (ordered[start : start + micro] for start in range(0, len(ordered), micro))
 
 
-def _common(better: Example, worse: Example) -> int:
+def common_beginning(better: Example, worse: Example) -> int:
     """Tokens that both begin with."""
     shorter = min(len(better.ids), len(worse.ids))
     different = np.flatnonzero(better.ids[:shorter] != worse.ids[:shorter])

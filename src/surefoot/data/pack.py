@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from surefoot.data.batch import IGNORE, Batch, Example, next_tokens
 
@@ -30,7 +31,7 @@ def packed_rows(lengths: Sequence[int], budget: int, *, most: int | None = None,
     budget: tokens that a row has at most, unless one example alone has more. most: examples of a row. multiple: the
     number of rows is one of it where there are enough examples: of ranks, none then computes a blank row.
     """
-    ordered = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
+    ordered = _longest_first(lengths)
     if not ordered:
         return []
     room = max(budget, lengths[ordered[0]])
@@ -42,17 +43,32 @@ def packed_rows(lengths: Sequence[int], budget: int, *, most: int | None = None,
     return [[place] for place in ordered]
 
 
-def padded_rows(lengths: Sequence[int], budget: int, *, most: int | None = None) -> list[list[int]]:
+def padded_rows(lengths: Sequence[int], budget: float, *, most: int | None = None) -> list[list[int]]:
     """As `packed_rows` for examples that are padded to the longest one beside them: micro-batches of neighbours by
     length, the longest first, of at most `budget` tokens with their padding."""
-    ordered = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
     found: list[list[int]] = []
-    for place in ordered:
+    for place in _longest_first(lengths):
         last = found[-1] if found else []
         if last and len(last) != most and (len(last) + 1) * lengths[last[0]] <= budget:
             last.append(place)
         else:
             found.append([place])
+    return found
+
+
+def packed_in_turn(lengths: Sequence[int], budget: int, *, most: int | None = None) -> list[list[int]]:
+    """As `packed_rows` for a whole data set, in one pass over it: rows of neighbours by length, the longest examples
+    first. They are not equally long; over so many rows that evens out."""
+    found: list[list[int]] = []
+    tokens = 0
+    for place in _longest_first(lengths):
+        last = found[-1] if found else []
+        if last and len(last) != most and tokens + lengths[place] <= budget:
+            last.append(place)
+            tokens += lengths[place]
+        else:
+            found.append([place])
+            tokens = lengths[place]
     return found
 
 
@@ -85,20 +101,32 @@ def unpacked(batch: Batch, pad_id: int) -> Batch:
     return Batch(ids, targets, None, batch.weight, batch.lengths, batch.examples)
 
 
-def even_part(batch: Batch, budget: int) -> Batch:
-    """Of a packed row the largest group of documents of like length that takes at most `budget` tokens when padded: a
-    packed row of its own, to be compared with padded ones at the same cost. One document where no two fit."""
-    group = sorted(max(padded_rows(batch.documents, budget), key=len))
+def in_rows(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What a batch's tokens have, [B, T], with every example in a row of its own: of a packed row [D, L], D documents
+    of at most L tokens, and 0 behind a document's end. Padded rows stay as they are."""
+    if not batch.documents:
+        return values
+    return pad_sequence(values[0].split(batch.documents), batch_first=True)
+
+
+def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
+    """Of a packed row these documents, in this order, as a packed row of their own."""
     ids, targets = (
-        torch.cat([row[0].split(batch.documents)[place] for place in group])[None]
+        torch.cat([row[0].split(batch.documents)[place] for place in places])[None]
         for row in (batch.input_ids, batch.targets)
     )
-    documents = tuple(batch.documents[place] for place in group)
+    documents = tuple(batch.documents[place] for place in places)
     part = replace(batch, input_ids=ids, targets=targets, documents=documents)
     if not batch.lengths:  # a blank one
         return part
-    examples = tuple(batch.examples[place] for place in group)
+    examples = tuple(batch.examples[place] for place in places)
     return replace(part, weight=int((targets != IGNORE).sum()), lengths=documents, examples=examples)
+
+
+def even_part(batch: Batch, budget: int) -> Batch:
+    """Of a packed row the largest group of documents of like length that takes at most `budget` tokens when padded: a
+    packed row of its own, to be compared with padded ones at the same cost. One document where no two fit."""
+    return documents_at(batch, sorted(max(padded_rows(batch.documents, budget), key=len)))
 
 
 def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -106,17 +134,9 @@ def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor
     return torch.cat([torch.arange(length, device=device) for length in documents])[None]
 
 
-def padding_share(
-    lengths: np.ndarray, size: int, budget: int, *, most: int | None = None, steps: int = 64, seed: int = 0
-) -> float:
-    """Of all tokens of padded micro-batches the share that is padding, over random steps of `size` examples."""
-    generator = np.random.default_rng(seed)
-    real = padded = 0
-    for _ in range(steps):
-        own = generator.choice(lengths, min(size, len(lengths)), replace=False).tolist()
-        real += sum(own)
-        padded += sum(len(row) * own[row[0]] for row in padded_rows(own, budget, most=most))
-    return 1 - real / padded
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    """Places, those of one length in their order."""
+    return sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
 
 
 def _spread(ordered: Sequence[int], lengths: Sequence[int], count: int) -> list[list[int]]:

@@ -18,7 +18,7 @@ import torch
 
 from surefoot import hardware as machine
 from surefoot.config.schema import ParallelConfig, RunConfig
-from surefoot.data.audit import cautions
+from surefoot.data.audit import Audit, cautions
 from surefoot.doctor.findings import Examination, Finding, caution, ok, refusals
 from surefoot.doctor.libraries import installed_version, library_findings
 from surefoot.doctor.machine import (
@@ -31,6 +31,7 @@ from surefoot.doctor.machine import (
     with_cost,
 )
 from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, split_line
+from surefoot.doctor.rest import rest
 from surefoot.doctor.steps import STEPS, number_lines, product_line, take
 from surefoot.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
 from surefoot.errors import SurefootError
@@ -45,6 +46,7 @@ from surefoot.probe.child import AttentionRequest
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.capture import captured_libraries
 from surefoot.report.silent import silent_console
+from surefoot.stages.lengths import length_facts
 from surefoot.stages.measured import (
     largest_of,
     measured_attention,
@@ -54,7 +56,6 @@ from surefoot.stages.measured import (
     measured_threads,
 )
 from surefoot.stages.planned import attention_request, linear_shapes, make_plan
-from surefoot.stages.sft import length_facts
 from surefoot.stages.trial import Ready, ready
 
 _SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model
@@ -70,6 +71,8 @@ def examine(config: RunConfig | None, *, anew: bool = False) -> Examination:
     facts: dict[str, Any] = {"machine": machine.describe()}
     with silent_console() as silence, captured_libraries(silence), _threads_as_they_were():
         looked_at = list(_lines(config, kept, facts))
+    if not any(one.verdict == "fault" for one in looked_at):  # what is refused ends the examination
+        looked_at += rest(config, looked_at)
     return Examination(tuple(looked_at), facts)
 
 
@@ -129,7 +132,9 @@ def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterato
     yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute.value)
     yield from thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
     yield from product_lines(seen.products, plan.precision.compute.value)
-    yield from kernel_lines(seen.attention, plan.attention.kernels.value or (plan.attention.implementation.value,))
+    implementation = plan.attention.implementation
+    used = plan.attention.kernels.value or (implementation.value,)
+    yield from kernel_lines(seen.attention, used, only=implementation.source == "family")
 
 
 def _with_cost(
@@ -161,9 +166,7 @@ def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
     yield ok("TOK-PAD", f"{tokens.pad_token.value} (id {tokens.pad_id}): {tokens.pad_token.reason}")
     audit = data.audit
     if audit.answers:
-        said = f"{audit.ended} of {audit.answers} answers"
-        lost = audit.ended < audit.answers
-        yield caution("TOK-STOP", said, "raise data.max_length") if lost else ok("TOK-STOP", said)
+        yield _stops(audit)
     if audit.kind != "prompts":
         said = f"{audit.supervised_tokens:,} of {audit.tokens:,} tokens"
         dropped = bool(audit.source.dropped)
@@ -171,6 +174,14 @@ def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
     for sentence in cautions(audit):
         yield caution("DATA-AUDIT", sentence, "look at it with `surefoot data`")
     yield _memory(plan, found)
+
+
+def _stops(audit: Audit) -> Finding:
+    """A text that is longer than one example ends in its last piece; a pair has two answers."""
+    whole = audit.answers - audit.continued
+    what = "texts" if audit.continued else "answers, two to a pair" if audit.kind == "pairs" else "answers"
+    said = f"{audit.ended:,} of {whole:,} {what}"
+    return caution("TOK-STOP", said, "raise data.max_length") if audit.ended < whole else ok("TOK-STOP", said)
 
 
 def _memory(plan: RunPlan, found: Hardware) -> Finding:
@@ -204,7 +215,7 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
 def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
     """At the model's shapes and the data's lengths, whether the plan left it open or not."""
     model = facts_of(one.run.base)
-    length = min(_LENGTH, length_facts(one.run.stage.data.train).typical)
+    length = min(_LENGTH, length_facts(one.run.stage.data).typical)
     dtype = one.plan.precision.compute.value
     request = attention_request(model, _forms(found), length, dtype, found.kind)
     return _measure(found, kept, linear_shapes(model), request)

@@ -8,13 +8,22 @@ a mask of N x N, but not in every family: in its OPT each document sees those be
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
+from surefoot.data.batch import IGNORE, Batch
+from surefoot.errors import EnvironmentFault
 from surefoot.models.documents import register
 from surefoot.models.fast import FastPath, Undo
-from surefoot.models.forward import causal_model
+from surefoot.models.forward import causal_model, hidden_states
+from surefoot.models.modes import evaluating
 
 NAME = "documents"
+EVERYWHERE = "sdpa"  # the form that runs on any device, in any type
+_TRIED = (3, 4)  # tokens of the documents of a row that is only tried
+# What the other document may move by, as a share of what a document moves itself: its rows go through the same products
+# at the same places, so that it does not move at all; a kernel that adds in no fixed order moves it by a last place.
+NO_LEAK = 1e-2
 
 
 def packed_attention(form: str) -> FastPath:
@@ -38,3 +47,54 @@ def obstacle(model: nn.Module) -> str:
         return "its attention caps logits"
     implementation = inner.config._attn_implementation
     return "" if implementation == "sdpa" else f"its attention is {implementation}, and packed rows go beside SDPA"
+
+
+@torch.no_grad()
+def documents_fault(model: nn.Module) -> str:
+    """Why packed rows cannot go through this model, tried with a row of two short documents; empty where they can, and
+    neither document hears of the other. The model is as it was afterwards.
+
+    For a whole model: where an engine has shared its weights out, all ranks wait for one another in the middle of the
+    pass. What a run goes by is tried with its own examples as well, and by its own form (`stages.packed_rows`).
+    """
+    if why := obstacle(model):
+        return why
+    inner = causal_model(model)
+    device = inner.get_input_embeddings().get_parameter("weight").device
+    tokens = sum(_TRIED)
+    ids = torch.arange(tokens, device=device)[None] % inner.get_input_embeddings().get_parameter("weight").shape[0]
+    targets = torch.full_like(ids, IGNORE)
+    rows = [Batch(one, targets, None, 0, _TRIED, (0, 1), documents=_TRIED) for one in (ids, _changed(ids, _TRIED[0]))]
+    undo = packed_attention(EVERYWHERE).install(model)
+    try:
+        with evaluating(model):
+            before, after = (hidden_states(model, row)[0] for row in rows)
+    except (EnvironmentFault, RuntimeError) as caught:
+        if isinstance(caught, torch.OutOfMemoryError):
+            raise
+        return reason_of(caught)
+    finally:
+        undo()
+    share = leak(after - before, _TRIED[0])
+    return "" if share <= NO_LEAK else f"one document moves another by {share:.2g} of what it moves itself"
+
+
+def leak(change: torch.Tensor, first: int) -> float:
+    """change: [T, H] of a row's hidden states when its first document, of `first` tokens, says something else. How far
+    all others move, as a share of how far its own do."""
+    own, others = float(change[:first].float().norm()), float(change[first:].float().norm())
+    return others / own if own else others
+
+
+def reason_of(caught: EnvironmentFault | RuntimeError) -> str:
+    """In one line."""
+    if isinstance(caught, EnvironmentFault):
+        return caught.faults[0].what
+    return next(iter(str(caught).splitlines()), type(caught).__name__)
+
+
+def _changed(ids: torch.Tensor, first: int) -> torch.Tensor:
+    """The first document turned round."""
+    found = ids.clone()
+    found[0, :first] = ids[0, :first].flip(0)
+    return found

@@ -27,17 +27,35 @@ WORTH_IT = 0.8
 
 def shared_prefixes(rows: Batch, common: Sequence[int]) -> tuple[int, ...] | None:
     """How much of each pair to compute once: what both begin with, less where a row would be left with nothing. None
-    where a pair has no common beginning or too few tokens would be saved: a function of the batch's shape alone."""
+    where a pair has no common beginning, too few tokens would be saved, or the row is packed: a function of the batch's
+    shape alone."""
+    if not rows.lengths or rows.documents:
+        return None
+    prefixes = _prefixes(rows.lengths, common)
+    return prefixes if _worth_it(rows.lengths, prefixes) else None
+
+
+def tokens_with_shared(lengths: Sequence[int], common: Sequence[int]) -> int:
+    """Tokens that go through the decoder for 2P padded rows of these lengths, padding counted, where what pairs begin
+    with is computed once wherever that is worth it. lengths, common: as in `PairBatch`."""
+    prefixes = _prefixes(lengths, common)
+    return _tokens(lengths, prefixes) if _worth_it(lengths, prefixes) else len(lengths) * max(lengths)
+
+
+def _prefixes(lengths: Sequence[int], common: Sequence[int]) -> tuple[int, ...]:
     count = len(common)
-    if not rows.lengths:
-        return None
-    shorter = [min(rows.lengths[pair], rows.lengths[count + pair]) for pair in range(count)]
-    prefixes = tuple(min(same, short - 1) for same, short in zip(common, shorter, strict=True))
-    if min(prefixes) < 1:
-        return None
-    rest = max(length - prefixes[row % count] for row, length in enumerate(rows.lengths))
-    tokens = count * max(prefixes) + 2 * count * rest
-    return prefixes if tokens <= WORTH_IT * rows.input_ids.numel() else None
+    shorter = [min(lengths[pair], lengths[count + pair]) for pair in range(count)]
+    return tuple(min(same, short - 1) for same, short in zip(common, shorter, strict=True))
+
+
+def _worth_it(lengths: Sequence[int], prefixes: Sequence[int]) -> bool:
+    return min(prefixes) >= 1 and _tokens(lengths, prefixes) <= WORTH_IT * len(lengths) * max(lengths)
+
+
+def _tokens(lengths: Sequence[int], prefixes: Sequence[int]) -> int:
+    count = len(prefixes)
+    rest = max(length - prefixes[row % count] for row, length in enumerate(lengths))
+    return count * max(prefixes) + 2 * count * rest
 
 
 def states_behind(model: nn.Module, rows: Batch, prefixes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,8 @@ autocast dtype. The fp32 copy of the logits is made a few positions at a time: w
 exists as a whole, and where the head does not train either and is computed a few positions at a time
 (`surefoot.models.chunked_head`), no logits of all positions do.
 
-Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary.
+Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary. Of a packed row B is its
+documents and T the tokens of the longest of them: answers are summed over as in padded rows, one row for each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batch import IGNORE, Batch
+from surefoot.data.pack import in_rows
 from surefoot.kernels.chunked_loss import Head, token_losses
 from surefoot.models.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at
@@ -42,11 +44,11 @@ class AnswerLogProbs:
 
 def token_logprobs(model: nn.Module, rows: Batch) -> torch.Tensor:
     """Log-probability of every answer token, where its predecessor stands as in `rows.targets`: [B, T] fp32,
-    differentiable, 0 elsewhere."""
+    differentiable, 0 elsewhere; of a packed row as its documents in padded rows."""
     head = chunked_head(model)
     found = _plain(model, rows) if head is None or head.trains else _chunked(model, rows, head)
     # Put back by place rather than added up by row: adding by index has no fixed order on a GPU.
-    return found.new_zeros(rows.targets.shape).masked_scatter(rows.targets != IGNORE, found)
+    return in_rows(found.new_zeros(rows.targets.shape).masked_scatter(rows.targets != IGNORE, found), rows)
 
 
 def _plain(model: nn.Module, rows: Batch) -> torch.Tensor:
@@ -65,4 +67,5 @@ def _chunked(model: nn.Module, rows: Batch, head: Head) -> torch.Tensor:
 
 def answer_logprobs(model: nn.Module, rows: Batch) -> AnswerLogProbs:
     """Of each row's answer as a whole."""
-    return AnswerLogProbs(token_logprobs(model, rows).sum(dim=1), (rows.targets != IGNORE).sum(dim=1).float())
+    answered = in_rows((rows.targets != IGNORE).float(), rows)
+    return AnswerLogProbs(token_logprobs(model, rows).sum(dim=1), answered.sum(dim=1))

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batch import PairBatch
+from surefoot.data.pack import in_rows
 from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.objectives.base import LossSum, Objective
 from surefoot.objectives.calibration import CALIBRATION, calibration_sums, right
@@ -51,7 +52,8 @@ PairLoss = Callable[[Pairs, int], torch.Tensor]  # pairs, surplus -> [P]
 
 def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared: bool = False) -> Objective:
     """loss: a key of `PAIR_LOSSES`. center: coefficient, 0 for none. surplus: see `divergence_loss`. shared: compute
-    what both rows of a pair begin with once, where that saves something; for models on which it may be."""
+    what both rows of a pair begin with once, where rows are padded and that saves something; for models on which it may
+    be."""
     return partial(_reward_loss, compare=PAIR_LOSSES[loss], center=center, surplus=surplus, shared=shared)
 
 
@@ -88,7 +90,9 @@ def last_scores(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
-    """values: [2P, T] of `batch.rows`. A blank batch has no lengths; any will do where nothing is counted."""
+    """values: of `batch.rows`, [2P, T] or of one packed row [1, T]. A blank batch has no lengths; any will do where
+    nothing is counted."""
+    values = in_rows(values, batch.rows)
     count, device = len(batch.common), values.device
     lengths = torch.tensor(batch.rows.lengths or [values.shape[1]] * 2 * count, device=device)
     common = torch.tensor(batch.common, device=device)

@@ -75,7 +75,7 @@ def plan_batch(
     if request.micro == "auto":
         busy = _busy_examples(kind, lengths, work.rows)
         plan, room = _automatic(size, decide, forecast, busy, longest, world, notes)
-        return (_in_tokens(plan, lengths, longest, kind, world) if documents and lengths else plan), room
+        return (_in_tokens(plan, lengths, longest, work.rows, kind, world) if documents and lengths else plan), room
     choice = decide(request.micro, forecast)
     plan = forecast(request.micro, choice)
     _warn(plan, request.micro, longest, notes)
@@ -111,11 +111,12 @@ def _automatic(
     return _batch(size, Choice(micro, reason, "hardware"), world), plan
 
 
-def _in_tokens(plan: BatchPlan, lengths: LengthFacts, longest: int, kind: str, world: int) -> BatchPlan:
+def _in_tokens(plan: BatchPlan, lengths: LengthFacts, longest: int, rows: int, kind: str, world: int) -> BatchPlan:
     """As many tokens as the forecast has room for, but no more than keep the device busy: micro-batches of short
-    examples hold more of them."""
-    tokens = max(longest, min(plan.micro.value * longest, _BUSY[kind]))
-    rows = max(1, math.ceil(plan.size.value * lengths.mean / tokens))
+    examples hold more of them. rows: of an example."""
+    one = rows * longest
+    tokens = max(one, min(plan.micro.value * one, _BUSY[kind]))
+    rows = max(1, math.ceil(plan.size.value * rows * lengths.mean / tokens))
     return replace(plan, tokens=tokens, accumulation=math.ceil(rows / world))
 
 

@@ -84,7 +84,8 @@ class LengthFacts:
 
     supervised: the largest share of supervised tokens that a micro-batch may have, 1.0 where unknown. mean: of all, 0
     where unknown. mix: some lengths as they stand side by side in a step. padding: what share of the tokens of padded
-    micro-batches is padding.
+    micro-batches is padding. shared: of those tokens what is computed, padding too, where what both answers of a pair
+    begin with is computed once. evaluated: the longest evaluation example, 0 where there is none.
     """
 
     longest: int
@@ -93,8 +94,15 @@ class LengthFacts:
     mean: float = 0.0
     mix: tuple[int, ...] = ()
     padding: float = 0.0
+    shared: float = 1.0
+    evaluated: int = 0
 
 
 def longest_example(limit: int, lengths: LengthFacts | None) -> int:
     """Tokens of the longest example that the run may see. limit: `max_length`."""
     return min(limit, lengths.longest) if lengths else limit
+
+
+def longest_document(limit: int, lengths: LengthFacts | None) -> int:
+    """The same with those that the run evaluates, which are packed like those that it learns."""
+    return min(limit, max(lengths.longest, lengths.evaluated)) if lengths else limit

@@ -4,6 +4,9 @@ Padded rows, grouped by length, are the default. Rows are packed where a form pa
 and there is something to gain: less padding, or attention that is clearly faster on documents of the run's lengths. How
 much is padding is counted, not timed, and what is timed has to differ clearly, so that the next start of the same run
 finds the same.
+
+A reward model can compute what both answers of a pair begin with once, in padded rows; a packed row holds it twice. Of
+the two, the one that sends fewer tokens through the model is taken, by count.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from surefoot.planning.plan import Choice, DType, RunPlan, Source
 Form = Literal["matmul", "sdpa", "varlen"]
 PLAIN = "plain"
 PADDED = "padded"  # among the trials: the same documents in padded rows
-STAGES = ("pretrain", "sft")
+STAGES = ("pretrain", "sft", "reward", "dpo", "kto")
 _PADDING = 0.05  # of all tokens of padded micro-batches; less is not worth another order of sums
 _GAIN = 1.5  # how many times as fast attention must be where there is no padding to save
 _LOSS = 0.8  # how many times as fast it must be where there is
@@ -40,9 +43,10 @@ def plan_packing(
     lengths: LengthFacts | None,
     trials: Sequence[AttentionTrial],
     notes: Notes,
+    shares: bool = False,
 ) -> Choice[str]:
     """plain, or a form. longest: tokens of the longest example. trials: of the forms that `open_forms` names and of
-    PADDED; empty where nobody measured."""
+    PADDED; empty where nobody measured. shares: padded rows would compute prompts once."""
     request = config.data.packing
     if request == "off":
         return Choice(PLAIN, "asked for", "user")
@@ -66,7 +70,7 @@ def plan_packing(
     times = _times(trials)
     if request == "on":
         return Choice(best.form, f"asked for; {times}", "user")
-    return _measured(best, trials, lengths, times)
+    return _measured(best, trials, lengths, times, shares=shares)
 
 
 def without_packing(plan: RunPlan, reason: str, source: Source) -> RunPlan:
@@ -115,11 +119,14 @@ def _clearly_best(passed: Sequence[AttentionTrial], usual: str) -> AttentionTria
 
 
 def _measured(
-    best: AttentionTrial, trials: Sequence[AttentionTrial], lengths: LengthFacts | None, times: str
+    best: AttentionTrial, trials: Sequence[AttentionTrial], lengths: LengthFacts | None, times: str, *, shares: bool
 ) -> Choice[str]:
     padded = next((trial.seconds for trial in trials if trial.form == PADDED), 0.0)
     padding = lengths.padding if lengths else 0.0
     share = f"{padding:.0%} of the tokens of padded rows are padding"
+    if shares and lengths and lengths.shared <= 1 - padding:
+        left = f"{lengths.shared:.0%} of the tokens of padded rows, packing {1 - padding:.0%}"
+        return Choice(PLAIN, f"prompts that are computed once leave {left}", "measured")
     gain = padded / best.seconds
     if gain >= _GAIN or (padding >= _PADDING and gain >= _LOSS):
         return Choice(best.form, f"{share}; {times}", "measured")

@@ -23,7 +23,13 @@ from surefoot.planning.environment import environment_findings
 from surefoot.planning.fast_paths import head_rows, plan_kernels
 from surefoot.planning.hazards import plan_hazards
 from surefoot.planning.kernels import mask_reason
-from surefoot.planning.measurements import LengthFacts, Measurements, longest_example, measurements_to_json
+from surefoot.planning.measurements import (
+    LengthFacts,
+    Measurements,
+    longest_document,
+    longest_example,
+    measurements_to_json,
+)
 from surefoot.planning.memory import Workload, base_bytes, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
@@ -38,13 +44,13 @@ from surefoot.planning.parallel import (
     plan_parallel,
 )
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
+from surefoot.planning.pointwise import plan_pointwise
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
 from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import idle_parameters, plan_reward, without_idle
-from surefoot.planning.shared_prompts import plan_shared_prompts
-from surefoot.planning.pointwise import plan_pointwise
+from surefoot.planning.shared_prompts import may_share, plan_shared_prompts
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -79,10 +85,11 @@ def resolve(
         model,
         hardware,
         compute=precision.compute.value,
-        longest=longest,
+        longest=longest_document(tokens.max_length.value, lengths),
         lengths=lengths,
         trials=seen.documents,
         notes=notes,
+        shares=may_share(config, model, hardware.kind),
     )
     packs = documents.value != PLAIN
     attention = plan_attention(
@@ -91,7 +98,7 @@ def resolve(
         compute=precision.compute.value,
         head_dim=model.head_dim,
         dropout=model.attention_dropout,
-        # Rows that are not packed, as in evaluation, go beside packed ones through SDPA.
+        # Rows that are not packed, as where answers are written, go beside packed ones through SDPA.
         trials=[trial for trial in seen.attention if not (packs and trial.form == "eager")],
         notes=notes,
         masked=mask_reason(model.window, longest),
@@ -134,19 +141,19 @@ def resolve(
         packed=precision.base.value == "nf4",
         engine=parallel.engine.value,
         compiled=config.compile != "off",
+        bos_scale=tokens.bos_scale.value,
         notes=notes,
+    )
+    pointwise = plan_pointwise(
+        config, model, kind=hardware.kind, engine=parallel.engine.value, trials=seen.pointwise, notes=notes
     )
     work = replace(
         work,
         fast_adapter=kernels.adapter.value == "fast",
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=adapter is None) if kernels.loss.value == "chunked" and model.family else None,
-        bos_scale=tokens.bos_scale.value,
     )
     batch, memory = plan_batch(
-    pointwise = plan_pointwise(
-        config, model, kind=hardware.kind, engine=parallel.engine.value, trials=seen.pointwise, notes=notes
-    )
         config.batch,
         config.gradient_checkpointing,
         work,

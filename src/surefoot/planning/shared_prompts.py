@@ -21,7 +21,18 @@ def plan_shared_prompts(
     reasons = _obstacles(config, model, device, checkpointing, engine)
     if (found := next(reasons, None)) is not None:
         return Choice(False, *found)
-    return Choice(True, "where it saves a fifth of the tokens; measured on CPUs: 1.1 to 1.7 times as fast", "hardware")
+    saves = "in padded rows, where it saves a fifth of the tokens; measured on CPUs: 1.1 to 1.7 times as fast"
+    return Choice(True, saves, "hardware")
+
+
+def may_share(config: RunConfig, model: ModelFacts, device: str) -> bool:
+    """Whether prompts would be computed once, as far as it is known before memory and engine are planned: both are
+    taken to be as is usual where they are left open."""
+    if config.stage != "reward":
+        return False
+    again = config.gradient_checkpointing not in ("auto", "off")
+    engine = "single" if config.parallel.engine == "auto" else config.parallel.engine
+    return next(_obstacles(config, model, device, again, engine), None) is None
 
 
 def _obstacles(

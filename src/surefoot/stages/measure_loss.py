@@ -17,6 +17,7 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.audit import Audit
+from surefoot.data.loader import all_laid_out
 from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.loss import evaluate_loss
@@ -26,14 +27,13 @@ from surefoot.models.precision import autocast
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.plan import Choice, TokenizerPlan
 from surefoot.stages.asked_data import DataRequest, config_for, words_of_the_command
+from surefoot.stages.measured_rows import as_the_run_evaluates
 from surefoot.stages.open_model import OpenModel
 from surefoot.stages.run_folder import CONFIG, PLAN
-from surefoot.stages.sft import PREPARE, batches_by_length
+from surefoot.stages.sft import PREPARE
 from surefoot.stages.side_by_side import Only, sides
 from surefoot.training.report import EvalReport
 from surefoot.training.step import StepSettings
-
-ROWS = 8  # examples per forward pass where no run says how many fit
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,21 @@ def measure_loss(
     data, before the model runs."""
     compared = sides(opened, only)
     data, max_length = read_evaluation_data(opened, asked)
-    plan = opened.plan
-    rows = rows or (plan.batch.micro.value if plan else ROWS)
     device = next(opened.model.parameters()).device
     results = {}
-    for side in compared:
-        with side.entered():
-            report = evaluate_loss(
-                opened.model,
-                sft_loss,
-                batches_by_length(data.train, rows, opened.pad_id),
-                step=0,
-                settings=evaluation_settings(opened, device),
-                device=device,
-            )
-        assert report is not None
-        results[side.name] = report
+    with as_the_run_evaluates(opened, data, rows) as layout:
+        for side in compared:
+            with side.entered():
+                report = evaluate_loss(
+                    opened.model,
+                    sft_loss,
+                    all_laid_out(data.train, layout),
+                    step=0,
+                    settings=evaluation_settings(opened, device),
+                    device=device,
+                )
+            assert report is not None
+            results[side.name] = report
     return MeasuredLoss(results, data.audit, data.template.name, max_length)
 
 

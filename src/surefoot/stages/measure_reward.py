@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.data.audit import Audit
+from surefoot.data.loader import all_pairs
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.calibration import CALIBRATION, calibration_bins, calibration_error
 from surefoot.objectives.reward import reward_objective
 from surefoot.stages.asked_data import DataRequest
-from surefoot.stages.measure_loss import ROWS, evaluation_settings, read_evaluation_data
+from surefoot.stages.measure_loss import evaluation_settings, read_evaluation_data
+from surefoot.stages.measured_rows import as_the_run_evaluates
 from surefoot.stages.open_reward import OpenReward
-from surefoot.stages.pairs import all_pairs
 from surefoot.training.report import EvalReport
 
 
@@ -46,15 +47,19 @@ def measure_reward(opened: OpenReward, asked: DataRequest, *, pairs: int | None 
     planned = plan.reward if plan else None
     loss = planned.loss.value if planned else "last"
     device = opened.model.v_head.summary.weight.device
-    report = evaluate_loss(
-        opened.model,
-        reward_objective(loss, center=planned.center, surplus=planned.surplus) if planned else reward_objective(loss),
-        all_pairs(data.train, pairs or (plan.batch.micro.value if plan else ROWS), opened.opened.pad_id),
-        step=0,
-        settings=evaluation_settings(opened.opened, device),
-        device=device,
-        unit="pairs",
-    )
+    objective = reward_objective(loss)
+    if planned:
+        objective = reward_objective(loss, center=planned.center, surplus=planned.surplus)
+    with as_the_run_evaluates(opened.opened, data, pairs) as layout:
+        report = evaluate_loss(
+            opened.model,
+            objective,
+            all_pairs(data.train, layout),
+            step=0,
+            settings=evaluation_settings(opened.opened, device),
+            device=device,
+            unit="pairs",
+        )
     assert report is not None
     return MeasuredReward(report, loss, data.audit, data.template.name, max_length)
 

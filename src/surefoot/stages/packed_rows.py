@@ -7,6 +7,10 @@ here. Where the two differ by more than rounding, a document is heard by another
 the way, rows are padded, and the plan says so. A resumed run stays with what its plan says, as with every fast path.
 
 This comes before the other fast paths: from here on the batches of the run are what the plan says.
+
+An engine that hands parts of parameters round within the forward pass cannot be asked so: its ranks wait for one
+another in the middle. There the model is tried with two short documents while it is still whole
+(`models.packing.documents_fault`, by way of `stages.setup`).
 """
 
 from __future__ import annotations
@@ -16,27 +20,24 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from surefoot.data.batch import Batch
+from surefoot.data.batch import Batch, Weighted
 from surefoot.data.loader import dealt
-from surefoot.data.pack import even_part, unpacked
+from surefoot.data.parts_of_packed import in_padded_rows, part_at_same_cost
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import without_draws
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import hidden_states
-from surefoot.models.packing import NAME, packed_attention
+from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reason_of
 from surefoot.planning.fast_paths import CUTTING
-from surefoot.planning.packing import PLAIN, STAGES, without_packing
+from surefoot.planning.packing import PLAIN, without_packing
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.fast_paths import GO_ON, LIMITS, STAYS, Settled, judged, largest_difference, one_pass
+from surefoot.stages.kinds import KINDS
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.setup import Setup
-from surefoot.stages.sft import step_layout
 from surefoot.stages.stage import Stage
 
 _BATCHES = 2
-# The other documents' rows go through the same products at the same places, so that they do not move at all; a kernel
-# that adds in no fixed order moves them by a last place.
-_NO_LEAK = 1e-2
 
 
 def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:
@@ -50,6 +51,9 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
     if form == PLAIN:
         return Settled(plan, {})
     resumed = run.found.checkpoint is not None
+    if setup.packing_fault:
+        plan = _without(plan, f"fails on this model ({setup.packing_fault})", say, resumed=resumed)
+        return Settled(plan, {NAME: {"form": form, "used": False, "fault": setup.packing_fault}})
     path = packed_attention(form)
     if why := path.obstacle(setup.engine.model):
         plan = _without(plan, f"cannot be used: {why}", say, resumed=resumed)
@@ -60,13 +64,13 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
         undo()
         plan = _without(plan, f"fails on this model ({trial.fault})", say, resumed=resumed)
         return Settled(plan, {NAME: {"form": form, "used": False, "fault": trial.fault}})
-    leaks = not trial.leak <= _NO_LEAK  # what is not a number does, too
+    leaks = not trial.leak <= NO_LEAK  # what is not a number does, too
     found = judged(trial.error, limit, resumed=resumed) | {"form": form, "leak": trial.leak}
     what = f"differs from padded rows by {trial.error:.2g} of loss or gradient on this model; allowed is {limit:g}"
     if leaks:
         found |= {"used": resumed, "outside": True}
         what = f"lets one document move another by {trial.leak:.2g} of what it moves itself, on this model"
-        what = f"{what}; allowed is {_NO_LEAK:g}"
+        what = f"{what}; allowed is {NO_LEAK:g}"
     if not found["used"]:
         undo()
         plan = _without(plan, what, say, resumed=resumed)
@@ -77,9 +81,10 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
 
 def as_planned(run: Prepared, plan: RunPlan) -> Stage:
     """The stage with its batches as the plan lays them out."""
-    if run.config.stage not in STAGES or plan.kernels.documents.value == run.plan.kernels.documents.value:
+    if plan.kernels.documents.value == run.plan.kernels.documents.value:
         return run.stage
-    return replace(run.stage, step_batches=step_layout(run.config, plan, run.stage.data))
+    other = KINDS[run.config.stage].stage(run.config, plan, run.stage.data)
+    return replace(run.stage, step_batches=other.step_batches, eval_batches=other.eval_batches)
 
 
 @dataclass(frozen=True)
@@ -95,20 +100,20 @@ class _Trial:
 def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple[Undo, _Trial]:
     """The path, put in, and what came of it."""
     batches, step = _examples(run, setup), _step(run, setup)
-    padded = [unpacked(batch, setup.plan.tokenizer.pad_id) for batch in batches]
+    padded = [in_padded_rows(batch, setup.plan.tokenizer.pad_id) for batch in batches]
     with without_draws(setup.engine.model):
         plain = one_pass(setup, run.stage, padded, step)
         undo = path.install(setup.engine.model)
-        leak, fault = _leak(setup, batches[0])
+        moved, fault = _leak(setup, batches[0].rows)
         if fault:
-            return undo, _Trial(0.0, leak, fault)
+            return undo, _Trial(0.0, moved, fault)
         try:
             error = largest_difference(setup.engine, plain, one_pass(setup, run.stage, batches, step))
         except RuntimeError as caught:
             if isinstance(caught, torch.OutOfMemoryError) or (setup.engine.world > 1 and not resumed):
                 raise  # other ranks wait in the middle of the pass
-            return undo, _Trial(0.0, leak, _reason(caught))
-    return undo, _Trial(error, leak, "")
+            return undo, _Trial(0.0, moved, reason_of(caught))
+    return undo, _Trial(error, moved, "")
 
 
 @torch.no_grad()
@@ -124,30 +129,21 @@ def _leak(setup: Setup, batch: Batch) -> tuple[float, str]:
     try:
         with setup.settings.kernels(), setup.settings.forward():
             one, two = (hidden_states(setup.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
-        change = (one[0] - two[0]).float()
-        own, others = float(change[:first].norm()), float(change[first:].norm())
-        share = others / own if own else others
+        share = leak(two[0] - one[0], first)
     except (EnvironmentFault, RuntimeError) as caught:
         # Parts of parameters are handed round within the forward pass: there the ranks do wait.
         if isinstance(caught, torch.OutOfMemoryError) or setup.plan.parallel.engine.value in CUTTING:
             raise
-        fault = _reason(caught)
+        fault = reason_of(caught)
     share, failed = setup.engine.totals([share, float(bool(fault))])
     return share, fault or ("on another rank" if failed else "")
 
 
-def _reason(caught: EnvironmentFault | RuntimeError) -> str:
-    """In one line."""
-    if isinstance(caught, EnvironmentFault):
-        return caught.faults[0].what
-    return next(iter(str(caught).splitlines()), type(caught).__name__)
-
-
-def _examples(run: Prepared, setup: Setup) -> list[Batch]:
+def _examples(run: Prepared, setup: Setup) -> list[Weighted]:
     """Of the next step: a part of each of this rank's first rows that is no larger in padded rows."""
     engine = setup.engine
     rows = list(dealt(run.stage.step_batches(_step(run, setup)), engine.rank, engine.world))[:_BATCHES]
-    return [even_part(row.rows, row.rows.input_ids.numel()) for row in rows]
+    return [part_at_same_cost(row) for row in rows]
 
 
 def _step(run: Prepared, setup: Setup) -> int:

@@ -23,14 +23,15 @@ from surefoot.planning.measurements import (
     AttentionTrial,
     LengthFacts,
     Measurements,
+    longest_document,
     longest_example,
     measurements_from_json,
 )
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import DType, RunPlan
-from surefoot.planning.ppo import Roles
 from surefoot.planning.pointwise import pointwise_obstacle
+from surefoot.planning.ppo import Roles
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
 from surefoot.planning.threads import is_open as threads_are_open
@@ -135,12 +136,12 @@ def _measure(
         length = lengths.typical if lengths else limit
         trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
         partial = replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
-    if lengths is None or not lengths.mix or config.data.packing == "off":
     if config.kernels.pointwise != "plain" and not pointwise_obstacle(config, model, hardware.kind):
         seen = measured_pointwise(model.hidden, model.heads, model.head_dim, dtype, device, kept)
         partial = replace(partial, pointwise=seen)
+    if lengths is None or not lengths.mix or config.data.packing == "off":
         return partial
-    packed = open_forms(config, model, hardware, dtype, longest_example(limit, lengths))
+    packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths))
     if isinstance(packed, str):
         return partial
     question = {

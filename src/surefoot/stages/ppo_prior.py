@@ -14,10 +14,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.layout import Layout
+from surefoot.data.loader import all_pairs
 from surefoot.errors import InputError
 from surefoot.models.cast import Cast
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.pairs import all_pairs
 from surefoot.stages.sft import prepare_pairs
 from surefoot.stages.stage import Say
 
@@ -57,7 +58,7 @@ def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Set
     """pairs: 2 rows each, the better answer first."""
     right, count = 0.0, 0
     with torch.no_grad(), cast.still():
-        for batch in all_pairs(pairs, max(1, plan.batch.micro.value // 2), plan.tokenizer.pad_id):
+        for batch in all_pairs(pairs, Layout(plan.tokenizer.pad_id, most=max(1, plan.batch.micro.value // 2))):
             with setup.settings.kernels(), setup.settings.forward():
                 better, worse = cast.scores(batch.to(setup.engine.device).rows).chunk(2)
             right += float((better > worse).sum()) + 0.5 * float((better == worse).sum())

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import JudgedBatch, Weighted
 from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.layout import Layout
 from surefoot.data.loader import dealt, judged_batches
 from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData
@@ -26,6 +27,7 @@ from surefoot.objectives.logprobs import answer_logprobs
 from surefoot.objectives.preference import Constants, preference_loss
 from surefoot.objectives.reference import Reference, at_rest, with_reference
 from surefoot.planning.plan import RunPlan
+from surefoot.stages.layout import step_layout, whole_layout
 from surefoot.stages.pairs import pair_stage
 from surefoot.stages.reference import open_reference
 from surefoot.stages.stage import Stage
@@ -44,7 +46,7 @@ def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
 def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The judged answers under a plan. Evaluation lacks its KL term until `start_preference` puts it in."""
     asked, train, evaluation = config.alignment, data.train, data.eval
-    size, micro, pad = plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
+    size, layout, whole = plan.batch.size.value, step_layout(plan, data), whole_layout(plan, data)
 
     if evaluation is not None and config.checkpoint.best == "reward_margin":
         _require_both(evaluation)
@@ -56,9 +58,9 @@ def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
         objective=kto_loss(Weights(asked.beta, asked.good, asked.bad)),
         data=data,
         steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
-        step_batches=lambda step: judged_batches(train, answers_of(step), micro, pad, others=True),
+        step_batches=lambda step: judged_batches(train, answers_of(step), layout, others=True),
         step_tokens=lambda step: int(train.lengths[answers_of(step)].sum()),
-        eval_batches=None if evaluation is None else lambda: all_judged(evaluation, size, micro, pad),
+        eval_batches=None if evaluation is None else lambda: all_judged(evaluation, size, whole),
     )
 
 
@@ -131,13 +133,13 @@ def _ratio(setup: Setup, reference: Reference, batch: JudgedBatch) -> torch.Tens
         return answer_logprobs(model, rows).sums - reference(rows)
 
 
-def all_judged(dataset: TokenisedDataset, size: int, micro: int, pad: int) -> Iterator[JudgedBatch]:
+def all_judged(dataset: TokenisedDataset, size: int, layout: Layout) -> Iterator[JudgedBatch]:
     """The answers of a whole data set in its own order, whose prompts get other answers within groups as large as a
     training step; means over good and bad ones are over all of them."""
     count, good = len(dataset), int(dataset.good().sum())
     shares = [count / part if part else 0.0 for part in (good, count - good)]
     for indices in _groups(count, size):
-        for batch in judged_batches(dataset, indices, micro, pad, others=True):
+        for batch in judged_batches(dataset, indices, layout, others=True):
             yield replace(batch, good_share=shares[0], bad_share=shares[1])
 
 

@@ -40,7 +40,7 @@ from surefoot.stages.records import DATA
 from surefoot.stages.revisions import Commits, pin, saved_commits
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.setup import planned_tokenizer
-from surefoot.stages.sft import length_facts
+from surefoot.stages.lengths import length_facts
 from surefoot.stages.stage import Stage
 from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.stages.trained_template import carry_template, with_template
@@ -85,7 +85,7 @@ def prepare(
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)
     answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
-    lengths = length_facts(data.train, answer, size=config.batch.size, micro=config.batch.micro)
+    lengths = length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
     plan = with_template(_plan(config, found, lengths), data)
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")

@@ -15,12 +15,16 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.pack import unpacked
 from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, InputError
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.hub import resolve_folder
+from surefoot.models.packing import documents_fault, packed_attention
 from surefoot.models.peft import PeftModel
+from surefoot.models.tree import facts_of
 from surefoot.objectives.reference import Reference, adapter_off, frozen
+from surefoot.planning.packing import PLAIN
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.stages.open_model import open_for_use
@@ -47,11 +51,11 @@ def open_reference(
         assert isinstance(setup.policy, PeftModel)
         return adapter_off(setup.policy)
     if choice == MODEL:
-        return frozen(_second_copy(config, plan, setup.engine.device))
+        return _second_copy(config, plan, setup.engine.device)
     if choice == CACHED:
         base, at_hand = _base_for_now(config, plan, setup)
         return cached_reference(config, plan, data, setup, base, at_hand, say)
-    return frozen(_another(choice, plan, tokenizer, setup.engine.device, say))
+    return _another(choice, plan, tokenizer, setup.engine.device, say)
 
 
 def _base_for_now(config: RunConfig, plan: RunPlan, setup: Setup) -> tuple[Callable[[], Reference], bool]:
@@ -62,21 +66,23 @@ def _base_for_now(config: RunConfig, plan: RunPlan, setup: Setup) -> tuple[Calla
         return lambda: adapter_off(policy), True
     if setup.checkpoint is None:
         return lambda: frozen(policy), True
-    return lambda: frozen(_second_copy(config, plan, setup.engine.device)), False
+    return lambda: _second_copy(config, plan, setup.engine.device), False
 
 
-def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> nn.Module:
+def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> Reference:
     """The base as the policy began with it, added rows and BOS factor included."""
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     once = replace(plan.memory, gradient_checkpointing=Choice(False, "nothing flows back", "default"))
     model = load_policy(config, replace(plan, adapter=None, memory=once), base, None, device)
     install_bos_scaling(model, plan.tokenizer.bos_scale.value)
-    return _at_rest(model)
+    if (form := plan.kernels.documents.value) != PLAIN:
+        packed_attention(form).install(model)  # as in the policy, whose architecture is the same and was tried
+    return frozen(_at_rest(model))
 
 
 def _another(
     path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, device: torch.device, say: Callable[[str], None]
-) -> nn.Module:
+) -> Reference:
     """A model or adapter from elsewhere, in its own dtype."""
     opened = open_for_use(path)
     if not same_ids(opened.tokenizer, tokenizer):
@@ -86,7 +92,17 @@ def _another(
         say(f"the reference multiplies the first embedding by {opened.bos_scale:g}, as it was trained to")
     for caution in opened.cautions:
         say(f"reference: {caution}")
-    return _at_rest(opened.model.to(device))
+    model = _at_rest(opened.model.to(device))
+    if (form := plan.kernels.documents.value) == PLAIN:
+        return frozen(model)
+    window = facts_of(opened.base).window
+    why = documents_fault(model) if window is None else f"its layers look back {window} tokens"
+    if why:
+        say(f"the reference gets padded rows: {why}")
+        of_rows = frozen(model)
+        return lambda rows: of_rows(unpacked(rows, plan.tokenizer.pad_id))
+    packed_attention(form).install(model)
+    return frozen(model)
 
 
 def _at_rest(model: nn.Module) -> nn.Module:

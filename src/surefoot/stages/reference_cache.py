@@ -15,6 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,15 @@ from surefoot import durable, hardware
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.cache import cache_key
+from surefoot.data.loader import all_laid_out
+from surefoot.data.pack import in_rows
 from surefoot.data.prepare import PreparedData
 from surefoot.models.hub import resolve_folder
 from surefoot.objectives.reference import Reference
 from surefoot.planning.plan import RunPlan
 from surefoot.report.wording import duration_text
 from surefoot.stages.identity import base_fingerprint
+from surefoot.stages.layout import whole_layout
 from surefoot.stages.sft import batches_by_length
 from surefoot.training.engine import Engine
 
@@ -122,9 +126,10 @@ def _computed(
 
 
 def _all_rows(plan: RunPlan, data: PreparedData) -> Iterator[Batch]:
-    rows = plan.batch.micro.value * data.rows_per_item
+    items = whole_layout(plan, data)
+    layout = replace(items, most=None if items.most is None else items.most * data.rows_per_item)
     for dataset in (one for one in (data.train, data.eval) if one is not None):
-        yield from batches_by_length(dataset, rows, plan.tokenizer.pad_id)
+        yield from all_laid_out(dataset, layout)
 
 
 def _rounds(batches: Iterator[Batch], world: int) -> Iterator[list[Batch]]:
@@ -167,14 +172,14 @@ def _checked(
 def _look_up(known: Mapping[bytes, float], rows: Batch) -> torch.Tensor:
     """Zeros for blank rows: whatever is computed from them counts nothing, and their lengths are gone."""
     if not rows.lengths:
-        return torch.zeros(len(rows.input_ids), device=rows.input_ids.device)
+        return torch.zeros(rows.sequences, device=rows.input_ids.device)
     found = [known[key] for key in _digests(rows)]
     return torch.tensor(found, dtype=torch.float32, device=rows.input_ids.device)
 
 
 def _digests(rows: Batch) -> list[bytes]:
-    """Of each row's ids and of which are learned."""
-    ids, targets = rows.input_ids.cpu().numpy(), rows.targets.cpu().numpy()
+    """Of each row's ids and of which are learned, whether rows are packed or padded."""
+    ids, targets = (in_rows(one, rows).cpu().numpy() for one in (rows.input_ids, rows.targets))
     found = []
     for row, length in enumerate(rows.lengths):
         content = ids[row, :length].tobytes() + targets[row, :length].tobytes()

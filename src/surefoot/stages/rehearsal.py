@@ -30,7 +30,7 @@ def rehearsal(objective: Objective, batch: Weighted, device: torch.device, plan:
     if isinstance(batch, JudgedBatch) and batch.kl is None:
         batch = replace(batch, kl=0.0)
     if isinstance(batch, PairBatch | JudgedBatch) and batch.reference is None:
-        batch = replace(batch, reference=torch.zeros(len(batch.rows.input_ids), device=device))
+        batch = replace(batch, reference=torch.zeros(batch.rows.sequences, device=device))
         if plan.reference is not None and plan.reference.value != NONE:
             return _held_to_itself(objective), batch
     return objective, batch

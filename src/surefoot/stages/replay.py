@@ -18,8 +18,8 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
-from surefoot.data.batch import Batch, Weighted
-from surefoot.data.pack import unpacked
+from surefoot.data.batch import Weighted
+from surefoot.data.parts_of_packed import in_padded_rows
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.models.packing import packed_attention
@@ -162,7 +162,7 @@ def _again(kept: Kept, setup: Setup, stage: Stage, plain: bool, cautions: tuple[
 def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[Weighted]:
     """As they were; in padded rows for the plain path, which knows no others."""
     pad = plan.tokenizer.pad_id
-    return [unpacked(batch, pad) if plain and isinstance(batch, Batch) else batch for batch in batches]
+    return [in_padded_rows(batch, pad) if plain else batch for batch in batches]
 
 
 def _saved(folder: Path) -> tuple[RunConfig, RunPlan]:
@@ -219,6 +219,7 @@ def _go_on(run: Prepared, setup: Setup, stage: Stage, last: int) -> None:
         save_steps=never,
         save=lambda state: run.found.folder,
         max_consecutive=last + 1,
+        max_recent=last + 1,
         patience=None,
     )
     state: RunState = setup.state

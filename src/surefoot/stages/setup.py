@@ -20,8 +20,11 @@ from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.load import load_tokenizer
+from surefoot.models.packing import documents_fault
 from surefoot.models.precision import autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
+from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.packing import PLAIN
 from surefoot.planning.parallel import shared_parts
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.stages.kinds import KINDS
@@ -43,7 +46,8 @@ class Setup:
     """What the loop needs. model: what the objective is given; policy: the language model in it. write_model: weights,
     config and tokenizer into a folder, as others read them. checkpoint: what the run goes on from. verified: what was
     found when reality was held against the plan. share: engine and elements of this rank, for environment.json. plan:
-    as it is carried out: without the fast paths that differ on these models."""
+    as it is carried out: without the fast paths that differ on these models. packing_fault: why the model cannot take
+    packed rows, where that had to be tried before its weights were shared out; empty where it can or nobody tried."""
 
     plan: RunPlan
     model: nn.Module
@@ -55,6 +59,7 @@ class Setup:
     checkpoint: Checkpoint | None
     verified: dict[str, Any]
     share: dict[str, Any]
+    packing_fault: str = ""
 
 
 def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenizerBase:
@@ -101,6 +106,9 @@ def set_up(
     if checkpoint is not None:
         built.load(checkpoint.folder)
     head = verify_head(policy, at_first)
+    packs = plan.kernels.documents.value != PLAIN
+    # Once weights are shared out, ranks wait for one another within a forward pass, and none may fail in it.
+    packing_fault = documents_fault(policy) if packs and choice.name in CUTTING else ""
     whole = count_elements(built.model)
     settings, decoder = optimizer_settings(config), decoder_matrices(built.model)
     engine = make_engine(
@@ -133,6 +141,7 @@ def set_up(
         checkpoint=checkpoint,
         verified={**found, **built.verified, "head_difference": head},
         share=share,
+        packing_fault=packing_fault,
     )
 
 

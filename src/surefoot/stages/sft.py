@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -15,66 +14,36 @@ from surefoot.data.batch import Batch
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.hub_files import TO_EVALUATE, Splits
 from surefoot.data.kind import Kind
-from surefoot.data.loader import micro_batches, packed_batches, padded_batches
+from surefoot.data.layout import Layout
+from surefoot.data.loader import all_laid_out, laid_out
 from surefoot.data.order import step_examples, steps_per_epoch
-from surefoot.data.pack import padding_share
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.sources import SourceSpec
 from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import is_file
 from surefoot.objectives.sft import sft_loss
-from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.packing import PLAIN
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.layout import step_layout, whole_layout
 from surefoot.stages.stage import Prepare, Stage
-
-_MIX = 32  # lengths that stand for all
-_ROOM = 4096  # tokens of a padded micro-batch, where its size is left open; the share of padding depends on it little
-_TYPICAL = 90  # percentile: about the longest of the ten or so examples of a micro-batch
 
 
 def sft_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The data under a plan."""
-    train, size, micro, pad = data.train, plan.batch.size.value, plan.batch.micro.value, plan.tokenizer.pad_id
+    train, evaluation, size = data.train, data.eval, plan.batch.size.value
+    layout, whole = step_layout(plan, data), whole_layout(plan, data)
 
-    def step_tokens(step: int) -> int:
-        _, indices = step_examples(config.seed, step - 1, data.mixture, size)
-        return int(train.lengths[indices].sum())
+    def examples(step: int) -> np.ndarray:
+        return step_examples(config.seed, step - 1, data.mixture, size)[1]
 
-    evaluation = data.eval
     return Stage(
         objective=sft_loss,
         data=data,
         steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
-        step_batches=step_layout(config, plan, data),
-        step_tokens=step_tokens,
-        eval_batches=None if evaluation is None else lambda: batches_by_length(evaluation, micro, pad),
+        step_batches=lambda step: laid_out(train, examples(step), layout),
+        step_tokens=lambda step: int(train.lengths[examples(step)].sum()),
+        eval_batches=None if evaluation is None else lambda: all_laid_out(evaluation, whole),
     )
-
-
-def step_layout(config: RunConfig, plan: RunPlan, data: PreparedData) -> Callable[[int], Sequence[Batch]]:
-    """Step (from 1) -> the micro-batches of all ranks, as the plan lays them out."""
-    layout = _layout(plan, data.train)
-
-    def step_batches(step: int) -> Sequence[Batch]:
-        _, indices = step_examples(config.seed, step - 1, data.mixture, plan.batch.size.value)
-        return layout(indices)
-
-    return step_batches
-
-
-def _layout(plan: RunPlan, train: TokenisedDataset) -> Callable[[Iterable[int]], list[Batch]]:
-    """How the examples of a step become micro-batches: packed, padded and counted in tokens, or in examples."""
-    micro, tokens, pad = plan.batch.micro, plan.batch.tokens, plan.tokenizer.pad_id
-    if plan.kernels.documents.value != PLAIN:
-        most = micro.value if tokens is None else None
-        room = tokens or micro.value * int(train.lengths.max())
-        ranks = plan.parallel.ranks.value
-        return lambda indices: packed_batches(train, indices, room, most=most, ranks=ranks)
-    if tokens is not None:
-        return lambda indices: padded_batches(train, indices, tokens, pad)
-    return lambda indices: micro_batches(train, indices, micro.value, pad)
 
 
 def prepare_sft(
@@ -192,31 +161,6 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
     ]
 
 
-def length_facts(
-    train: TokenisedDataset, answer: int = 0, *, size: int = 16, micro: int | Literal["auto"] = "auto"
-) -> LengthFacts:
-    """What the planner wants to know of the examples before it chooses kernels and micro-batches. answer: tokens that
-    are yet to be written behind each example, all of which carry loss. size, micro: as in the config, of which the
-    share of padding depends."""
-    longest, typical = int(train.lengths.max()), int(np.percentile(train.lengths, _TYPICAL, method="higher"))
-    supervised = max(train.supervised(index) / train.length(index) for index in range(len(train)))
-    if answer:
-        supervised = answer / (longest + answer)
-    quantiles = (np.arange(_MIX) + 0.5) / _MIX
-    mix = np.quantile(train.lengths, quantiles, method="nearest")
-    most = None if micro == "auto" else micro
-    return LengthFacts(
-        longest=longest + answer,
-        typical=typical + answer,
-        supervised=supervised,
-        mean=float(train.lengths.mean()) + answer,
-        mix=tuple(int(length) + answer for length in mix),
-        padding=padding_share(train.lengths, size, max(_ROOM, longest) if most is None else longest * most, most=most),
-    )
-
-
 def batches_by_length(dataset: TokenisedDataset, rows: int, pad_id: int) -> Iterator[Batch]:
-    """The whole data set, longest examples first, so that padding is small and memory runs out at once or never."""
-    order = np.argsort(-dataset.lengths, kind="stable")
-    for start in range(0, len(order), rows):
-        yield from micro_batches(dataset, order[start : start + rows], rows, pad_id)
+    """The whole data set in padded rows, longest examples first."""
+    return all_laid_out(dataset, Layout(pad_id, most=rows))

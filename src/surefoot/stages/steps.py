@@ -180,7 +180,7 @@ def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
 
 
 def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
-    """One forward pass of padded rows, as in evaluation too, seen by the profiler."""
+    """One forward pass of padded rows, as where answers are written, seen by the profiler."""
     rows = _next_rows(run, setup)
     rows = unpacked(even_part(rows, rows.input_ids.numel()), run.plan.tokenizer.pad_id) if rows.documents else rows
 

@@ -18,10 +18,10 @@ from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import RunPlan
 from surefoot.report.silent import silent_console
 from surefoot.stages.custom import NOTHING
+from surefoot.stages.lengths import length_facts
 from surefoot.stages.planned import make_plan
 from surefoot.stages.prepare import prepare
 from surefoot.stages.run_folder import Claim
-from surefoot.stages.sft import length_facts
 from surefoot.stages.trial import Trial
 from surefoot.tune.attempt import Answer, attempt
 from surefoot.tune.gate import Numbers, failure
@@ -79,7 +79,7 @@ def tune(
         config = check_config({**given, "output": f"{folder}/run"})
         run = prepare(config, Claim(Path(folder) / "run", "new"), console, NOTHING)
     answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
-    lengths = length_facts(run.stage.data.train, answer, size=config.batch.size, micro=config.batch.micro)
+    lengths = length_facts(run.stage.data, answer, size=config.batch.size, micro=config.batch.micro)
     space = make_space(
         config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
     )

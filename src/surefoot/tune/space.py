@@ -14,6 +14,7 @@ from typing import Any
 from surefoot.config.schema import RunConfig
 from surefoot.hardware import Hardware
 from surefoot.planning.measurements import Measurements
+from surefoot.planning.packing import STAGES
 from surefoot.planning.plan import DType, RunPlan
 
 Settings = Mapping[str, Any]  # dotted key -> value
@@ -64,7 +65,7 @@ def make_space(
     for axis in axes:
         if axis.key in given:
             left_out.append((axis.key, "the config sets it"))
-        elif axis.key == "data.packing" and config.stage not in ("pretrain", "sft"):
+        elif axis.key == "data.packing" and config.stage not in STAGES:
             left_out.append((axis.key, f"stage {config.stage} has no packed batches"))
         elif len(axis.values) > 1:
             kept.append(axis)
