@@ -47,6 +47,8 @@ def test_what_is_left_open_is_measured_and_kept(workplace, tmp_path, monkeypatch
     plan = train(workplace, tmp_path / "run")
     seen = plan["measurements"]
     assert {trial["form"] for trial in seen["documents"]} >= {"padded", "sdpa", "matmul"}
+    assert {trial["part"] for trial in seen["pointwise"]} == {"norm", "rotary"}
+    assert plan["kernels"]["pointwise"]["source"] == "measured"
     assert seen["products"]
     assert seen["attention"]
     assert plan["kernels"]["documents"]["source"] == "measured"

@@ -42,13 +42,13 @@ def norm_forward(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> tuple
     output = torch.empty(x.shape, dtype=form.output_type(x.dtype, weight.dtype), device=x.device)
     scales = torch.empty((len(x), 1), dtype=wide, device=x.device)
     factor = weight if form.narrow_first else weight.to(wide) + form.shift
-    room = x.new_empty(min(_rows(x), len(x)), x.shape[1], dtype=wide)
+    room, squares = (x.new_empty(min(_rows(x), len(x)), x.shape[1], dtype=wide) for _ in range(2))
     for start in range(0, len(x), _rows(x)):
         part = slice(start, start + _rows(x))
         scale, block = scales[part], room[: len(scales[part])]
         block.copy_(x[part])
-        torch.linalg.vector_norm(block, dim=1, keepdim=True, out=scale)
-        scale.square_().div_(x.shape[1]).add_(form.eps).rsqrt_()
+        torch.mean(torch.mul(block, block, out=squares[: len(block)]), dim=1, keepdim=True, out=scale)
+        scale.add_(form.eps).rsqrt_()
         block.mul_(scale)
         if not form.narrow_first:
             output[part].copy_(block.mul_(factor))

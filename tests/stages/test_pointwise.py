@@ -1,0 +1,141 @@
+"""Runs with surefoot's own norms and turns: used and recorded, exact on resume, taken out where they differ."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+
+from layouts import run_config
+from surefoot.errors import EnvironmentFault
+from surefoot.kernels import pointwise
+from surefoot.planning.measurements import PointwiseTrial
+from surefoot.planning.precision import NARROW
+from surefoot.planning.serial import plan_from_json
+from surefoot.report.console import Console
+from surefoot.stages import planned
+from surefoot.stages.run import train_run
+from surefoot.stages.run_folder import Mode
+from tiny import tiny_llama
+
+FUSED = {"pointwise": "fused"}
+FASTER = (PointwiseTrial("norm", 0.02, 0.01, ""), PointwiseTrial("rotary", 0.02, 0.01, ""))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 9)]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    tiny_llama(folder / "base")
+    tiny_llama(folder / "wide", hidden=NARROW)
+    return folder
+
+
+def config(workplace, output, base="base", **way):
+    defaults = {
+        "adapter": {"kind": "lora", "rank": 4},
+        "duration": "2 steps",
+        "batch": {"size": 4, "micro": 2},
+        "checkpoint": {"every": "1 step", "keep": 2},
+    }
+    data = {"train": str(workplace / "rows.json"), "max_length": 64} | way.pop("data", {})
+    return run_config(model=str(workplace / base), data=data, output=str(output), **(defaults | way))
+
+
+def train(wanted, mode: Mode = "new"):
+    screen = io.StringIO()
+    assert train_run(wanted, mode, Console(screen), typed=()) == 0
+    return " ".join(screen.getvalue().split())
+
+
+def recorded(folder):
+    """What environment.json says of the path, and what plan.json does."""
+    [rank] = json.loads((folder / "environment.json").read_text())["ranks"]
+    plan = plan_from_json(json.loads((folder / "plan.json").read_text())["plan"])
+    return rank["fast_paths"].get("pointwise"), plan.kernels.pointwise
+
+
+def weights(folder, name="adapter_model.safetensors"):
+    return (folder / name).read_bytes()
+
+
+def losses(folder):
+    return [json.loads(line).get("loss") for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"adapter": None},
+        {"data": {"packing": "on"}, "bos": {"scale": 0.5}},
+        {"gradient_checkpointing": "on", "adapter": {"kind": "dora", "rank": 4}},
+    ],
+    ids=str,
+)
+def test_a_run_that_asks_for_it_has_it(workplace, tmp_path, way):
+    train(config(workplace, tmp_path / "run", kernels=FUSED, **way))
+    found, choice = recorded(tmp_path / "run")
+    assert found["used"]
+    assert 0 < found["error"] < found["limit"]
+    assert choice.value == "fused"
+    train(config(workplace, tmp_path / "plain", kernels={"pointwise": "plain"}, **way))
+    assert recorded(tmp_path / "plain") == (None, recorded(tmp_path / "plain")[1])
+    rough = way.get("precision") in ("bf16", "fp16")
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "plain"), rel=1e-2 if rough else 1e-4)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(workplace, tmp_path):
+    wanted = config(workplace, tmp_path / "run", kernels=FUSED)
+    train(wanted)
+    uninterrupted = weights(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    train(wanted, "resume")
+    assert recorded(tmp_path / "run")[0]["used"]
+    assert weights(tmp_path / "run") == uninterrupted
+    train(config(workplace, tmp_path / "plain", kernels={"pointwise": "plain"}))
+    assert weights(tmp_path / "plain") != uninterrupted  # twin: the plain path has other last bits
+
+
+def break_norm(monkeypatch):
+    right = pointwise.norm_backward
+
+    def wrong(*given, **how):
+        dx, dw = right(*given, **how)
+        return dx * 2, dw
+
+    monkeypatch.setattr(pointwise, "norm_backward", wrong)
+
+
+def test_one_that_was_asked_for_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):
+    break_norm(monkeypatch)
+    with pytest.raises(EnvironmentFault, match=r"kernels\.pointwise: differs from the plain path"):
+        train(config(workplace, tmp_path / "run", kernels=FUSED))
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_that_was_measured_and_differs_is_taken_out(workplace, tmp_path, monkeypatch):
+    monkeypatch.setattr(planned, "measured_pointwise", lambda *asked: FASTER)
+    fused = config(workplace, tmp_path / "fused", base="wide", precision="fp32")
+    train(fused)
+    assert recorded(tmp_path / "fused")[1].value == "fused"
+    break_norm(monkeypatch)
+    screen = train(config(workplace, tmp_path / "run", base="wide", precision="fp32"))
+    assert "caution: kernels.pointwise: fused differs from the plain path by" in screen
+    found, choice = recorded(tmp_path / "run")
+    assert (found["used"], choice.value, choice.source) == (False, "plain", "measured")
+    train(config(workplace, tmp_path / "plain", base="wide", precision="fp32", kernels={"pointwise": "plain"}))
+    assert weights(tmp_path / "run") == weights(tmp_path / "plain") != weights(tmp_path / "fused")
+
+
+def test_a_model_without_norms_and_turns_of_this_kind_is_told(workplace, tmp_path, monkeypatch):
+    """A family with a row is planned plain; what a family without one has, only the model shows."""
+    monkeypatch.setattr("surefoot.models.fast_pointwise.norm_form", lambda module: None)
+    monkeypatch.setattr("surefoot.models.fast_pointwise._is_usual_turn", lambda function: False)
+    with pytest.raises(EnvironmentFault, match="none of its norms or attention layers is of the usual form"):
+        train(config(workplace, tmp_path / "run", kernels=FUSED))
