@@ -111,6 +111,15 @@ def test_a_kernel_that_is_wrong_is_a_fault_where_the_run_uses_it():
     assert {line.verdict for line in kernel_lines(trials, ["flash"])} == {"ok"}
 
 
+def test_the_only_form_of_a_model_is_told_and_no_fault():
+    """As eager is for soft-capped logits: there is nothing to switch to, and the far logits lie beyond the cap."""
+    trials = [AttentionTrial("eager", 0.0, "the output is off by 0.12 with logits of -120")]
+    assert only(kernel_lines(trials, ["eager"])) == ("ATTN-KERNEL", "fault")
+    (line,) = kernel_lines(trials, ["eager"], only=True)
+    assert line.verdict == "ok"
+    assert "off by 0.12" in line.value
+
+
 @pytest.mark.parametrize(("free", "verdict"), [(99, "fault"), (399, "caution"), (400, "ok")])
 def test_disk(tmp_path, monkeypatch, free, verdict):
     """Three checkpoints of 100 bytes are kept while the fourth is written."""

@@ -70,15 +70,19 @@ def product_lines(rates: Mapping[DType, float], compute: DType | None) -> list[F
     return [ok("GEMM-SLOW", shown)] if rates else []
 
 
-def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str]) -> list[Finding]:
-    """used: the forms that the run may take, none without one. A kernel that is wrong and stays off is as it should
-    be: it is said, and that is all."""
+def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str], *, only: bool = False) -> list[Finding]:
+    """used: the forms that the run may take, none without one. only: no other form computes this model. A kernel that
+    is wrong and stays off is as it should be: it is said, and that is all. So is one without which the model cannot be:
+    the probe's far logits may lie beyond the model's caps, and FAST-PATH holds it against fp32 on the run's own
+    examples."""
     lines, used = [], set(used)
     for trial in trials:
         if trial.passed:
             worst = max(trial.errors.values(), default=0.0)
             said = f"{1000 * trial.seconds:.2f} ms forward and backward, error {worst:.1g}"
             lines.append(ok("ATTN-KERNEL", said, where=trial.form))
+        elif trial.form in used and only:
+            lines.append(ok("ATTN-KERNEL", f"the only one for this model; {trial.failure}", where=trial.form))
         elif trial.form in used:
             fix = f"set attention.{trial.form}: off" if trial.form != "eager" else "set attention: sdpa"
             lines.append(fault("ATTN-KERNEL", trial.failure, fix, where=trial.form))

@@ -30,6 +30,7 @@ STEPS = 10
 MICRO_BATCHES = 2  # of a step
 _NORMS = (1e-6, 1e4)
 _SHOWN = 3  # modules
+OWN_PRODUCTS = "matmul"  # the form of packed documents' attention that calls no kernel of torch
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,17 @@ def number_lines(taken: Taken, *, falls: bool) -> list[Finding]:
 
 
 def product_line(one: Ready, compute: str, measured: Measurements) -> Finding:
-    """One micro-batch forward and backward, dispatch by dispatch."""
+    """One micro-batch forward and backward, dispatch by dispatch. Attention over packed documents by products of its
+    own has its logits in fp32 on purpose, and was measured with them: that is left out."""
     with ProductFlops() as seen:
         take_pass(one)
-    share = seen.share("fp32")
+    meant = _attention_names(one) if one.plan.kernels.documents.value == OWN_PRODUCTS else set()
+    modules = [(name, part) for name, part in seen.modules("fp32") if name.rpartition(".")[2] not in meant]
+    share = sum(part for _, part in modules)
     if compute == "fp32" or share <= FP32:
         said = "an fp32 run" if compute == "fp32" else f"{share:.1%}"
         return ok("GEMM-FP32-SHARE", said)
-    where = ", ".join(f"{name} {part:.0%}" for name, part in seen.modules("fp32")[:_SHOWN])
+    where = ", ".join(f"{name} {part:.0%}" for name, part in modules[:_SHOWN])
     rates = measured.products
     gain = None
     if compute in rates and "fp32" in rates:  # Amdahl's law over the products alone
@@ -142,3 +146,9 @@ def product_line(one: Ready, compute: str, measured: Measurements) -> Finding:
         gain = (share * faster + 1 - share) if faster > 1 else None
     fix = "let these modules run under autocast: no .float() and no autocast(enabled=False) around their products"
     return caution("GEMM-FP32-SHARE", f"{share:.0%}, in {where}", fix, gain=gain)
+
+
+def _attention_names(one: Ready) -> set[str]:
+    """What the layers call their attention."""
+    named = one.setup.policy.named_modules()
+    return {name.rpartition(".")[2] for name, module in named if type(module).__name__.endswith("Attention")}

@@ -7,7 +7,7 @@ import statistics
 from surefoot.doctor.codes import BACKWARD, NEAR, WAIT
 from surefoot.doctor.findings import Finding, caution, ok
 from surefoot.doctor.passes import gain_of_eager, gain_of_kernel, gain_of_micro, gain_without_workers, take_pass
-from surefoot.doctor.steps import Taken
+from surefoot.doctor.steps import OWN_PRODUCTS, Taken
 from surefoot.models.attention import observe_kernels
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.plan import RunPlan, SdpaKernel
@@ -23,6 +23,10 @@ def attention_line(one: Ready, measured: Measurements) -> Finding:
     traffic that grow with the square of the length."""
     seen = observe_kernels(lambda: take_pass(one))
     said = ", ".join(sorted(seen)) or "none"
+    if one.plan.attention.implementation.source == "family":
+        return ok("ATTN-MATH", f"{said}: no other form computes this model")
+    if one.plan.kernels.documents.value == OWN_PRODUCTS:
+        return ok("ATTN-MATH", f"{said}: the measured choice for short documents in packed rows")
     best = _best_fused(measured)
     if not seen & set(_STORING) or best is None:
         return ok("ATTN-MATH", said)

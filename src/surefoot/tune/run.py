@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ _ROUNDS = 2
 _FEWEST, _MOST = 2, 12  # timed steps of a trial
 _PATIENCE = 4.0  # times the first trial's whole time: what takes longer is not the fastest
 _LEAST_LIMIT = 60.0  # seconds
+_COMPILING = 30.0  # seconds that compiling may add to a trial
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,24 @@ def tune(
     )
     said(f"{len(space.axes)} keys to vary, one after the other: {', '.join(axis.key for axis in space.axes)}")
     reference = _numbers(_reference(given))
+    begun = time.monotonic()
     first = attempt(_with(given, space.start), steps=_FEWEST, rounds=_ROUNDS, limit=None)
     if first.trial is None:
         raise EnvironmentFault(Fault("tune", f"the plan's own settings cannot be tried: {first.failure}", "run doctor"))
+    whole = time.monotonic() - begun
     a_step = sum(first.trial.seconds) / len(first.trial.seconds)
+    limit = max(_LEAST_LIMIT, _PATIENCE * _ROUNDS * (seconds + a_step))
+    compiling = min(limit, whole + _ROUNDS * seconds + _COMPILING)
+    if any(axis.key == "compile" for axis in space.axes):
+        said(f"a setting that compiles is given up after {compiling:.0f} s; compile: default in the config keeps it")
     trials = _Trials(
         given,
         run.plan,
         lengths,
         reference,
         steps=min(_MOST, max(_FEWEST, round(seconds / _ROUNDS / a_step))),
-        limit=max(_LEAST_LIMIT, _PATIENCE * _ROUNDS * (seconds + a_step)),
+        limit=limit,
+        compiling=compiling,
     )
     if trials.steps == _FEWEST:
         trials.known = (space.start, first)
@@ -136,9 +145,11 @@ class _Trials:
         *,
         steps: int,
         limit: float,
+        compiling: float,
     ):
+        """limit, compiling: seconds after which a trial is given up, compiling where it compiles."""
         self._given, self._plan, self._lengths, self._reference = given, plan, lengths, reference
-        self.steps, self._limit = steps, limit
+        self.steps, self._limit, self._compiling = steps, limit, compiling
         self.known: tuple[Settings, Answer] | None = None  # one that need not be tried again
 
     def look(self, settings: Settings) -> Tried:
@@ -154,7 +165,9 @@ class _Trials:
         if self.known is not None and self.known[0] == settings:
             (_, answer), self.known = self.known, None
             return answer
-        return attempt(plain, steps=self.steps, rounds=_ROUNDS, limit=self._limit)
+        compiles = settings.get("compile", self._plan.compile.value) != "off"
+        limit = self._compiling if compiles else self._limit
+        return attempt(plain, steps=self.steps, rounds=_ROUNDS, limit=limit)
 
     def in_turns(self, one: Tried, other: Tried, turns: int = 2) -> tuple[Tried, Tried]:
         """Both again, one after the other, so that a machine that slows down slows both; the best turn of each."""
