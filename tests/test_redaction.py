@@ -81,3 +81,11 @@ def test_a_message_keeps_what_it_is_about() -> None:
     message = f"{HEX} differs from {HEX}: hub_token: is no setting; model.path=runs/a-long-name-of-a-run-2026-11-21-x"
     assert redaction.veiled(message) == message
     assert redaction.veiled("error: wandb_api_key=s3cret: unknown key") == "error: wandb_api_key=… unknown key"
+
+
+def test_a_line_of_megabytes_is_looked_through_once() -> None:
+    """It took hours, and a line of many names went beyond Python's depth."""
+    assert redaction.veiled_line("a" * 2_000_000) == "a" * 2_000_000
+    many = ", ".join(f'"name{number}": {number}' for number in range(5000))
+    assert redaction.veiled_line(f"{many}, hub_token: SECRET9").rstrip() == f"{many}, hub_token: …"
+    assert redaction.veiled("a" * 2_000_000 + " hub_token=SECRET9").endswith(" hub_token=…")

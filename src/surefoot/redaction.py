@@ -38,8 +38,9 @@ _SHAPES = re.compile(
     r"(?<=://)[^/@\s]+(?=@)|\bbearer\s+[\w.~+/=-]{8,}|\beyJ[\w-]{8,}(?:\.[\w-]+)+|\b(?:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}",
     re.IGNORECASE,
 )
-_NAMED = re.compile(r"([\w.-]+)([\"']?\s*[=:]\s*)(\S.*)")
-_GIVEN = re.compile(r"([\w.-]+)(=[\"']?)([^\s\"']+)")
+# Whole names only, never tried again from their middle: a line of megabytes would take hours.
+_NAMED = re.compile(r"(?<![\w.-])([\w.-]++)([\"']?\s*[=:]\s*)(\S.*)")
+_GIVEN = re.compile(r"(?<![\w.-])([\w.-]++)(=[\"']?)([^\s\"']+)")
 
 
 def hides(name: str) -> bool:
@@ -65,12 +66,13 @@ def veiled(text: str) -> str:
 def veiled_line(text: str) -> str:
     """A line of a file, of the same width: also what stands behind `name:` goes, up to the end of the line."""
 
-    def rest(found: re.Match[str]) -> str:
-        if not _hides_any(found[1]):
-            return f"{found[1]}{found[2]}{veiled_line(found[3])}"
-        return f"{found[1]}{found[2]}{_blank(found[3])}"
-
-    return _SHAPES.sub(lambda found: _blank(found[0]), _NAMED.sub(rest, text, count=1))
+    shown, position = text, 0
+    while found := _NAMED.search(text, position):
+        position = found.start(3)
+        if _hides_any(found[1]):
+            shown = text[:position] + _blank(found[3])
+            break
+    return _SHAPES.sub(lambda found: _blank(found[0]), shown)
 
 
 def veiled_words(words: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from surefoot.redaction import veiled, veiled_line
 BUG_EXIT_CODE = 1
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 EXCERPT_WIDTH = 100  # characters of a source line that are shown
+_NEAR = 1000  # characters before them in which the name of a secret is looked for: a line may have megabytes
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:(?P<column>\d+))?")
 _WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s,:\[\]{}]+""")
@@ -93,7 +94,9 @@ def _excerpt(path: Path, line: int, column: int) -> list[str]:
     except OSError:
         return []
     start = max(0, column - 1 - EXCERPT_WIDTH // 2)
-    text = veiled_line(_printable(text.rstrip("\r\n")))[start : start + EXCERPT_WIDTH]
+    before = max(0, start - _NEAR)
+    text = _printable(text[before : start + EXCERPT_WIDTH].rstrip("\r\n"))
+    text = veiled_line(text)[start - before :]
     if not text.strip():
         return []
     offset = column - 1 - start

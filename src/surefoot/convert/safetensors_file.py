@@ -48,7 +48,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             tensors = {
                 name: StoredTensor(file, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()
             }
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise InputError(Fault(str(file), "not a safetensors file", "copy or download the model again")) from error
     if size != 8 + length + end:
         raise _cut(file, size, f"{8 + length + end:,} bytes")

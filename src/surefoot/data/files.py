@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.locations import DATA_KINDS, data_kind
+
+_RATIO = 200  # unpacked to packed; text reaches 3 to 20, gzip's most is 1,030
+_SMALL = 64 << 20  # bytes that may be unpacked whatever the ratio: rows alike may be packed well
 
 
 def open_file(path: str | Path, name: str | None = None) -> Source:
@@ -69,10 +73,17 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _unpack(name: str, data: bytes) -> bytes:
+    """InputError for what unpacks to far more than text does: a small file could fill the memory."""
+    most = max(_SMALL, _RATIO * len(data))
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            unpacked = packed.read(most + 1)
     except (OSError, EOFError, zlib.error):
         raise InputError(Fault(name, "is not, or not wholly, gzip", "it looks cut off or misnamed")) from None
+    if len(unpacked) > most:
+        what = f"unpacks to more than {_RATIO} times its size, which no text does"
+        raise InputError(Fault(name, what, "unpack it by hand if you trust it"))
+    return unpacked
 
 
 def _decode(name: str, data: bytes) -> str:

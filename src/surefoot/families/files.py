@@ -17,7 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(Fault(str(path), "file does not exist", "the folder of a model holds it")) from None
     except json.JSONDecodeError as error:
         raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}")) from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or an integer of thousands of digits
         raise InputError(Fault(str(path), f"cannot be read: {error}")) from None
     if not isinstance(value, dict):
         raise InputError(Fault(str(path), f"holds {type(value).__name__}, not an object"))
