@@ -1,131 +1,155 @@
 """The sides of `benchmarks/peers.py`, each run in a process (and an environment) of its own.
 
-    python benchmarks/peer_arms.py ARM FOLDER      FOLDER: as peers.py writes it; prints one line of JSON
+    python benchmarks/peer_arms.py ARM FOLDER SETTINGS      FOLDER: as peer_world.py makes it; prints one line of JSON
 
 Every side trains the same examples, step by step in the same order, from the same weights, with AdamW at a constant
-rate and the mean loss over the supervised tokens of a step.
+rate and the mean loss over the supervised tokens of a step. What a side does in a step is timed; peers are spared the
+making of their batches, surefoot is not.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from operator_groups import Tracer
+
 Result = dict[str, Any]
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "llamafactory")
 
 
-def peak_memory() -> int:
-    """Bytes at the peak of this process."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+class Clock:
+    """Seconds, processor seconds and losses by step. traced: whether the last step is traced by operator, which makes
+    it slower. Made after the imports: memory is counted from there."""
 
+    def __init__(self, started: float, asked: dict[str, Any]):
+        gc.collect()
+        self._started, self._before = started, _status("VmRSS")
+        self._tracer = Tracer(asked["dimensions"]) if asked.get("traced") else None
+        self._last = asked["steps"]
+        self.seconds: list[float] = []
+        self.processor: list[float] = []
+        self.losses: list[float | None] = []
+        self._first = 0.0
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    def begin(self) -> None:
+        if self._tracer and len(self.seconds) + 1 == self._last:
+            self._tracer.start()
+        self._clocks = time.perf_counter(), time.process_time()
+
+    def end(self) -> None:
+        self.seconds.append(time.perf_counter() - self._clocks[0])
+        self.processor.append(time.process_time() - self._clocks[1])
+        self._first = self._first or time.perf_counter() - self._started
+        if self._tracer and len(self.seconds) == self._last:
+            self._tracer.stop()
+
+    def result(self) -> Result:
+        import torch
+
+        return {
+            "seconds": self.seconds,
+            "processor": self.processor,
+            "losses": self.losses,
+            "memory": _status("VmHWM") - self._before,
+            "first_step": self._first,
+            "threads": torch.get_num_threads(),
+            "versions": _versions(),
+            "operators": self._tracer.groups() if self._tracer else None,
+        }
 
 
 def ours(folder: Path, asked: dict[str, Any], started: float) -> Result:
+    import peft  # noqa: F401  the imports of a run, so that they are in no side's memory
+    import transformers  # noqa: F401
+
     from surefoot.config.load import load_config
+    from surefoot.stages.arithmetic import step_work
+    from surefoot.stages.profiling import arithmetic_of, product_rate
     from surefoot.stages.trial import ready
 
-    before = resident()
+    clock = Clock(started, asked)
     config = load_config(folder / "run.yaml", asked["overrides"]).config
-    steps = asked["steps"]
-    seconds, processor, losses = [], [], []
-    with ready(config, steps) as one:
-        for number in range(1, steps + 1):
-            clocks = time.perf_counter(), time.process_time()
-            losses.append(one.step(number, one.batches(number)).loss)
-            seconds.append(time.perf_counter() - clocks[0])
-            processor.append(time.process_time() - clocks[1])
-            if number == 1:
-                first = time.perf_counter() - started
-    return result(seconds, processor, losses, before, first)
+    needed = []
+    with ready(config, asked["steps"]) as one:
+        arithmetic = arithmetic_of(one.plan, config.stage, folder / "base")
+        for number in range(1, asked["steps"] + 1):
+            clock.begin()
+            batches = one.batches(number)
+            clock.losses.append(one.step(number, batches).loss)
+            clock.end()
+            needed.append(arithmetic.flops(step_work(batches)).needed)
+        done = clock.result()
+        kernels = {name: choice.value for name, choice in vars(one.plan.kernels).items()}
+        chosen = {"compute": one.plan.precision.compute.value, "kernels": kernels}
+    return done | {"needed": needed, "rate": product_rate(arithmetic), "chosen": chosen}
 
 
 def trainer(folder: Path, asked: dict[str, Any], started: float) -> Result:
     """HF Trainer + PEFT."""
-    import torch
+    import peft  # noqa: F401
     from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-    before = resident()
-    torch.set_num_threads(asked["threads"])
-    clock = step_clock(started)
-
-    class InOrder(Trainer):
-        def _get_train_sampler(self, train_dataset=None):
-            return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "base")
-    InOrder(
-        model=peer_model(folder, asked),
-        args=TrainingArguments(**arguments(folder, asked), gradient_checkpointing=asked["checkpointing"]),
-        train_dataset=rows(folder, asked),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, padding=True),
-        callbacks=[clock],
-    ).train()
-    return result(clock.seconds, clock.processor, clock.losses, before, clock.first)
+    clock = Clock(started, asked)
+    collator = DataCollatorForSeq2Seq(PreTrainedTokenizerFast.from_pretrained(folder / "base"), padding=True)
+    return _train(
+        Trainer,
+        clock,
+        model=_peer_model(folder, asked),
+        args=TrainingArguments(**_arguments(folder, asked), gradient_checkpointing=asked["checkpointing"]),
+        train_dataset=_rows(folder, asked),
+        data_collator=collator,
+    )
 
 
 def trl(folder: Path, asked: dict[str, Any], started: float) -> Result:
     """TRL's SFTTrainer, which masks by completion_mask."""
-    import torch
+    import peft  # noqa: F401
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
-    before = resident()
-    torch.set_num_threads(asked["threads"])
-    clock = step_clock(started)
-
-    class InOrder(SFTTrainer):
-        def _get_train_sampler(self, train_dataset=None):
-            return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
-
+    clock = Clock(started, asked)
     examples = [
         {"input_ids": row["input_ids"], "completion_mask": [int(label != -100) for label in row["labels"]]}
-        for row in rows(folder, asked)
+        for row in _rows(folder, asked)
     ]
-    InOrder(
-        model=peer_model(folder, asked),
-        args=SFTConfig(
-            **arguments(folder, asked),
-            gradient_checkpointing=asked["checkpointing"],
-            max_length=None,
-            completion_only_loss=True,
-        ),
+    own = {"max_length": None, "completion_only_loss": True, "gradient_checkpointing": asked["checkpointing"]}
+    return _train(
+        SFTTrainer,
+        clock,
+        model=_peer_model(folder, asked),
+        args=SFTConfig(**_arguments(folder, asked), **own),
         train_dataset=Dataset.from_list(examples),
         processing_class=PreTrainedTokenizerFast.from_pretrained(folder / "base"),
-        callbacks=[clock],
-    ).train()
-    return result(clock.seconds, clock.processor, clock.losses, before, clock.first)
+    )
 
 
 def llamafactory(folder: Path, asked: dict[str, Any], started: float) -> Result:
     """LLaMA-Factory, given the tokenised examples; the type of the weights is its own choice."""
-    import torch
     from datasets import Dataset, DatasetDict
 
     from llamafactory.train.tuner import run_exp  # isort: skip
 
-    before = resident()
-    torch.set_num_threads(asked["threads"])
-    clock = step_clock(started)
-    examples = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in rows(folder, asked)]
+    clock = Clock(started, asked)
+    examples = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in _rows(folder, asked)]
     tokenised = folder / f"tokenised-{os.getpid()}"
     DatasetDict({"train": Dataset.from_list(examples)}).save_to_disk(str(tokenised))
     adapter = folder / "adapter"
     run_exp(
         {
-            **arguments(folder, asked),
+            **_arguments(folder, asked),
             "stage": "sft",
             "do_train": True,
             "model_name_or_path": str(folder / "base"),
+            "dataset": "alpaca_en_demo",  # it asks for a name; what is tokenised already is what it reads
             "tokenized_path": str(tokenised),
             "template": "empty",
             "finetuning_type": "lora" if adapter.is_dir() else "full",
@@ -135,12 +159,41 @@ def llamafactory(folder: Path, asked: dict[str, Any], started: float) -> Result:
             "flash_attn": "sdpa",
             "report_to": "none",
         },
-        callbacks=[clock],
+        callbacks=[_callback(clock)],
     )
-    return result(clock.seconds, clock.processor, clock.losses, before, clock.first)
+    return clock.result()
 
 
-def peer_model(folder: Path, asked: dict[str, Any]) -> Any:
+def _train(trainer: Any, clock: Clock, **arguments: Any) -> Result:
+    """trainer: HF's, or one derived from it; it takes the examples in the order in which they come."""
+    from torch.utils.data import SequentialSampler
+
+    class InOrder(trainer):
+        def _get_train_sampler(self, train_dataset=None):
+            return SequentialSampler(train_dataset or self.train_dataset)
+
+    InOrder(**arguments, callbacks=[_callback(clock)]).train()
+    return clock.result()
+
+
+def _callback(clock: Clock) -> Any:
+    from transformers import TrainerCallback
+
+    class Told(TrainerCallback):
+        def on_step_begin(self, *args, **kwargs):
+            clock.begin()
+
+        def on_step_end(self, *args, **kwargs):
+            clock.end()
+
+        def on_log(self, *args, logs=None, **kwargs):
+            if logs and "loss" in logs:
+                clock.losses.append(float(logs["loss"]))
+
+    return Told()
+
+
+def _peer_model(folder: Path, asked: dict[str, Any]) -> Any:
     """The base with the adapter that surefoot began with. weights: the type it is held in."""
     import torch
     from peft import PeftModel
@@ -153,10 +206,11 @@ def peer_model(folder: Path, asked: dict[str, Any]) -> Any:
     return model
 
 
-def arguments(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def _arguments(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """What every trainer on top of HF's is told."""
     micro = asked["micro"]
     return {
-        "output_dir": str(folder / "peer"),
+        "output_dir": str(folder / f"peer-{os.getpid()}"),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": asked["batch"] // micro,
         "max_steps": asked["steps"],
@@ -175,7 +229,7 @@ def arguments(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rows(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """grouped: within a step, examples of like lengths are together, so that its micro-batches are padded less; a step
     has the same examples either way."""
     steps = json.loads((folder / "examples.json").read_text())[: asked["steps"]]
@@ -184,41 +238,19 @@ def rows(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for step in steps for row in step]
 
 
-def step_clock(started: float) -> Any:
-    from transformers import TrainerCallback
-
-    class StepClock(TrainerCallback):
-        """Seconds, processor seconds and loss of every optimizer step; reading the batch is not among them."""
-
-        def __init__(self) -> None:
-            self.seconds: list[float] = []
-            self.processor: list[float] = []
-            self.losses: list[float] = []
-            self.first = 0.0
-
-        def on_step_begin(self, args, state, control, **kwargs):
-            self._clocks = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, args, state, control, **kwargs):
-            self.seconds.append(time.perf_counter() - self._clocks[0])
-            self.processor.append(time.process_time() - self._clocks[1])
-            self.first = self.first or time.perf_counter() - started
-
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            if logs and "loss" in logs:
-                self.losses.append(float(logs["loss"]))
-
-    return StepClock()
+def _status(field: str) -> int:
+    """Bytes of this process: VmRSS, resident now, or VmHWM, at the peak."""
+    return int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0]) * 1024
 
 
-def result(seconds: list[float], processor: list[float], losses: list[Any], before: int, first: float) -> Result:
-    return {
-        "seconds": seconds,
-        "processor": processor,
-        "losses": losses,
-        "memory": peak_memory() - before,
-        "first_step": first,
-    }
+def _versions() -> dict[str, str]:
+    found = {}
+    for library in _LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 ARMS: dict[str, Callable[[Path, dict[str, Any], float], Result]] = {
