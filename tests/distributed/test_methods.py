@@ -184,3 +184,14 @@ def test_twin_another_order_of_examples_is_seen(server, world, alone, method):
     losses, weights = apart(alone(method, "lora"), trained(server, world, f"{method}-other", method, "lora", seed=7))
     assert losses > LOSS_TOLERANCE
     assert weights > WEIGHT_TOLERANCE
+
+
+def test_two_ranks_learn_from_packed_answers_what_one_learns_from_padded_ones(server, world):
+    data = {**METHODS["kto"]["data"], "eval": 2}
+    packed, padded = ({"data": {**data, "packing": packing}} for packing in ("on", "off"))
+    alone = trained(server, world, "kto-padded", "kto", "lora", **padded)
+    losses, weights = apart(alone, trained(server, world, "kto-packed", "kto", "lora", ENGINES["ddp"], **packed))
+    assert losses <= LOSS_TOLERANCE
+    assert weights <= WEIGHT_TOLERANCE
+    plan = json.loads((world / "kto-packed" / "plan.json").read_text())["plan"]
+    assert plan["kernels"]["documents"]["value"] == "sdpa"

@@ -16,7 +16,7 @@ from surefoot.kernels import documents as kernels
 from surefoot.models import documents
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.forward import hidden_states
-from surefoot.models.packing import obstacle, packed_attention
+from surefoot.models.packing import documents_fault, obstacle, packed_attention
 from surefoot.objectives.sft import sft_loss
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
@@ -187,3 +187,24 @@ def test_the_saved_config_knows_nothing_of_it(tmp_path):
     packed_attention("matmul").install(model)
     model.save_pretrained(tmp_path)
     assert "surefoot" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_model_is_tried_with_two_short_documents_and_left_as_it_was(family, monkeypatch):
+    model = model_of(family)
+    attention = model.config._attn_implementation
+    assert documents_fault(model) == obstacle(model)
+    if obstacle(model):
+        return
+
+    def one_document(q, k, v, found, scale):
+        return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
+
+    def lost(*_):
+        raise documents._lost("lost on the way to the layer")
+
+    for broken, why in ((one_document, "moves another by"), (lost, "lost on the way")):  # twins
+        monkeypatch.setitem(documents.FORMS, "sdpa", broken)
+        assert why in documents_fault(model)
+    assert model.config._attn_implementation == attention
+    assert model.training

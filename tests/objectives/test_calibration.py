@@ -44,3 +44,9 @@ def test_the_error_is_the_mean_gap():
     assert calibration_error(calibration_sums(torch.tensor(half)).tolist()) == pytest.approx(0.251, abs=1e-6)
     scaled = [[value / 8 for value in row] for row in calibration_sums(torch.tensor(half)).tolist()]
     assert calibration_error(scaled) == pytest.approx(0.251, abs=1e-6)
+
+
+def test_a_margin_that_is_not_a_number_is_in_no_bin():
+    table = calibration_sums(torch.tensor([2.0, float("nan")]))
+    assert torch.equal(table, calibration_sums(torch.tensor([2.0])))
+    assert not calibration_bins(calibration_sums(torch.tensor([float("nan")])).tolist())

@@ -171,6 +171,27 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
     assert losses(tmp_path / "run") == losses(tmp_path / "padded")
 
 
+def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, tmp_path, monkeypatch):
+    """As under fsdp2 and deepspeed, whose ranks wait for one another within the pass over real examples: there a fault
+    ends the run."""
+    for module in ("setup", "packed_rows"):
+        monkeypatch.setattr(f"surefoot.stages.{module}.CUTTING", ("single",))
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    train(config(workplace, tmp_path / "sound", packing="auto", adapter=LORA))
+    assert chosen(tmp_path / "sound")["value"] == "sdpa"
+    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
+    loses_documents(monkeypatch)
+    screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
+    assert "caution: data.packing: sdpa fails on this model (the documents of a packed row are lost" in screen
+    assert chosen(tmp_path / "run")["value"] == "plain"
+    assert losses(tmp_path / "run") == losses(tmp_path / "padded")
+    with pytest.raises(EnvironmentFault, match=r"data\.packing: sdpa fails on this model.*auto or off"):
+        train(config(workplace, tmp_path / "asked", adapter=LORA))
+    monkeypatch.setattr("surefoot.stages.setup.documents_fault", lambda model: "")  # twin
+    with pytest.raises(EnvironmentFault, match="lost on the way"):
+        train(config(workplace, tmp_path / "untried", packing="auto", adapter=LORA))
+
+
 def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(workplace, tmp_path, monkeypatch):
     wanted = config(workplace, tmp_path / "run", packing="auto", adapter=LORA)
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))

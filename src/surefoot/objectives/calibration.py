@@ -35,9 +35,11 @@ class Bin:
 
 
 def calibration_sums(margin: torch.Tensor) -> torch.Tensor:
-    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. Equal scores are half right."""
+    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. Equal scores are half right. A
+    margin that is not a number is in no bin: the loss tells of it."""
     import torch
 
+    margin = margin[~margin.isnan()]
     confidence = torch.sigmoid(margin.abs().double())
     place = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
     columns = torch.stack((torch.ones_like(confidence), right(margin).double(), confidence), dim=1)

@@ -34,13 +34,13 @@ from surefoot.stages.fast_paths import SWITCHED
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
+from surefoot.stages.lengths import length_facts
 from surefoot.stages.planned import make_plan
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.records import DATA
 from surefoot.stages.revisions import Commits, pin, saved_commits
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.setup import planned_tokenizer
-from surefoot.stages.lengths import length_facts
 from surefoot.stages.stage import Stage
 from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.stages.trained_template import carry_template, with_template
