@@ -7,10 +7,12 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "log", "n": 5}      after step 5 moved the weights, before its row is logged
     {"at": "write", "n": 7}    before the 7th write of the command: a flush, a rename or a log row
     {"at": "sync", "n": 7}     the same, counted since training began (saving is a series of them)
+    {"at": "save", "n": 7}     the same without log rows: before the 7th flush or rename of the saves
     {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
     {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
 
-"beside": true in addition lets a thread finish every checkpoint, however small.
+"delay": 0.01 in addition lets it go on for so many seconds first, so that the signal falls anywhere; "number": 15 sends
+another signal than SIGKILL. "beside": true in addition lets a thread finish every checkpoint, however small.
 
 A kill with a number that is never reached ends the log with `writes: <how many there were>`.
 
@@ -25,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -133,7 +136,7 @@ def _child(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _arm(at: str, n: int, beside: bool = False) -> dict[str, int]:
+def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int = signal.SIGKILL) -> dict[str, int]:
     """beside: checkpoints of any size are finished by a thread. Returns the counts. Flushes and renames are caught in
     `os`, where all libraries make them."""
     from surefoot import durable
@@ -144,11 +147,16 @@ def _arm(at: str, n: int, beside: bool = False) -> dict[str, int]:
         from surefoot.stages import steps
 
         steps._LARGE = 0
-    counts = {"write": 0, "sync": 0, "rollout": 0, "update": 0}
+    counts = {"write": 0, "sync": 0, "save": 0, "rollout": 0, "update": 0}
     training = False
 
     def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        if delay:
+            timer = threading.Timer(delay, os.kill, (os.getpid(), number))
+            timer.daemon = True
+            timer.start()
+        else:
+            os.kill(os.getpid(), number)
 
     def counted_at(place: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -159,11 +167,12 @@ def _arm(at: str, n: int, beside: bool = False) -> dict[str, int]:
 
         return call
 
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(function: Callable[..., Any], save: bool = True) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             counts["write"] += 1
             counts["sync"] += training
-            if counts.get(at) == n:
+            counts["save"] += training and save
+            if (at in ("write", "sync") or (at == "save" and save)) and counts[at] == n:
                 die()
             return function(*arguments, **keywords)
 
@@ -185,7 +194,7 @@ def _arm(at: str, n: int, beside: bool = False) -> dict[str, int]:
     generate.next_logits = counted_at("rollout", generate.next_logits)
     step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
-    durable.append_line = counted(durable.append_line)
+    durable.append_line = counted(durable.append_line, save=False)
     return counts
 
 

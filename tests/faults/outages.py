@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from faults.breaks import broken
 from faults.histories import loaded, recovered, save
-from faults.power import Operation, Recording, disk_after, lose_power
+from faults.power import EXACT, Operation, Recording, disk_after, lose_power
 from surefoot.cli.main import main
 from surefoot.errors import IntegrityError
 from surefoot.report.journal import salvage
@@ -98,11 +98,22 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def fail_once(outage: Outage, draw: random.Random, to: Path) -> str:
     """Power fails after a random operation; returns "" or what is wrong with what is found then."""
+    return _fail(outage, draw.randint(0, len(outage.log)), None, draw, to)
+
+
+def fail_everywhere(outage: Outage, folder: Path) -> list[str]:
+    """Power fails after each operation, and what is lost is not left to chance."""
+    draw = random.Random(0)  # unused by these ways
+    places = [(way, count) for way in EXACT for count in range(len(outage.log) + 1)]
+    found = [_fail(outage, count, way, draw, folder / f"{way}-{count}") for way, count in places]
+    return [one for one in found if one]
+
+
+def _fail(outage: Outage, count: int, way: str | None, draw: random.Random, to: Path) -> str:
     to.mkdir()
-    count = draw.randint(0, len(outage.log))
     before = outage.log[:count]
     mark = next((operation.other for operation in reversed(before) if operation.name == "mark"), None)
-    way = lose_power(disk_after(before), draw, to)
+    way = lose_power(disk_after(before), draw, to, way)
     try:
         wrong = outage.wrong(to, mark)
     except (AssertionError, IntegrityError) as error:

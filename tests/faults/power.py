@@ -21,7 +21,8 @@ import pytest
 
 from surefoot import disk
 
-WAYS = ("kept", "lost", "torn", "zeroed", "any")
+WAYS = ("kept", "lost", "names", "torn", "zeroed", "any")
+EXACT = ("lost", "names")  # leave nothing to chance: nothing but what is sure; all names, with what is sure under them
 
 
 @dataclass(frozen=True)
@@ -202,9 +203,9 @@ def _parent(root: Node, path: str) -> tuple[Node, str]:
     return root, name
 
 
-def lose_power(root: Node, draw: random.Random, to: Path) -> str:
+def lose_power(root: Node, draw: random.Random, to: Path, way: str | None = None) -> str:
     """Write one state that the disk may have into the empty folder `to`; returns in which way things were lost."""
-    way = draw.choice(WAYS)
+    way = way or draw.choice(WAYS)
     _write(root, draw, way, to)
     return way
 
@@ -212,7 +213,7 @@ def lose_power(root: Node, draw: random.Random, to: Path) -> str:
 def _write(node: Node, draw: random.Random, way: str, to: Path) -> None:
     names = dict(node.surely)
     for change in node.changes:
-        if way == "kept" or (way != "lost" and draw.random() < 0.5):
+        if way in ("kept", "names") or (way != "lost" and draw.random() < 0.5):
             _apply(names, change)
     for name, one in names.items():
         if one.is_folder:
@@ -226,7 +227,7 @@ def _content(file: Node, draw: random.Random, way: str) -> bytes:
     now, sure = file.content, file.kept
     if way == "kept" or now == sure:
         return now
-    if way == "lost":
+    if way in EXACT:
         return sure
     same = len(sure) if now.startswith(sure) else 0
     if way == "torn":

@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 import yaml
 
-from faults.outages import fail_once, run_outage, toy_outage
+from faults.outages import fail_everywhere, fail_once, run_outage, toy_outage
 from faults.power import Node, Recording, disk_after, lose_power
 from faults.trials import many
 from surefoot import disk, durable
 from tiny import tiny_llama
 
-SHORT, LONG = 60, 500  # trials of each of two outages
+SHORT, LONG = 50, 500  # trials of each of two outages
 
 
 def write_config(folder, output):
@@ -52,6 +52,16 @@ def outages(tmp_path_factory, without):
 @pytest.mark.parametrize("name", ["toy", "run"])
 def test_nothing_wrong_is_loaded_after_a_power_failure(name, outages, tmp_path):
     assert many(f"power failures, {name}", SHORT, partial(fail_once, outages[name]), tmp_path) == []
+
+
+def test_nothing_is_lost_whichever_operation_was_the_last(outages, tmp_path):
+    assert fail_everywhere(outages["toy"], tmp_path) == []
+
+
+@pytest.mark.soak
+def test_nothing_of_a_run_is_lost_whichever_operation_was_the_last(outages, tmp_path):
+    print(len(outages["run"].log), "operations")
+    assert fail_everywhere(outages["run"], tmp_path) == []
 
 
 @pytest.mark.soak

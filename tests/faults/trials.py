@@ -13,9 +13,11 @@ def fresh_seed() -> int:
     return random.SystemRandom().randrange(10**9)
 
 
-def many(what: str, count: int, trial: Callable[[random.Random, Path], str], folder: Path) -> list[str]:
+def many(
+    what: str, count: int, trial: Callable[[random.Random, Path], str], folder: Path, seed: int | None = None
+) -> list[str]:
     """Run `trial(draw, its folder)` so often; returns what went wrong, with the seed that makes it again."""
-    started, wrong, first = time.process_time(), [], fresh_seed()
+    started, wrong, first = time.process_time(), [], fresh_seed() if seed is None else seed
     for number in range(count):
         place = folder / f"trial-{number}"
         found = trial(random.Random(first + number), place)

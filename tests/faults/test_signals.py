@@ -1,0 +1,53 @@
+"""SIGKILL and SIGTERM at random moments of runs of every stage: bit for bit the end of the undisturbed run."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from faults.signals import Killing, Stopping
+from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, STAGES, Runs
+from faults.trials import fresh_seed, many
+from forkserver import ForkServer
+
+KILLED_RUNS, MANY_KILLED_RUNS = 6, 200
+STOPPED_RUNS, MANY_STOPPED_RUNS = 8, 100
+MOST_KILLS = 5  # of one run, in the long version
+IN_SAVES = 0.25  # of all kills, at the least
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    with ForkServer() as server:
+        yield Runs(tmp_path_factory.mktemp("runs"), server)
+
+
+def test_killed_runs_end_as_if_nothing_had_been(runs, tmp_path):
+    """One combination of each stage, drawn anew; `make soak` has all of them."""
+    seed = fresh_seed()
+    print("combinations drawn with seed", seed)
+    draw = random.Random(seed)
+    few = [(stage, draw.choice(ADAPTERS), draw.choice(PRECISIONS)) for stage in STAGES]
+    assert many("killed runs", KILLED_RUNS, Killing(runs, few, 2), tmp_path) == []
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_says_so(runs, tmp_path):
+    stopping = Stopping(runs, [("sft", "lora", "fp32")])
+    assert many("stopped runs", STOPPED_RUNS, stopping, tmp_path) == []
+    print(dict(stopping.codes))
+
+
+@pytest.mark.soak
+def test_many_killed_runs_end_as_if_nothing_had_been(runs, tmp_path):
+    killing = Killing(runs, COMBINATIONS, MOST_KILLS)
+    assert many("killed runs", MANY_KILLED_RUNS, killing, tmp_path) == []
+    print("kills:", dict(killing.kills))
+    assert killing.kills["save"] >= IN_SAVES * killing.kills.total()
+
+
+@pytest.mark.soak
+def test_many_runs_that_are_asked_to_stop_save_and_say_so(runs, tmp_path):
+    stopping = Stopping(runs, COMBINATIONS)
+    assert many("stopped runs", MANY_STOPPED_RUNS, stopping, tmp_path) == []
+    print("exit codes:", dict(stopping.codes), f"slowest command {stopping.slowest:.0f} s")
