@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from surefoot.allocator import is_glibc, keep_freed_memory
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.nearest import nearest_words
 
@@ -46,6 +47,8 @@ FORCE_TORCHRUN MAX_NNODES MIN_NNODES NNODES NPROC_PER_NODE USE_MCA USE_MODELSCOP
 WANDB_MODE WANDB_PROJECT WORLD_SIZE
 """
 LAUNCH_NAMES = tuple(_LAUNCH_TEXT.split())
+# glibc reads them when a program starts. LD_PRELOAD may bring an allocator of its own.
+_ALLOCATOR_NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 _NO_TELEMETRY = {
     "DO_NOT_TRACK": "1",
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -87,6 +90,7 @@ class Hardware:
     preset: bool  # True: described, not present; nothing can be measured
     free: int | None = None
     flash_attention_2: bool | None = None
+    holes: bool = False  # CPU: memory comes from an allocator that leaves holes, see `surefoot.allocator`
 
 
 def _nvidia(name: str, memory: float, capability: tuple[int, int], cores: int) -> Hardware:
@@ -155,6 +159,7 @@ def detect() -> Hardware:
         preset=False,
         free=free,
         flash_attention_2=installed,
+        holes=is_glibc(),
     )
 
 
@@ -421,6 +426,14 @@ def peak_memory(kind: str) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def settle_allocator(kind: str) -> str:
+    """Set the C library's allocator for training on this kind of device, unless the environment does. Returns in words
+    what was set; empty where nothing was."""
+    if kind != "cpu" or any(os.environ.get(name) for name in _ALLOCATOR_NAMES):
+        return ""
+    return keep_freed_memory()
 
 
 def free_disk(folder: Path) -> int:

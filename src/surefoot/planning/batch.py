@@ -61,6 +61,7 @@ def plan_batch(
             checkpointing=choice,
             available=available,
             recomputed=recomputed,
+            accumulation=_passes(request.size, examples, world),
         )
         return per_rank(whole, parallel)
 
@@ -167,4 +168,9 @@ def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
 
 
 def _batch(size: Choice[int], micro: Choice[int], world: int) -> BatchPlan:
-    return BatchPlan(size, micro, math.ceil(math.ceil(size.value / micro.value) / world))
+    return BatchPlan(size, micro, _passes(size.value, micro.value, world))
+
+
+def _passes(size: int, micro: int, world: int) -> int:
+    """Forward passes of a rank in a step."""
+    return math.ceil(math.ceil(size / micro) / world)

@@ -1,8 +1,12 @@
 """How much memory the run needs, by kind, from the shape of the model alone.
 
 The counts follow what autograd keeps alive in transformers' decoder layers with PEFT's adapters (a test compares them
-with the saved tensors themselves). Not counted: fragmentation, the allocator's cache, other programs; hence the
+with the saved tensors themselves). Not counted: the libraries, an accelerator's cache, other programs; hence the
 headroom.
+
+Not everything is there at once. The peak is at the end of the forward pass, with logits; or as the first layer goes
+backward, without; or at the end of the backward pass, when gradients have come as activations and cast copies went. In
+a step of several passes the gradients of the first wait through the others.
 
 Per token and layer, with h hidden, i intermediate, q = heads * head_dim, k = kv_heads * head_dim, b bytes of the
 compute dtype; norms are computed in fp32 whatever the dtype:
@@ -21,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from surefoot.allocator import LARGE
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.hardware import GIB
 from surefoot.planning.plan import AdapterPlan, AttentionPlan, Choice, DType, MemoryPlan, PrecisionPlan
@@ -32,10 +37,20 @@ _LIBRARIES = GIB
 # How many tensors of the MLP's width an activation keeps besides its output: relu none, gelu_new is written out in
 # seven operations. Others keep their input.
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
+# Linear layers whose output is kept as it is by what comes behind them.
+_KEPT_ANYWAY = ("v_proj", "gate_proj", "up_proj", "gate_up_proj")
 # `surefoot.kernels.documents.SHORT`: up to how many tokens of a document the form matmul stores probabilities.
 _SHORT = 512
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
+# What a CPU run on glibc takes besides what is alive (see `surefoot.allocator`): what set-up, interpreter and products
+# leave, and a share of activations and logits in blocks that come from the heap; more where layers are computed again,
+# as their blocks come and go. Measured, see docs/evidence/memory.md: two starts of the same run may differ by a tenth.
+_LEFT = 64 << 20
+_HOLES = 0.4
+_HOLES_AGAIN = 0.8
+# Gradients inside the layer that is going backward, as a share of what the layer keeps.
+_BACKWARD = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,9 @@ class Workload:
     loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
     documents: str = "plain"  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
+    fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
+    kind: str = "cuda"  # of device: cpu | cuda | mps
+    holes: bool = False  # memory comes from an allocator that leaves holes
 
     @property
     def width(self) -> int:
@@ -77,30 +95,55 @@ def forecast(
     checkpointing: Choice[bool],
     available: int,
     recomputed: int | None = None,
+    accumulation: int = 2,
 ) -> MemoryPlan:
     """The peak for micro-batches of so many examples, all padded to `length` tokens, of which a share carries loss.
-    recomputed: see `MemoryPlan`."""
+    recomputed: see `MemoryPlan`. accumulation: forward passes of a step; what is more than one makes no difference."""
     tokens = examples * work.rows * length
     layers = work.model.layers
-    per_layer = _layer_bytes(work, tokens, length)
+    per_layer = work.passes * _layer_bytes(work, tokens, length)
     again = (layers if recomputed is None else min(recomputed, layers)) if checkpointing.value else 0
     # A layer that is computed again keeps its input. The first ones are: their turn comes when all others are through,
     # so that one layer's activations at a time come back into room that is free again.
-    kept = again * tokens * work.model.hidden * BYTES[work.precision.unpacked]
-    # The last one more: gradients of the layer that is going backward.
-    activations = kept + max(layers - again + 1, 2 if again else 1) * per_layer
-    activations *= work.passes
+    kept = work.passes * again * tokens * work.model.hidden * BYTES[work.precision.unpacked]
+    forward = kept + (layers - again) * per_layer
+    activations = kept + int((max(layers - again, 1) + _BACKWARD) * per_layer)
+    positions = int(tokens * supervised)
+    logits = _logits(work, positions)
+    gradients = 4 * (work.trainable + work.learning)
+    waiting = gradients if accumulation > 1 else 0
+    peak = max(
+        waiting + forward + logits,
+        waiting + activations,
+        gradients - _cast_bytes(work) + int((1 + _BACKWARD) * per_layer),
+    )
     return MemoryPlan(
         weights=_weight_bytes(work) + work.learning * (4 + (work.width if work.autocast else 0)),
-        gradients=4 * (work.trainable + work.learning),
+        gradients=gradients,
         optimizer=work.optimizer,
         activations=activations,
-        logits=_logits(work, int(tokens * supervised)),
+        logits=logits,
         available=available,
         gradient_checkpointing=checkpointing,
         beside=work.beside,
         recomputed=again if again and again < layers else None,
+        apart=gradients + activations + logits - peak,
+        holes=_holes(work, activations, tokens, logits, positions, recomputes=again > 0) if work.holes else 0,
     )
+
+
+def _holes(work: Workload, activations: int, tokens: int, logits: int, positions: int, *, recomputes: bool) -> int:
+    """Blocks of `LARGE` bytes come from the system one by one and go back to it, so they leave none."""
+    model, b = work.model, work.width
+    small = activations
+    if tokens * model.hidden * b >= LARGE:
+        small = 0
+    elif tokens * model.intermediate * b >= LARGE:
+        mlp = _ACTIVATION.get(model.activation, 1) + (2 if model.gated else 0)
+        small = max(0, activations - model.layers * tokens * b * mlp * model.intermediate)
+    rows = positions if work.loss_rows is None else min(positions, work.loss_rows)
+    share = _HOLES_AGAIN if recomputes else _HOLES
+    return _LEFT + int(share * (small + (logits if 4 * rows * model.vocab < LARGE else 0)))
 
 
 def usable(available: int) -> int:
@@ -118,15 +161,18 @@ def base_bytes(work: Workload) -> int:
 
 
 def _weight_bytes(work: Workload) -> int:
-    held = _frozen_bytes(work) + 4 * work.trainable
+    return _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work)
+
+
+def _cast_bytes(work: Workload) -> int:
+    """Autocast keeps a cast copy of every fp32 weight that enters a product until its backward pass is over."""
     if not work.autocast:
-        return held
-    # Autocast keeps a cast copy of every fp32 weight that enters a product until the backward pass is over.
+        return 0
     linear = sum(module.parameters for module in work.model.modules if module.linear)
     cast = work.trainable if work.adapter else linear
     if work.adapter and work.precision.base.value == "fp32":
         cast += linear
-    return held + cast * work.width
+    return cast * work.width
 
 
 def _frozen_bytes(work: Workload) -> int:
@@ -160,9 +206,17 @@ def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
 
 def _norm_bytes(work: Workload) -> int:
     """Per token and layer."""
+    if work.fused_norms:
+        # As `surefoot.kernels.pointwise.stored_bytes` has it.
+        return sum(_residual(work) * work.model.size(norm) + 4 for norm in work.model.norms)
     size = sum(4 * work.model.size(norm) for norm in work.model.norms)
     # LayerNorm's backward pass computes the normalised input again.
     return size if work.adapter or work.model.layer_norm else 2 * size
+
+
+def _residual(work: Workload) -> int:
+    """Bytes of a number of what goes from layer to layer: embeddings are not cast."""
+    return BYTES[work.precision.unpacked] if work.adapter else BYTES["fp32"]
 
 
 def _attention_bytes(work: Workload, length: int) -> int:
@@ -199,7 +253,7 @@ def _adapted_inputs(work: Workload) -> int:
 
 
 def _adapter_token_bytes(work: Workload) -> int:
-    """A x of each target; dropout's mask and output; DoRA's more copies of every output: PEFT's two, or our one."""
+    """A x of each target; dropout's mask and output; DoRA's more copies of outputs: PEFT's two, or ours."""
     assert work.adapter is not None
     b = work.width
     count = len(_adapted(work)) / work.model.layers
@@ -207,9 +261,24 @@ def _adapter_token_bytes(work: Workload) -> int:
     if work.adapter.dropout:
         size += 4 * _adapted_inputs(work) * (1 if work.autocast else 2)
     if work.adapter.kind.value == "dora":
-        copies = 1 if work.fast_adapter else 2
-        size += copies * b * sum(outputs for _, outputs in _adapted(work)) // work.model.layers
+        outputs = sum(outputs for _, outputs in _adapted(work)) // work.model.layers
+        size += b * (_own_copies(work) if work.fast_adapter else 2 * outputs)
     return size
+
+
+def _own_copies(work: Workload) -> int:
+    """Per token and layer, numbers of outputs that our DoRA keeps and nobody else does. Without bias and dropout it
+    keeps the output itself, as do attention (of the values) and the MLP."""
+    assert work.adapter is not None
+    names = set(work.adapter.targets.value)
+    numbers = 0
+    for module in work.model.modules:
+        if module.linear is None or module.name not in names:
+            continue
+        inputs, outputs = module.linear
+        alone = module.parameters > inputs * outputs or work.adapter.dropout > 0
+        numbers += outputs if alone or not module.name.endswith(_KEPT_ANYWAY) else 0
+    return numbers // work.model.layers
 
 
 def _dora_bytes(work: Workload) -> int:
@@ -225,15 +294,16 @@ def _dora_bytes(work: Workload) -> int:
 
 
 def _logits(work: Workload, positions: int) -> int:
-    """At the end of the forward pass. In pieces: logits in the compute type and their log-softmax, then that and its
-    gradient, in the type of the products; a head that trains gets its gradient there and then, summed in fp32, and
-    under autocast the product of a piece besides."""
+    """At the end of the forward pass. In pieces: logits in the compute type, on a CPU their copy in fp32, and the
+    log-softmax; then that and its gradient, in the type of the products; a head that trains gets its gradient there and
+    then, summed in fp32, and under autocast the product of a piece besides."""
     if not work.logits:
         return 0
     if work.loss_rows is None:
         return positions * work.model.vocab * _logit_bytes(work)
     head = work.model.vocab * work.model.hidden * (4 + (work.width if work.autocast else 0))
-    pieces = min(positions, work.loss_rows) * work.model.vocab * (4 + work.width)
+    copied = 4 if work.autocast and work.kind == "cpu" else 0
+    pieces = min(positions, work.loss_rows) * work.model.vocab * (4 + work.width + copied)
     return pieces + (head if work.adapter is None else 0)
 
 

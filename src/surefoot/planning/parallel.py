@@ -138,6 +138,7 @@ def per_rank(whole: MemoryPlan, plan: ParallelPlan) -> MemoryPlan:
         weights=share("weights", whole.weights),
         gradients=share("gradients", whole.gradients),
         optimizer=share("optimizer", whole.optimizer),
+        apart=0 if "gradients" in parts else whole.apart,  # a share of them hardly matters: on the safe side
     )
     if plan.offload == "none":
         return found

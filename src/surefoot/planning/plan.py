@@ -94,6 +94,10 @@ class MemoryPlan:
     # Of the decoder layers, from the first on, how many are computed again, where any are. None: all of them, as in
     # plans from before there was a choice.
     recomputed: int | None = None
+    # Of all these, what is not there when the rest is: logits, gradients and activations have their most at different
+    # moments.
+    apart: int = 0
+    holes: int = 0  # that the C library's allocator leaves between blocks and does not fill again
 
     def layers_again(self, layers: int) -> int:
         """layers: of the model at hand."""
@@ -103,7 +107,8 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.beside
+        states = self.weights + self.gradients + self.optimizer + self.beside
+        return states + self.activations + self.logits + self.holes - self.apart
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from surefoot.planning.parallel import (
     plan_parallel,
 )
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
-from surefoot.planning.pointwise import plan_pointwise
+from surefoot.planning.pointwise import FUSED, plan_pointwise
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
@@ -121,6 +121,8 @@ def resolve(
         rows=_ROWS.get(config.stage, 1),
         logits=config.stage != "reward",
         documents=documents.value,
+        kind=hardware.kind,
+        holes=hardware.holes,
     )
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
@@ -150,6 +152,7 @@ def resolve(
     work = replace(
         work,
         fast_adapter=kernels.adapter.value == "fast",
+        fused_norms=pointwise.value == FUSED,
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=adapter is None) if kernels.loss.value == "chunked" and model.family else None,
     )

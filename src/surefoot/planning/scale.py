@@ -15,7 +15,7 @@ Rings of this kind are described in Thakur et al. 2005, the sharding in Rajbhand
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +51,14 @@ FABRICS = {
 
 
 @dataclass(frozen=True)
+class Forecasts:
+    """Of one GPU that holds everything: without gradient checkpointing and with it."""
+
+    once: MemoryPlan
+    again: MemoryPlan
+
+
+@dataclass(frozen=True)
 class ScaleRow:
     """One engine on so many GPUs. memory: bytes of each. tokens: of a step, over all. compute, traffic: seconds of a
     step. slowest, fastest: tokens per second if no traffic hides behind compute, and if all does that can."""
@@ -76,16 +84,16 @@ class ScaleRow:
 def scale_rows(
     model: ModelFacts,
     plan: RunPlan,
-    checkpointed: MemoryPlan,
+    forecasts: Mapping[Engine, Forecasts],
     *,
     length: int,
     accumulation: int,
     name: str,
     memory: int,
 ) -> Iterator[ScaleRow]:
-    """Every engine on every count of GPUs. plan: of one GPU without gradient checkpointing and without a limit of
-    memory; checkpointed: the same with it. length: tokens of an example. accumulation: micro-batches of each GPU per
-    step. name: of the GPU. memory: bytes of one. Raises InputError for a machine whose links are not known."""
+    """Every engine on every count of GPUs. plan: of one GPU without a limit of memory. forecasts: with the paths that
+    each engine can take. length: tokens of an example. accumulation: micro-batches of each GPU per step. name: of the
+    GPU. memory: bytes of one. Raises InputError for a machine whose links are not known."""
     fabric = FABRICS.get(name)
     if fabric is None:
         raise InputError(Fault("--hardware", f"the links of {name} are not known", f"choose {', '.join(FABRICS)}"))
@@ -93,7 +101,8 @@ def scale_rows(
         for engine in ENGINES:
             if gpus == 1 and engine != "ddp":
                 continue
-            needs = [held(one, plan, model, engine, gpus) for one in (plan.memory, checkpointed)]
+            found = forecasts[engine]
+            needs = [held(one, plan, model, engine, gpus) for one in (found.once, found.again)]
             again = needs[0] > usable(memory)
             tokens = plan.batch.micro.value * length
             operations = per_token(model, plan, length, checkpointing=again)

@@ -159,6 +159,18 @@ def _memory(plan: RunPlan) -> Table:
     table.add_row("logits", readable(memory.logits), "")
     if memory.beside:
         table.add_row("frozen models", readable(memory.beside), "beside the one that trains")
+    if memory.holes:
+        table.add_row(
+            "holes",
+            readable(memory.holes),
+            "that the C library's allocator leaves, as measured; two starts may differ by a tenth of the total",
+        )
+    if memory.apart:
+        table.add_row(
+            "not at once",
+            f"-{readable(memory.apart)}",
+            "logits, gradients and activations have their most at different moments",
+        )
     verdict = "fits" if fits(memory) else "more than"
     table.add_row(
         "total" if plan.parallel.ranks.value == 1 else "total of a rank",

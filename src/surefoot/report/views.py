@@ -166,8 +166,11 @@ def plan_memory(record: RunRecord) -> Table:
         "activations": memory.activations,
         "logits": memory.logits,
         **({"frozen models": memory.beside} if memory.beside else {}),
+        **({"holes between blocks": memory.holes} if memory.holes else {}),
     }
     rows = [(part, readable(size)) for part, size in parts.items()]
+    if memory.apart:
+        rows.append(("not at once", f"-{readable(memory.apart)}"))
     verdict = "fits into" if fits(memory) else "more than"
     total = f"{readable(memory.total)}, {verdict} {readable(usable(memory.available))} usable"
     return Table(("memory", "forecast"), (*rows, ("total", total)), numeric=True)

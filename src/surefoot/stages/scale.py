@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot import hardware
-from surefoot.config.schema import BatchConfig, RunConfig
+from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
-from surefoot.planning.scale import ScaleRow, scale_rows
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.scale import Forecasts, ScaleRow, scale_rows
 from surefoot.stages.planned import make_plan
 
+# Engines that cut parameters hand a module its weights only while its own forward runs, so surefoot's kernels cannot.
+_PLAIN = KernelsConfig(adapter="plain", loss="plain", last_block="plain", pointwise="plain")
 _BOUNDLESS = 2**60  # bytes: a machine on which every plan fits, whose parts are then shared out
 
 
@@ -19,18 +22,25 @@ def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation
     many follow each other in a step (accumulation). Raises InputError for a machine whose links are not known."""
     machine = hardware.preset(name)
     boundless = replace(machine, memory=_BOUNDLESS, free=None)
-    alone = config.model_copy(update={"batch": BatchConfig(size=micro, micro=micro)})
-    plans = [
-        make_plan(alone.model_copy(update={"gradient_checkpointing": switch}), hardware=boundless, measure=False)
-        for switch in ("off", "on")
-    ]
+    alone = config.model_copy(update={"batch": BatchConfig(size=micro * accumulation, micro=micro)})
     model = facts_of(resolve_folder(config.model.path, config.model.revision, weights=False))
+
+    def planned(kernels: KernelsConfig, switch: str) -> RunPlan:
+        asked = alone.model_copy(update={"kernels": kernels, "gradient_checkpointing": switch})
+        return make_plan(asked, hardware=boundless, measure=False)
+
+    def forecasts(kernels: KernelsConfig) -> Forecasts:
+        once, again = (planned(kernels, switch).memory for switch in ("off", "on"))
+        return Forecasts(once, again)
+
+    whole, cut = forecasts(config.kernels), forecasts(_PLAIN)
+    plan = planned(config.kernels, "off")
     return list(
         scale_rows(
             model,
-            plans[0],
-            plans[1].memory,
-            length=plans[0].tokenizer.max_length.value,
+            plan,
+            {"ddp": whole, "zero 2": cut, "fsdp2": cut},
+            length=plan.tokenizer.max_length.value,
             accumulation=accumulation,
             name=name,
             memory=machine.memory,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from surefoot import hardware
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.models.attention import attention_context
@@ -95,6 +96,7 @@ def set_up(
     require_libraries(config, plan.device.value)
     torch.set_num_threads(plan.threads.value)
     set_tf32(plan.precision)
+    allocator = hardware.settle_allocator(plan.device.value)
     device = torch.device(plan.device.value)
     choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
     at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
@@ -139,7 +141,12 @@ def set_up(
         state=state,
         write_model=_writer(built, tokenizer),
         checkpoint=checkpoint,
-        verified={**found, **built.verified, "head_difference": head},
+        verified={
+            **found,
+            **built.verified,
+            "head_difference": head,
+            **({"allocator": allocator} if allocator else {}),
+        },
         share=share,
         packing_fault=packing_fault,
     )
