@@ -26,6 +26,8 @@ from surefoot.models.last_block import last_block_path, obstacle
 from surefoot.models.neftune import noisy_embeddings
 from surefoot.models.packing import packed_attention
 from surefoot.models.product_flops import ProductFlops
+from surefoot.models.value_head import ScoredModel, ValueHead
+from surefoot.objectives.reward import _last_tokens, reward_objective
 from surefoot.objectives.sft import sft_loss, supervised_places
 
 # Products in float64; norms of some families compute in fp32 (Gemma, Cohere), where another number of rows may be
@@ -318,3 +320,42 @@ def named(model):
 def test_layers_that_are_not_understood_are_left_alone(config, why):
     torch.manual_seed(0)
     assert why in obstacle(build(config, device="cpu"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "arrange", [lambda: collate(examples(), 0), lambda: pack(examples())], ids=["padded", "packed"]
+)
+def test_scores_read_the_last_tokens_alone(folders, narrowed, arrange):
+    """Three answers of which the loss of a reward model reads one value each."""
+    rows = arrange()
+    scored = ScoredModel(learner(folders["llama3"]), ValueHead(32))
+    if rows.documents:
+        packed_attention("matmul").install(scored.backbone)
+    with torch.no_grad():
+        scored.v_head.summary.weight.normal_()
+    ends = _last_tokens(rows)
+    assert ends is not None
+    plain = scored(rows).flatten()[ends]
+    last_block_path().install(scored)
+    assert scored(rows, read=ends).flatten()[ends] == pytest.approx(plain, rel=FP32)
+    assert narrowed == [3]
+    assert scored(rows).flatten()[ends] == pytest.approx(plain, rel=FP32)
+    assert narrowed == [3]  # nobody said which
+
+
+def test_the_loss_of_a_reward_model_reads_no_more(folders, narrowed):
+    answers = [*examples(), examples()[0]]
+    scored = ScoredModel(learner(folders["llama3"]), ValueHead(32))
+    batch = PairBatch(collate(answers, 0), (0, 0), 2)
+    objective = reward_objective("last")
+    with torch.no_grad():
+        scored.v_head.summary.weight.normal_()
+    losses = []
+    for _ in range(2):
+        losses.append(float(objective(scored, batch).loss))
+        last_block_path().install(scored)
+    assert losses[1] == pytest.approx(losses[0], rel=FP32)
+    assert narrowed == [4]
+    reward_objective("divergence")(scored, batch)  # twin: it reads many more
+    assert narrowed == [4]

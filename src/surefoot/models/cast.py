@@ -99,10 +99,10 @@ class Cast(nn.Module):
         with self._playing(self._actor):
             return logits_at(self._actor.model, batch, places)
 
-    def values(self, batch: Batch) -> torch.Tensor:
-        """The critic's, [B, T] fp32, differentiable; those of padding mean nothing."""
+    def values(self, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
+        """The critic's, [B, T] fp32, differentiable; those of padding mean nothing. read: as in `ScoredModel`."""
         with self._playing(self._critic):
-            return self._critic.model.values(batch)
+            return self._critic.model.values(batch, read)
 
     def reference_logits_at(self, batch: Batch, places: torch.Tensor) -> torch.Tensor:
         """[N, V]."""
@@ -119,8 +119,9 @@ class Cast(nn.Module):
         if self._reward is None:
             raise ValueError("scores come from elsewhere: this cast has no reward model")
         with self._asked(self._reward):
-            values = self._reward.model.values(batch)
-        return values.gather(1, last_places(batch).unsqueeze(1)).squeeze(1)
+            rows, last = torch.arange(len(batch.input_ids), device=batch.input_ids.device), last_places(batch)
+            values = self._reward.model.values(batch, rows * batch.input_ids.shape[1] + last)
+        return values[rows, last]
 
     @contextmanager
     def still(self) -> Iterator[None]:

@@ -56,19 +56,22 @@ class ScoredModel(nn.Module):
         self.backbone = backbone
         self.v_head = head
 
-    def forward(self, batch: Batch, prefixes: Sequence[int] | None = None) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, prefixes: Sequence[int] | None = None, read: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """One value for every position, [B, T] fp32; those of padding mean nothing. prefixes: of pairs, what both rows
-        begin with and is computed once; it gets no values, but zeros."""
+        begin with and is computed once; it gets no values, but zeros. read: see `forward.reading`; values elsewhere
+        mean nothing."""
         if prefixes is None:
-            return self.v_head(hidden_states(self.backbone, batch))
+            return self.v_head(hidden_states(self.backbone, batch, read))
         states, places = states_behind(self.backbone, batch, prefixes)
         rows, tokens = batch.input_ids.shape
         values = torch.zeros(rows, tokens + states.shape[1], device=states.device)
         return values.scatter(1, places, self.v_head(states))[:, :tokens]
 
-    def values(self, batch: Batch) -> torch.Tensor:
+    def values(self, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
         """By way of `forward`, whose hooks an engine may need."""
-        return self(batch)
+        return self(batch, read=read)
 
 
 def value_width(model: nn.Module) -> int:

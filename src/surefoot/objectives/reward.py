@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batch import PairBatch
+from surefoot.data.batch import Batch, PairBatch
 from surefoot.data.pack import in_rows
 from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.objectives.base import LossSum, Objective
@@ -106,7 +106,8 @@ def _reward_loss(
     equal ones count half, as in stage dpo), reward_margin between the two, and the scores themselves, reward_chosen and
     reward_rejected. In evaluation also the table of `calibration_sums`."""
     prefixes = shared_prefixes(batch.rows, batch.common) if shared else None
-    pairs = pairs_of(model(batch.rows) if prefixes is None else model(batch.rows, prefixes), batch)
+    read = _last_tokens(batch.rows) if compare is last_loss else None
+    pairs = pairs_of(model(batch.rows, prefixes, read), batch)
     loss = compare(pairs, surplus)
     better, worse = last_scores(pairs)
     if center:
@@ -120,6 +121,17 @@ def _reward_loss(
     }
     tables = {} if torch.is_grad_enabled() else {CALIBRATION: calibration_sums(margin)}
     return LossSum(loss.sum(), sums, tables)
+
+
+def _last_tokens(rows: Batch) -> torch.Tensor | None:
+    """Where rows or documents end, as indices into all positions; None for a blank batch, which has no lengths."""
+    device, width = rows.input_ids.device, rows.input_ids.shape[1]
+    if not rows.lengths:
+        return None
+    lengths = torch.tensor(rows.lengths, device=device)
+    if rows.documents:
+        return lengths.cumsum(0) - 1
+    return torch.arange(len(lengths), device=device) * width + lengths - 1
 
 
 def _held(values: torch.Tensor, lengths: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

@@ -84,4 +84,5 @@ def actor_logits(cast: Cast, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def critic_values(cast: Cast, rows: Batch) -> torch.Tensor:
-    return cast.values(rows)
+    """[B, T], at the supervised places."""
+    return cast.values(rows, supervised_places(rows)[0])

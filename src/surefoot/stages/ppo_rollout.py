@@ -193,7 +193,7 @@ def _weigh(
                 tables = [
                     chosen_logprobs(log_distribution(part(rows, places), temperature), targets) for part in asked_parts
                 ]
-                tables.append(at_places(how.cast.values(rows), rows).float())
+                tables.append(at_places(how.cast.values(rows, places), rows).float())
                 scores = [] if how.score else how.cast.scores(rows).tolist()
             lists = [[]] * how.take_drawn + [table.tolist() for table in tables]
             start = 0
