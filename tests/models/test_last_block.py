@@ -13,7 +13,7 @@ import torch
 import zoo
 from architectures import GPT2, OPT, build
 from casting import adapted, base_model
-from surefoot.data.batch import Example, collate
+from surefoot.data.batch import Example, PairBatch, collate
 from surefoot.data.pack import pack
 from surefoot.models import last_block as last_block_module
 from surefoot.models.bos import install_bos_scaling
