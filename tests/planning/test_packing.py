@@ -9,9 +9,10 @@ import pytest
 from architectures import LLAMA
 from layouts import model_facts, run_config
 from surefoot.hardware import preset
-from surefoot.planning.measurements import AttentionTrial, LengthFacts
+from surefoot.planning.measurements import AttentionTrial, LengthFacts, longest_document
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms, plan_packing
+from surefoot.planning.shared_prompts import may_share
 
 FAST = (AttentionTrial("matmul", 0.01, ""), AttentionTrial("sdpa", 0.03, ""), AttentionTrial("padded", 0.02, ""))
 SLOW = (AttentionTrial("matmul", 0.05, ""), AttentionTrial("sdpa", 0.03, ""), AttentionTrial("padded", 0.02, ""))
@@ -95,3 +96,49 @@ def test_kernels_that_were_named_take_each_document(facts):
     forms = open_forms(run_config(attention={"math": "off"}), facts, preset("cpu"), "fp32", 300)
     assert forms == ("sdpa",)
     assert open_forms(run_config(), facts, preset("h100"), "bf16", 300) == ("varlen",)
+
+
+def test_of_packing_and_prompts_computed_once_fewer_tokens_win(facts):
+    def decided(shares, shared, stage="reward"):
+        found = plan_packing(
+            run_config(stage=stage, data={"train": "d.json"}),
+            facts,
+            preset("cpu"),
+            compute="fp32",
+            longest=300,
+            lengths=LengthFacts(longest=300, typical=200, mean=100.0, mix=(50, 100), padding=0.3, shared=shared),
+            trials=FAST,
+            notes=Notes(),
+            shares=shares,
+        )
+        return found.value, found.reason
+
+    assert decided(True, 0.9)[0] == "matmul"
+    value, reason = decided(True, 0.6)
+    assert value == "plain"
+    assert "60% of the tokens of padded rows, packing 70%" in reason
+    assert decided(False, 0.6)[0] == "matmul"
+
+
+def test_what_is_evaluated_must_fit_the_window_as_well(facts):
+    lengths = LengthFacts(longest=300, typical=200, evaluated=500)
+    assert (longest_document(2048, lengths), longest_document(400, lengths), longest_document(64, None)) == (
+        500,
+        400,
+        64,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "shares"),
+    [
+        ({}, True),
+        ({"gradient_checkpointing": "on"}, False),
+        ({"parallel": {"engine": "fsdp2"}}, False),
+        ({"adapter": {"kind": "lora", "dropout": 0.1}}, False),
+        ({"stage": "dpo"}, False),
+    ],
+)
+def test_where_prompts_may_be_computed_once(facts, keys, shares):
+    assert may_share(run_config(**({"stage": "reward"} | keys)), facts, "cpu") is shares
+    assert not may_share(run_config(stage="reward"), facts, "cuda")

@@ -14,6 +14,7 @@ import surefoot
 from surefoot.errors import Diverged
 from surefoot.models import documents
 from surefoot.planning.plan import Choice
+from surefoot.planning.precision import NARROW
 from surefoot.stages import evaluating, measured_rows, reference_cache
 from surefoot.stages.asked_data import DataRequest
 from surefoot.stages.measure_loss import measure_loss
@@ -83,11 +84,11 @@ def train(world, tmp_path, monkeypatch):
             "eval_every": "1 step",
             "checkpoint": {"every": "1 step", "keep": STEPS},
             "output": str(tmp_path / name),
-            **{key: one for key, one in changes.items() if one is not None},
+            **changes,
         }
-        if changes.get("adapter", 0) is None:
-            del config["adapter"]
-        text = json.dumps(config).replace('"BASE"', json.dumps(str(world / "base")))
+        text = json.dumps({key: one for key, one in config.items() if one is not None}).replace(
+            '"BASE"', json.dumps(str(world / "base"))
+        )
         return surefoot.train(json.loads(text), resume=resume).folder
 
     return run
@@ -164,6 +165,18 @@ def test_resumed_it_ends_with_the_same_bytes(train, stage):
         (folder / file).unlink(missing_ok=True)
     assert ends(train("run", stage=stage, resume=True)) == uninterrupted
     assert ends(train("padded", stage=stage, packing="off")) != uninterrupted  # twin: bytes tell rounding apart
+
+
+@pytest.mark.parametrize("stage", ["reward", "kto"])
+def test_a_wide_model_is_measured_and_its_pairs_are_counted(world, train, stage):
+    """Narrow models are planned without a measurement, so that nothing of it would be seen to fail."""
+    tiny_llama(world / "wide", hidden=NARROW, pad=True)
+    run = train("wide", stage=stage, packing="auto", model=str(world / "wide"), precision=None, duration="1 step")
+    plan = planned(run)
+    assert {trial["form"] for trial in plan["measurements"]["documents"]} >= {"padded", "sdpa", "matmul"}
+    assert plan["kernels"]["documents"]["source"] == "measured"
+    assert "of the tokens of padded rows" in plan["kernels"]["documents"]["reason"]
+    assert plan["batch"]["tokens"] is not None
 
 
 def test_rows_are_padded_where_a_model_loses_the_documents(train, monkeypatch):
