@@ -149,6 +149,7 @@ def test_twin_without_numbers_the_second_source_would_be_blamed_wrongly(
 
 GOOD = [
     "{train: org/name}",
+    "{train: [{path: org/name, columns: {output: answer}}]}",  # a list of one is saved without its list
     "{train: {path: org/name, subset: main, split: 'train[:10%]', revision: v1, streaming: true, max_samples: 8}}",
     "{train: {path: org/name, streaming: true}, max_samples: 8}",
     "{train: T/}",

@@ -127,12 +127,16 @@ def _problems(data: dict[str, Any], *, files: bool = True) -> list[Problem]:
 
 
 def as_written(key: str, data: dict[str, Any]) -> str:
-    """`data.train.0.weight` is `data.train.weight` where `data` has one source in place of a list."""
+    """`data.train.0.weight` is `data.train.weight` where `data` has one source in place of a list, and the other way
+    round where it has a list of one."""
     node: Any = data
     written: list[str] = []
     for part in key.split("."):
         if part.isdecimal() and isinstance(node, dict) and part not in node:
             continue
+        if not part.isdecimal() and isinstance(node, list):  # of one source, which the short form shows without a list
+            written.append("0")
+            node = node[0]
         written.append(part)
         if isinstance(node, dict):
             node = node.get(part)
