@@ -96,15 +96,20 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def start_of_publication(outage: Outage) -> int:
+    """How many operations there were when the last checkpoint was saved."""
+    return max(number for number, one in enumerate(outage.log) if one.name == "mark" and one.other != "published")
+
+
 def fail_once(outage: Outage, draw: random.Random, to: Path) -> str:
     """Power fails after a random operation; returns "" or what is wrong with what is found then."""
     return _fail(outage, draw.randint(0, len(outage.log)), None, draw, to)
 
 
-def fail_everywhere(outage: Outage, folder: Path) -> list[str]:
-    """Power fails after each operation, and what is lost is not left to chance."""
+def fail_everywhere(outage: Outage, folder: Path, first: int = 0) -> list[str]:
+    """Power fails, or the process is killed, after each operation from `first` on; chance has no part in it."""
     draw = random.Random(0)  # unused by these ways
-    places = [(way, count) for way in EXACT for count in range(len(outage.log) + 1)]
+    places = [(way, count) for way in EXACT for count in range(first, len(outage.log) + 1)]
     found = [_fail(outage, count, way, draw, folder / f"{way}-{count}") for way, count in places]
     return [one for one in found if one]
 

@@ -22,7 +22,11 @@ import pytest
 from surefoot import disk
 
 WAYS = ("kept", "lost", "names", "torn", "zeroed", "any")
-EXACT = ("lost", "names")  # leave nothing to chance: nothing but what is sure; all names, with what is sure under them
+EXACT = (
+    "kept",
+    "lost",
+    "names",
+)  # not left to chance: all, as after a kill; what is sure; all names, what is sure in them
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import yaml
 
-from faults.outages import fail_everywhere, fail_once, run_outage, toy_outage
+from faults.outages import fail_everywhere, fail_once, run_outage, start_of_publication, toy_outage
 from faults.power import Node, Recording, disk_after, lose_power
 from faults.trials import many
 from surefoot import disk, durable
@@ -18,6 +18,7 @@ SHORT, LONG = 50, 500  # trials of each of two outages
 
 
 def write_config(folder, output):
+    """Of a run of six steps."""
     base = tiny_llama(folder / "base")
     rows = [{"instruction": f"Say sky {k} times.", "output": " ".join(["sky"] * k)} for k in range(1, 9)]
     (folder / "train.json").write_text(json.dumps(rows))
@@ -56,6 +57,12 @@ def test_nothing_wrong_is_loaded_after_a_power_failure(name, outages, tmp_path):
 
 def test_nothing_is_lost_whichever_operation_was_the_last(outages, tmp_path):
     assert fail_everywhere(outages["toy"], tmp_path) == []
+
+
+def test_a_publication_is_whole_or_made_again(outages, tmp_path):
+    first = start_of_publication(outages["run"])
+    print(len(outages["run"].log) - first, "operations of a publication")
+    assert fail_everywhere(outages["run"], tmp_path, first) == []
 
 
 @pytest.mark.soak

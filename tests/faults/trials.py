@@ -17,7 +17,7 @@ def many(
     what: str, count: int, trial: Callable[[random.Random, Path], str], folder: Path, seed: int | None = None
 ) -> list[str]:
     """Run `trial(draw, its folder)` so often; returns what went wrong, with the seed that makes it again."""
-    started, wrong, first = time.process_time(), [], fresh_seed() if seed is None else seed
+    started, wrong, first = time.monotonic(), [], fresh_seed() if seed is None else seed
     for number in range(count):
         place = folder / f"trial-{number}"
         found = trial(random.Random(first + number), place)
@@ -25,6 +25,6 @@ def many(
             wrong.append(f"seed {first + number}: {found}")
         else:
             shutil.rmtree(place, ignore_errors=True)
-    minutes = (time.process_time() - started) / 60
-    print(f"{what}: {count} trials, {len(wrong)} wrong, seeds from {first}, {minutes:.1f} processor minutes")
+    minutes = (time.monotonic() - started) / 60
+    print(f"{what}: {count} trials, {len(wrong)} wrong, seeds from {first}, {minutes:.2f} minutes")
     return wrong

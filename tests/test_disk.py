@@ -1,0 +1,143 @@
+"""All that the package writes for good goes through `disk`: nothing else opens, names or removes files.
+
+The exceptions are listed with their reason; one that is no longer needed must go from the list.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import surefoot
+
+ROOT = Path(surefoot.__file__).parent
+STAGED = "into a folder that durable.staged_folder flushes and names"
+EMPTY = "an empty folder for what durable writes"
+SCRATCH = "a scratch file of this process, which nobody reads later"
+NOWHERE = "the null device"
+ALLOWED = {
+    ("durable.py", "mkdir"): "the folder whose lock file is made next",
+    ("durable.py", "os.open"): "the lock file, whose content only says who holds it",
+    ("durable.py", "os.write"): "the same",
+    ("durable.py", "os.ftruncate"): "the same",
+    ("cli/evaluate_harness.py", "mkdir"): EMPTY,
+    ("cli/evaluate_loss.py", "mkdir"): EMPTY,
+    ("cli/evaluate_reward.py", "mkdir"): EMPTY,
+    ("cli/init.py", "mkdir"): EMPTY,
+    ("cli/launching.py", "mkdir"): EMPTY,
+    ("cli/migrate.py", "mkdir"): EMPTY,
+    ("cli/tune.py", "mkdir"): EMPTY,
+    ("compat/__init__.py", "mkdir"): EMPTY,
+    ("probe/kept.py", "mkdir"): EMPTY,
+    ("quickstart/world.py", "mkdir"): EMPTY,
+    ("report/trackers/adapters.py", "mkdir"): "a folder for what a tracker writes",
+    ("stages/commonsense.py", "mkdir"): EMPTY,
+    ("stages/measure_norms.py", "mkdir"): EMPTY,
+    ("stages/publish.py", "mkdir"): EMPTY,
+    ("compat/__init__.py", "shutil.copymode"): "permissions of a script that durable wrote",
+    ("convert/safetensors_file.py", "open"): STAGED,
+    ("convert/safetensors_file.py", "write_text"): STAGED,
+    ("data/cache.py", "np.save"): STAGED,
+    ("evaluate/capture.py", "save_file"): STAGED,
+    ("models/save.py", "mkdir"): STAGED,
+    ("models/save.py", "save_file"): STAGED,
+    ("models/save.py", "save_pretrained"): STAGED,
+    ("models/save.py", "write_text"): STAGED,
+    ("models/value_head.py", "save_file"): STAGED,
+    ("stages/convert.py", "shutil.copyfile"): STAGED,
+    ("stages/export_gguf.py", "unlink"): "of a staged folder that is not named yet",
+    ("stages/policy.py", "save_pretrained"): STAGED,
+    ("stages/ppo_start.py", "save_pretrained"): STAGED,
+    ("stages/reference_cache.py", "np.save"): STAGED,
+    ("stages/setup.py", "save_pretrained"): STAGED,
+    ("training/checkpoint.py", "save_file"): STAGED,
+    ("training/failure.py", "save_file"): STAGED,
+    ("convert/pickled.py", "mkdir"): SCRATCH,
+    ("convert/unpickle.py", "mkdir"): SCRATCH,
+    ("convert/unpickle.py", "write_text"): SCRATCH,
+    ("stages/convert.py", "shutil.rmtree"): SCRATCH,
+    ("stages/convert.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("stages/migrate.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("stages/ppo_engine.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("stages/trial.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("tune/run.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("compat/scripts/debug_bos_zero.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("compat/scripts/debug_bos_zero.py", "write_text"): SCRATCH,
+    ("cli/main.py", "os.open"): NOWHERE,
+    ("cli/migrate.py", "open"): NOWHERE,
+    ("cli/train.py", "open"): NOWHERE,
+    ("models/quiet.py", "os.open"): NOWHERE,
+    ("report/console.py", "os.open"): NOWHERE,
+    ("report/silent.py", "open"): NOWHERE,
+    ("cli/run.py", "write_text"): "click's: words for the screen",
+    ("training/interrupt.py", "os.write"): "words for the screen, from a signal handler",
+    ("training/watchdog.py", "os.write"): "the same, from a thread that ends the process",
+    ("tune/worker.py", "open"): "a pipe to the process that started this one",
+}
+_PATHS = {"mkdir", "rmdir", "unlink", "rename", "touch", "chmod", "lchmod", "symlink_to", "hardlink_to", "write_bytes"}
+_PATHS |= {"write_text", "save_pretrained", "savefig"}
+_OS = {"open", "write", "truncate", "ftruncate", "rename", "renames", "replace", "remove", "removedirs", "unlink"}
+_OS |= {"rmdir", "mkdir", "makedirs", "link", "symlink", "fsync", "mkfifo", "mknod"}
+_SHUTIL = {"copy", "copy2", "copyfile", "copyfileobj", "copytree", "move", "rmtree", "copymode", "make_archive"}
+_SAVERS = {"save_file", "save_model"}
+_OWN = {"durable", "disk"}  # modules whose functions are the right way
+
+
+def writes(source: str) -> set[str]:
+    """Names of the calls in it that change a disk."""
+    return {name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and (name := _write(node))}
+
+
+def _write(call: ast.Call) -> str:
+    match call.func:
+        case ast.Name("open") | ast.Attribute(ast.Name("io" | "os"), "fdopen"):
+            return "open" if _opens_for_writing(call, 1) else ""
+        case ast.Name(name) if name in _SAVERS:
+            return name
+        case ast.Attribute(ast.Name("os"), name) if name in _OS:
+            return f"os.{name}"
+        case ast.Attribute(ast.Name("shutil"), name) if name in _SHUTIL:
+            return f"shutil.{name}"
+        case ast.Attribute(ast.Name("np"), "save" | "savez" | "memmap"):
+            return "np.save"
+        case ast.Attribute(ast.Name("torch"), "save"):
+            return "torch.save"
+        case ast.Attribute(ast.Name("tempfile"), name):
+            return f"tempfile.{name}"
+        case ast.Attribute(ast.Name(module), _) if module in _OWN:
+            return ""
+        case ast.Attribute(_, "open"):
+            return "open" if _opens_for_writing(call, 0) else ""
+        case ast.Attribute(_, name) if name in _PATHS:
+            return name
+    return ""
+
+
+def _opens_for_writing(call: ast.Call, place: int) -> bool:
+    modes = [call.args[place]] if len(call.args) > place else [one.value for one in call.keywords if one.arg == "mode"]
+    return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax+") for mode in modes)
+
+
+def found_in_package() -> set[tuple[str, str]]:
+    return {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.name != "disk.py"
+        for name in writes(path.read_text(encoding="utf-8"))
+    }
+
+
+def test_nothing_else_writes():
+    found = found_in_package()
+    assert found - set(ALLOWED) == set(), "write it by durable, or say here why not"
+    assert set(ALLOWED) - found == set(), "no longer there: take it from the list"
+
+
+def test_twin_a_write_is_seen():
+    assert writes("open(p, 'w'); Path(p).open('ab'); p.write_text('x')") == {"open", "write_text"}
+    assert writes("os.rename(a, b); shutil.rmtree(a); save_file(t, p); np.save(p, a)") == {
+        *("os.rename", "shutil.rmtree", "save_file", "np.save"),
+    }
+    assert (
+        writes("open(p); open(p, 'rb'); durable.write_text(p, 'x'); 'a'.replace('a', 'b'); disk.rename(a, b)") == set()
+    )
