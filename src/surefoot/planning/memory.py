@@ -46,9 +46,9 @@ _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 # What a CPU run on glibc takes besides what is alive (see `surefoot.allocator`): what set-up, interpreter and products
 # leave, and a share of activations and logits in blocks that come from the heap; more where layers are computed again,
 # as their blocks come and go. Measured, see docs/evidence/memory.md: two starts of the same run may differ by a tenth.
-_LEFT = 64 << 20
-_HOLES = 0.4
-_HOLES_AGAIN = 0.8
+_LEFT = 48 << 20
+_HOLES = 0.45
+_HOLES_AGAIN = 1.1
 # Gradients inside the layer that is going backward, as a share of what the layer keeps.
 _BACKWARD = 0.5
 
@@ -202,6 +202,15 @@ def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
     per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp * model.intermediate
     per_token += dropped + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
     return tokens * per_token + _dora_bytes(work)
+
+
+def unread_bytes(work: Workload, rows: int) -> int:
+    """What the last layer does not keep for so many rows that nobody reads, under `kernels.last_block: pruned`: behind
+    attention the norm's input, and of the MLP the products and what enters them. A layer that is computed again keeps
+    none of it in either case, but needs as much less room while it is. At least so much: adapters' A x is not in it."""
+    model, b = work.model, work.width
+    mlp = _ACTIVATION.get(model.activation, 1) + (2 if model.gated else 0)
+    return rows * (4 * model.hidden + b * (mlp * model.intermediate + model.hidden + model.intermediate))
 
 
 def _norm_bytes(work: Workload) -> int:
