@@ -106,7 +106,7 @@ def in_rows(values: torch.Tensor, batch: Batch) -> torch.Tensor:
     of at most L tokens, and 0 behind a document's end. Padded rows stay as they are."""
     if not batch.documents:
         return values
-    return pad_sequence(values[0].split(batch.documents), batch_first=True)
+    return pad_sequence(list(values[0].split(batch.documents)), batch_first=True)
 
 
 def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
