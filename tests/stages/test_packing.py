@@ -12,6 +12,7 @@ from layouts import run_config
 from surefoot.errors import EnvironmentFault, InputError
 from surefoot.kernels import documents as kernels
 from surefoot.models import documents
+from surefoot.planning import packing
 from surefoot.report.console import Console
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import Mode
@@ -176,7 +177,10 @@ def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, 
     ends the run."""
     for module in ("setup", "packed_rows"):
         monkeypatch.setattr(f"surefoot.stages.{module}.CUTTING", ("single",))
-    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    usual = packing._unmeasured
+    monkeypatch.setattr(
+        packing, "_unmeasured", lambda request, forms: usual(request, forms) if request == "on" else _left_open(forms)
+    )
     train(config(workplace, tmp_path / "sound", packing="auto", adapter=LORA))
     assert chosen(tmp_path / "sound")["value"] == "sdpa"
     train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
