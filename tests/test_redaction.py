@@ -80,6 +80,7 @@ def test_words_of_a_command() -> None:
 def test_a_message_keeps_what_it_is_about() -> None:
     message = f"{HEX} differs from {HEX}: hub_token: is no setting; model.path=runs/a-long-name-of-a-run-2026-11-21-x"
     assert redaction.veiled(message) == message
+    assert redaction.veiled("HF_HUB_OFFLINE is set") == "HF_HUB_OFFLINE is set"
     assert redaction.veiled("error: wandb_api_key=s3cret: unknown key") == "error: wandb_api_key=… unknown key"
 
 

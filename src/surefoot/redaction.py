@@ -19,7 +19,7 @@ _SECRET = re.compile(
     | \bbearer\s+[\w.~+/=-]{8,}
     | \bbasic\s+(?=\S*[\d=])[\w+/=]{8,}
     | \beyJ[\w-]{8,}(?:\.[\w-]+)*                                                        # JSON web tokens
-    | \b(?:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}
+    | \b(?-i:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}
     | \b[0-9a-f]{32,}\b
     | \b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{32,}                                            # long, letters and digits
     """.replace("OF_TEXT", "".join(f"(?<!{kind}_)" for kind in _OF_TEXT)),
@@ -35,7 +35,7 @@ _TOKENS_OF_TEXT = re.compile(rf"(?:{'|'.join(_OF_TEXT)})_token$", re.IGNORECASE)
 
 
 _SHAPES = re.compile(
-    r"(?<=://)[^/@\s]+(?=@)|\bbearer\s+[\w.~+/=-]{8,}|\beyJ[\w-]{8,}(?:\.[\w-]+)+|\b(?:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}",
+    r"(?<=://)[^/@\s]+(?=@)|\bbearer\s+[\w.~+/=-]{8,}|\beyJ[\w-]{8,}(?:\.[\w-]+)+|\b(?-i:hf_|sk-|gh[a-z]_|wandb_v\d+_)[\w-]{8,}",
     re.IGNORECASE,
 )
 # Whole names only, never tried again from their middle: a line of megabytes would take hours.

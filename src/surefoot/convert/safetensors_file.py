@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefoot.convert.tensors import LazyTensor, Tensors, as_bytes
+from surefoot.convert.tensors import TORCH_NAMES, LazyTensor, Tensors, as_bytes, bytes_of
 from surefoot.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes of what torch pickles instead
 _HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
 
 
@@ -44,15 +45,32 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         try:
             header = json.loads(stream.read(length))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
             tensors = {
                 name: StoredTensor(file, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()
             }
+            end, wrong = _places(tensors, {name: tuple(entry["data_offsets"]) for name, entry in entries.items()})
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise InputError(Fault(str(file), "not a safetensors file", "copy or download the model again")) from error
+    if wrong:
+        raise InputError(Fault(str(file), f"damaged: {wrong}", "copy or download it again"))
     if size != 8 + length + end:
         raise _cut(file, size, f"{8 + length + end:,} bytes")
     return tensors
+
+
+def _places(tensors: Mapping[str, StoredTensor], places: Mapping[str, tuple[int, int]]) -> tuple[int, str]:
+    """Where the data end, and what is wrong with their order: each tensor has to begin where another ends, and to have
+    the bytes that its shape and type need."""
+    end = 0
+    for name in sorted(places, key=lambda name: places[name]):
+        start, stop = places[name]
+        tensor = tensors[name]
+        if tensor.dtype not in TORCH_NAMES:
+            return end, f"{name} has the type {tensor.dtype}, which is not known here"
+        if start != end or stop - start != bytes_of(tensor.shape, tensor.dtype):
+            return end, f"{name} is said to lie at bytes {start} to {stop}, which its shape and neighbours contradict"
+        end = stop
+    return end, ""
 
 
 def _cut(file: Path, size: int, expected: str) -> InputError:

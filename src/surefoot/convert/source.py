@@ -10,14 +10,13 @@ from typing import Any
 
 from surefoot.convert import zero
 from surefoot.convert.pickled import Wanted, open_pickled, state_dict
-from surefoot.convert.safetensors_file import INDEX, SINGLE, stored_in, unread
+from surefoot.convert.safetensors_file import INDEX, PICKLED, SINGLE, stored_in, unread
 from surefoot.convert.tensors import LazyTensor
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 _ADAPTER = "adapter_model"
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _ORDER = ("model", "pytorch_model", _ADAPTER)  # which weights of a folder are meant where it has several
 
 
@@ -73,10 +72,10 @@ def open_source(path: Path, scratch: Scratch) -> Source:
 def _read(files: Sequence[Path], scratch: Scratch) -> list[dict[str, LazyTensor]]:
     """The weights in each file. Pickled ones are opened together, by one child process."""
     for path in files:
-        if path.suffix not in (".safetensors", *_PICKLED):
-            what = f"is no file of weights: {', '.join(('.safetensors', *_PICKLED))} are read"
+        if path.suffix not in (".safetensors", *PICKLED):
+            what = f"is no file of weights: {', '.join(('.safetensors', *PICKLED))} are read"
             raise InputError(Fault(str(path), what))
-    pickled = [path for path in files if path.suffix in _PICKLED]
+    pickled = [path for path in files if path.suffix in PICKLED]
     values = open_pickled([Wanted(path) for path in pickled], scratch.next()) if pickled else []
     opened = {path: state_dict(value, path) for path, value in zip(pickled, values, strict=True)}
     return [opened[path] if path in opened else unread(stored_in([path])) for path in files]
@@ -88,10 +87,10 @@ def _weights(folder: Path) -> list[Path]:
         if (folder / index).is_file() and not (folder / SINGLE).is_file():
             return _shards(folder, index)
     for stem in _ORDER:
-        for suffix in (".safetensors", *_PICKLED):
+        for suffix in (".safetensors", *PICKLED):
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]
-    loose = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", *_PICKLED))
+    loose = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", *PICKLED))
     loose = [path for path in loose if path.name != VALUE_HEAD_FILE and not path.name.startswith("training_args")]
     if len(loose) == 1:
         return loose

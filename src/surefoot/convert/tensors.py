@@ -47,10 +47,15 @@ class LazyTensor:
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * _BYTES.get(self.dtype, 1)
+        return bytes_of(self.shape, self.dtype)
 
 
 Tensors = Mapping[str, LazyTensor]
+
+
+def bytes_of(shape: Sequence[int], dtype: str) -> int:
+    """dtype: the safetensors name."""
+    return math.prod(shape) * _BYTES.get(dtype, 1)
 
 
 def held(tensor: torch.Tensor) -> LazyTensor:

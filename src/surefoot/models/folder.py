@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from surefoot.convert.safetensors_file import INDEX, SINGLE, StoredTensor, stored_in
+from surefoot.convert.safetensors_file import INDEX, PICKLED, SINGLE, StoredTensor, stored_in
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 
@@ -72,7 +72,7 @@ def weight_files(folder: Path) -> list[Path]:
         if outside:
             raise InputError(Fault(str(folder / INDEX), f"points outside its folder: {outside[0]}"))
         return [folder / name for name in names]
-    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         what = f"only pickled weights ({pickled[0]}), which can run code when opened"
         raise InputError(Fault(str(folder), what, convert_command(folder)))
