@@ -6,12 +6,10 @@ import json
 
 import pytest
 import torch
-import yaml
-from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from heron_runs import heron_folder, heron_trained
 from plans import run_plan
-from surefoot.cli.main import main
 from surefoot.data.batch import collate
 from surefoot.families.model_facts import read_model_facts
 from surefoot.planning.limits import Work, step_flops
@@ -22,34 +20,17 @@ from surefoot.report.trainer_log import read_rows
 from surefoot.stages import profiling
 from surefoot.stages.arithmetic import Arithmetic, step_work
 from surefoot.training.window import Operator, Recorded
-from tiny import tiny_llama
 from toy import toy_examples
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("profiling")
-    tiny_llama(folder / "base")
-    rows = [{"instruction": f"Say {n}.", "output": "heron " * n} for n in range(1, 9)]
-    (folder / "train.json").write_text(json.dumps(rows))
-    return folder
+    return heron_folder(tmp_path_factory.mktemp("profiling"))
 
 
 def run(folder, name, *arguments, **changes):
-    config = {
-        "stage": "sft",
-        "model": str(folder / "base"),
-        "adapter": {"kind": "lora", "rank": 4, "dropout": 0.1},
-        "data": {"train": str(folder / "train.json"), "max_length": 128},
-        "batch": {"size": 4, "micro": 2},
-        "duration": "7 steps",
-        "checkpoint": {"every": "4 steps"},
-        "output": str(folder / name),
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config | changes))
-    result = CliRunner().invoke(main, ["train", str(folder / "run.yaml"), *arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
+    ways = {"duration": "7 steps", "checkpoint": {"every": "4 steps"}} | changes
+    return heron_trained(folder, name, *arguments, **ways)
 
 
 def test_a_profiled_run_is_the_same_run_and_leaves_table_trace_and_picture(folder):

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from heron_runs import heron_folder, heron_train
 from surefoot.cli.main import main
 from surefoot.durable import write_json
 from surefoot.errors import InputError
@@ -20,35 +20,18 @@ from surefoot.stages.replay import replay
 from surefoot.training import loop as loop_module
 from surefoot.training.checkpoint import sealed
 from surefoot.training.failure import read_failure
-from tiny import tiny_llama
 
 BAD_STEP = 3
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("replay")
-    tiny_llama(folder / "base")
-    rows = [{"instruction": f"Say {n}.", "output": "heron " * n} for n in range(1, 9)]
-    (folder / "train.json").write_text(json.dumps(rows))
-    return folder
+    return heron_folder(tmp_path_factory.mktemp("replay"))
 
 
 def train(folder, name, *arguments, **changes):
-    config = {
-        "stage": "sft",
-        "model": str(folder / "base"),
-        "adapter": {"kind": "lora", "rank": 4, "dropout": 0.1},
-        "data": {"train": str(folder / "train.json"), "max_length": 128},
-        "batch": {"size": 4, "micro": 2},
-        "duration": "6 steps",
-        "checkpoint": {"every": "2 steps"},
-        "guard": {"max_consecutive": 2},
-        "output": str(folder / name),
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({name: one for name, one in (config | changes).items() if one is not None}))
-    return CliRunner().invoke(main, ["train", str(path), *arguments])
+    ways = {"duration": "6 steps", "checkpoint": {"every": "2 steps"}, "guard": {"max_consecutive": 2}} | changes
+    return heron_train(folder, name, *arguments, **ways)
 
 
 def before_step(monkeypatch, step, act):

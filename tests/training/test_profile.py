@@ -8,10 +8,10 @@ import time
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from heron_runs import heron_folder, heron_trained
 from surefoot.cli.main import main
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
@@ -19,7 +19,6 @@ from surefoot.report.wording import profile_line
 from surefoot.training.profile import Stopwatch, unwatched
 from surefoot.training.report import StepProfile
 from surefoot.training.step import train_step
-from tiny import tiny_llama
 from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 CPU = torch.device("cpu")
@@ -90,29 +89,12 @@ def test_the_means_of_a_table_made_by_hand():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("profile")
-    tiny_llama(folder / "base")
-    rows = [{"instruction": f"Say {n}.", "output": "heron " * n} for n in range(1, 9)]
-    (folder / "train.json").write_text(json.dumps(rows))
-    return folder
+    return heron_folder(tmp_path_factory.mktemp("profile"))
 
 
 def run(folder, name, *arguments):
-    config = {
-        "stage": "sft",
-        "model": str(folder / "base"),
-        "adapter": {"kind": "lora", "rank": 4, "dropout": 0.1},
-        "data": {"train": str(folder / "train.json"), "max_length": 128},
-        "batch": {"size": 4, "micro": 2},
-        "duration": "4 steps",
-        "log_every": 3,
-        "checkpoint": {"every": "3 steps"},
-        "output": str(folder / name),
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    result = CliRunner().invoke(main, ["train", str(folder / "run.yaml"), *arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
+    ways = {"duration": "4 steps", "log_every": 3, "checkpoint": {"every": "3 steps"}}
+    return heron_trained(folder, name, *arguments, **ways)
 
 
 def test_time_every_writes_every_second_step_and_changes_nothing(folder):
@@ -132,6 +114,6 @@ def test_time_every_writes_every_second_step_and_changes_nothing(folder):
 
 
 def test_time_every_counts_from_one(folder):
-    result = CliRunner().invoke(main, ["train", str(folder / "run.yaml"), "--time-every", "0"])
+    result = CliRunner().invoke(main, ["train", str(folder / "plain.yaml"), "--time-every", "0"])
     assert result.exit_code == 2
     assert "--time-every" in result.output

@@ -1,0 +1,44 @@
+"""A tiny model and eight records that repeat a word, trained through the command line, for what a run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from click.testing import CliRunner, Result
+
+from surefoot.cli.main import main
+from tiny import tiny_llama
+
+
+def heron_folder(folder: Path) -> Path:
+    """With `base` and `train.json`."""
+    tiny_llama(folder / "base")
+    rows = [{"instruction": f"Say {n}.", "output": "heron " * n} for n in range(1, 9)]
+    (folder / "train.json").write_text(json.dumps(rows))
+    return folder
+
+
+def heron_train(folder: Path, name: str, *arguments: str, **changes: Any) -> Result:
+    """Train into `folder/name`, two micro-batches to a step, with dropout. changes: sections of the config; None leaves
+    one out."""
+    config = {
+        "stage": "sft",
+        "model": str(folder / "base"),
+        "adapter": {"kind": "lora", "rank": 4, "dropout": 0.1},
+        "data": {"train": str(folder / "train.json"), "max_length": 128},
+        "batch": {"size": 4, "micro": 2},
+        "output": str(folder / name),
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in (config | changes).items() if value is not None}))
+    return CliRunner().invoke(main, ["train", str(path), *arguments])
+
+
+def heron_trained(folder: Path, name: str, *arguments: str, **changes: Any) -> str:
+    """The same for a run that has to succeed: what it printed."""
+    result = heron_train(folder, name, *arguments, **changes)
+    assert result.exit_code == 0, result.output
+    return result.output
