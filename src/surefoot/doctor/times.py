@@ -54,7 +54,7 @@ def backward_line(one: Ready, taken: Taken, measured: Measurements) -> Finding:
     forward = statistics.median(profile.forward_ms for profile in watched)
     backward = statistics.median(profile.backward_ms for profile in watched)
     ratio = backward / forward
-    said = f"{ratio:.2f} ({forward:.3g} ms forward, {backward:.3g} ms backward for a micro-batch)"
+    said = f"{ratio:.2f} ({forward:,.1f} ms forward, {backward:,.1f} ms backward for a micro-batch)"
     if ratio <= BACKWARD:
         return ok("BWD-RATIO", said)
     tried = _remedies(one, measured)
