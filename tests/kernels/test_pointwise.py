@@ -141,7 +141,7 @@ def turn_error(rotary):
 
 @pytest.mark.parametrize("rotary", [16, 8])
 def test_a_turn_is_the_formula(rotary):
-    """With other numbers in both halves of cos and sin than a position has, and with a part of each head that passes."""
+    """With other numbers in both halves of cos and sin than a position has, and with heads of which a part passes."""
     assert turn_error(rotary) < EXACT
 
 
