@@ -18,7 +18,7 @@ HEAD, OPTIMIZER, COPIES = "head and loss", "optimizer", "copies and casts"
 ELEMENTS = "norms, activation, rotary, sums"
 GROUPS = (BASE, ADAPTER, ATTENTION, HEAD, ELEMENTS, COPIES, OPTIMIZER)
 
-_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_"}
 _OF_ATTENTION = ("scaled_dot_product", "flash_attention", "_Matmul")
 _OF_OPTIMIZER = ("Optimizer.", "clip_grad", "_foreach_", "_fused_adam", "optimizer")
 _OF_LOSS = ("cross_entropy", "nll_loss", "_Chunked", "log_softmax")

@@ -39,7 +39,8 @@ def main() -> None:
     asked.sides = asked.sides or [_DEFAULT.get(asked.adapter, "HF + PEFT, bf16 weights, micro 8")]
     with tempfile.TemporaryDirectory() as temporary:
         world = make_world(asked.keep or Path(temporary), asked)
-        dimensions = {"vocabulary": SIZES[asked.size][2]} | ({} if asked.adapter == "full" else {"rank": 32})
+        words = json.loads((world.folder / "base" / "config.json").read_text())["vocab_size"]
+        dimensions = {"vocabulary": words} | ({} if asked.adapter == "full" else {"rank": 32})
         limits = least(world, asked)
         found = {side.name: measured(side, world, asked, dimensions) for side in sides(asked)}
     print(f"\n{machine()['date']}, {machine()['name']}, threads: {asked.threads}")
