@@ -8,6 +8,7 @@ import pytest
 from surefoot import hardware
 from surefoot.doctor import machine
 from surefoot.doctor.machine import disk_line, environment_lines, kernel_lines, product_lines, thread_lines, with_cost
+from surefoot.planning.disk import DiskForecast
 from surefoot.planning.environment import VARIABLES, acts_below, environment_without_plan
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.probe.elsewhere import rates_without
@@ -120,14 +121,20 @@ def test_the_only_form_of_a_model_is_told_and_no_fault():
     assert "off by 0.12" in line.value
 
 
-@pytest.mark.parametrize(("free", "verdict"), [(99, "fault"), (399, "caution"), (400, "ok")])
+@pytest.mark.parametrize(("free", "verdict"), [(99, "fault"), (449, "caution"), (450, "ok")])
 def test_disk(tmp_path, monkeypatch, free, verdict):
-    """Three checkpoints of 100 bytes are kept while the fourth is written."""
+    """Three checkpoints of 100 bytes are kept while the fourth is written, and a model of 50."""
     asked = []
     monkeypatch.setattr(hardware, "free_disk", lambda place: asked.append(place) or free)
-    line = disk_line(tmp_path / "not" / "there", 100, 3)
+    line = disk_line(tmp_path / "not" / "there", DiskForecast(100, 4, 50))
     assert (line.code, line.verdict) == ("DISK", verdict)
     assert asked == [tmp_path]
+
+
+def test_disk_without_a_run_says_what_is_free(tmp_path):
+    line = disk_line(tmp_path, None)
+    assert line.verdict == "ok"
+    assert "checkpoint" not in line.value
 
 
 @pytest.mark.parametrize(("obstacle", "verdict"), [("", "ok"), ("it cannot be reached", "caution")])

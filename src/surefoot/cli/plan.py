@@ -12,6 +12,8 @@ from surefoot.cli.options import config_arguments, load_or_exit
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
+    from surefoot.planning.plan import RunPlan
+    from surefoot.report.console import Console
 
 
 @click.command()
@@ -47,7 +49,18 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     from surefoot.report.console import open_console
     from surefoot.report.plan_table import plan_table
 
-    open_console(sys.stdout, hardware.terminal_wishes()).show(plan_table(made))
+    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console.show(plan_table(made))
+    if described is None:
+        _say_disk(loaded.config, made, console)
+
+
+def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
+    from surefoot.planning.memory import readable
+    from surefoot.stages.disk_room import disk_of, disk_words, free_space
+
+    place, free = free_space(Path(config.output))
+    console.say(f"disk: {disk_words(disk_of(config, made))}; {readable(free)} are free at {place}")
 
 
 def _show_scale(config: RunConfig, machine: str) -> None:

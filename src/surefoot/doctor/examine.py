@@ -46,6 +46,7 @@ from surefoot.probe.child import AttentionRequest
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.capture import captured_libraries
 from surefoot.report.silent import silent_console
+from surefoot.stages.disk_room import disk_of
 from surefoot.stages.lengths import length_facts
 from surefoot.stages.measured import (
     largest_of,
@@ -95,7 +96,7 @@ def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterat
     yield from thread_lines(found.cores, machine.usable_cores(), seen.threads)
     yield from product_lines(seen.products, None)
     yield from kernel_lines(seen.attention, ())
-    yield disk_line(Path.cwd(), 0, 0)
+    yield disk_line(Path.cwd(), None)
     yield hub_line()
 
 
@@ -107,7 +108,7 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
     except SurefootError as error:
         yield from refusals(error, "CONFIG")
         return
-    yield disk_line(Path(config.output), _checkpoint_bytes(draft), config.checkpoint.keep)
+    yield disk_line(Path(config.output), disk_of(config, draft))
     targets = draft.adapter.targets.value if draft.adapter else ()
     alone = config.model_copy(update={"parallel": ParallelConfig()})
     try:
@@ -237,11 +238,6 @@ def _measure(found: Hardware, kept: Kept, shapes: Sequence[tuple[int, int]], req
         tf32=measured_tf32(shapes, device, kept),
         copy=measured_copy(device, kept),
     )
-
-
-def _checkpoint_bytes(plan: RunPlan) -> int:
-    """Weights that train, in fp32, and the state of their optimizer."""
-    return 4 * plan.trainable + plan.memory.optimizer
 
 
 def _is_record(where: str) -> bool:

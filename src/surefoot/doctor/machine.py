@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from surefoot import hardware
 from surefoot.doctor.codes import NEAR
 from surefoot.doctor.findings import Finding, caution, fault, ok
 from surefoot.hub.access import hub_obstacle, is_signed_in
+from surefoot.planning.disk import DiskForecast
 from surefoot.planning.environment import acts_below
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.memory import readable
 from surefoot.planning.plan import DType, EnvironmentFinding
+from surefoot.stages.disk_room import NO_ROOM, disk_words, free_space
 
 
 def environment_lines(found: Sequence[EnvironmentFinding], *, compiled: bool = False) -> list[Finding]:
@@ -91,16 +92,15 @@ def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str], *, only:
     return lines
 
 
-def disk_line(folder: Path, checkpoint: int, keep: int) -> Finding:
-    """folder: where the run will be, which need not exist. checkpoint: bytes of one. keep: how many are kept."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    free = hardware.free_disk(place)
-    said = f"{readable(free)} free, a checkpoint takes {readable(checkpoint)}, {keep} are kept"
-    if free < checkpoint:
-        return fault("DISK", said, "make room, or set output to a folder on a larger disk", where=str(place))
-    if free < (keep + 1) * checkpoint:
+def disk_line(folder: Path, needed: DiskForecast | None) -> Finding:
+    """folder: where the run will be, which need not exist. needed: None without a run."""
+    place, free = free_space(folder)
+    if needed is None:
+        return ok("DISK", f"{readable(free)} free")
+    said = f"{readable(free)} free, {disk_words(needed)}"
+    if free < needed.least:
+        return fault("DISK", said, NO_ROOM, where=str(place))
+    if free < needed.total:
         return caution("DISK", said, "make room, or lower checkpoint.keep", where=str(place))
     return ok("DISK", said)
 

@@ -29,6 +29,7 @@ from surefoot.report.data_audit import audit_report
 from surefoot.report.plan_table import plan_table
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.custom import Custom, check_custom
+from surefoot.stages.disk_room import check_disk, disk_of
 from surefoot.stages.evaluating import check_answers
 from surefoot.stages.fast_paths import SWITCHED
 from surefoot.stages.identity import check_identity, run_identity
@@ -109,7 +110,11 @@ def prepare(
     )
     if found.checkpoint is not None:
         _refuse_what_is_over(config, found.checkpoint, timetable.total_steps)
-    for caution in _cautions(config, base, stage, timetable):
+    disk = disk_of(config, plan, len(timetable.save_steps))
+    for caution in (
+        *check_disk(found.folder, disk, resumed=found.checkpoint is not None),
+        *_cautions(config, base, stage, timetable),
+    ):
         console.say(f"caution: {caution}", style="yellow")
     identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
     if found.checkpoint is not None:

@@ -1,0 +1,46 @@
+"""Whether the disk has room for what a run will write, said before step 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from surefoot import hardware
+from surefoot.config.schema import RunConfig
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.planning.disk import DiskForecast, disk_forecast
+from surefoot.planning.memory import readable
+from surefoot.planning.plan import RunPlan
+
+NO_ROOM = "make room, or set output to a folder on a larger disk"
+
+
+def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
+    """saves: checkpoints that the run writes, None where nobody knows yet."""
+    return disk_forecast(plan, config.checkpoint.keep, best=config.checkpoint.best != "none", saves=saves)
+
+
+def disk_words(needed: DiskForecast) -> str:
+    parts = f"up to {needed.checkpoints} checkpoints of {readable(needed.checkpoint)}"
+    return f"{parts} and a model of {readable(needed.model)} need {readable(needed.total)}"
+
+
+def free_space(folder: Path) -> tuple[Path, int]:
+    """The nearest folder that exists, and bytes free on its disk."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return place, hardware.free_disk(place)
+
+
+def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> Iterator[str]:
+    """A caution where not everything has room. Raises EnvironmentFault where not even one checkpoint has. resumed: the
+    others are there already, and make room for the next."""
+    needed = replace(needed, checkpoints=min(1, needed.checkpoints)) if resumed else needed
+    place, free = free_space(folder)
+    if free < needed.least:
+        what = f"{readable(free)} are free, and a checkpoint takes {readable(needed.checkpoint)}"
+        raise EnvironmentFault(Fault(str(place), what, NO_ROOM))
+    if free < needed.total:
+        yield f"{readable(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"

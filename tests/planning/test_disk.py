@@ -1,0 +1,36 @@
+"""The forecast of the disk, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plans import run_plan
+from surefoot.planning.disk import disk_forecast
+from surefoot.planning.plan import Choice, ParallelPlan
+
+
+def a_plan(**changes):
+    one = run_plan(trainable=1000, parameters=1000)
+    return replace(one, memory=replace(one.memory, optimizer=8000), **changes)
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "saves", "total"),
+    [
+        (3, False, None, 4 * 12_000 + 4000),  # three, the one being written, and the model
+        (3, True, None, 5 * 12_000 + 4000),
+        (3, True, 2, 2 * 12_000 + 4000),  # a run that writes two has no more
+    ],
+)
+def test_checkpoints_and_the_model(keep, best, saves, total):
+    assert disk_forecast(a_plan(), keep, best=best, saves=saves).total == total
+
+
+def test_shares_of_all_ranks_go_into_a_checkpoint():
+    shared = ParallelPlan(Choice("fsdp2", "", "user"), Choice(4, "", "hardware"))
+    one = disk_forecast(a_plan(parallel=shared), 1, best=False)
+    assert one.checkpoint == 4000 + 4 * 8000
+    whole = disk_forecast(a_plan(parallel=replace(shared, engine=Choice("ddp", "", "user"))), 1, best=False)
+    assert whole.checkpoint == 12_000
