@@ -21,6 +21,7 @@ from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.dropout import set_dropout
 from surefoot.models.fast_adapters import adapter_path
+from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.models.forward import hidden_at, hidden_states, logits_at, narrowed_logits
 from surefoot.models.last_block import last_block_path, obstacle
 from surefoot.models.neftune import noisy_embeddings
@@ -156,6 +157,14 @@ def test_under_adapters_of_our_own(folders, narrowed, family, kind):
     model = learner(folders[family], kind).double()
     adapter_path().install(model)
     assert differs_by(model) <= EXACT
+    assert narrowed == [BATCH.weight]
+
+
+def test_over_norms_and_rotations_of_our_own(folders, narrowed):
+    model = learner(folders["llama3"], "lora")
+    pointwise_path().install(model)
+    assert not obstacle(model)
+    assert differs_by(model) <= FP32
     assert narrowed == [BATCH.weight]
 
 

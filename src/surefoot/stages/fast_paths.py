@@ -90,7 +90,7 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
     pointwise = [pointwise_path()] if plan.kernels.pointwise.value == "fused" else []
-    return [*adapter, *loss, *last, *pointwise]
+    return [*adapter, *loss, *pointwise, *last]  # the last one has hooks, and norms with hooks are left alone
 
 
 def settle(
