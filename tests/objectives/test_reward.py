@@ -152,7 +152,7 @@ class Scores(nn.Module):
         torch.manual_seed(3)
         nn.init.normal_(self.v_head.summary.weight)
 
-    def forward(self, rows: Batch) -> torch.Tensor:
+    def forward(self, rows: Batch, prefixes=None, read=None) -> torch.Tensor:
         return self.v_head(torch.tanh(self.toy.hidden(self.toy.embed(rows.input_ids))).cumsum(dim=1))
 
 
@@ -181,7 +181,7 @@ def test_the_split_into_micro_batches_changes_nothing(loss):
 def test_sums_and_tables():
     batch = pair_batch([([1, 2], [1, 3]), ([1, 4], [1, 5]), ([6, 7], [6, 7])])
     values = torch.tensor([[0, 2.0], [0, -1.0], [0, 0.5], [0, 1.0], [0, -0.5], [0, 0.5]])
-    out = reward_objective("last")(lambda rows: values, batch)
+    out = reward_objective("last")(lambda *asked: values, batch)
     assert {name: float(value) for name, value in out.sums.items()} == {
         "reward_accuracy": 1.5,  # an equal score counts half
         "reward_margin": 0.5,
@@ -190,7 +190,7 @@ def test_sums_and_tables():
     }
     assert not out.tables
     with torch.no_grad():
-        table = reward_objective("last")(lambda rows: values, batch).tables["calibration"]
+        table = reward_objective("last")(lambda *asked: values, batch).tables["calibration"]
     assert table.sum(dim=0).tolist()[:2] == [3.0, 1.5]
 
 
