@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from surefoot.kernels.documents import FORMS, documents_of
+from surefoot.probe import documents as module
 from surefoot.probe.attention import GATE
 from surefoot.probe.documents import PADDED, document_trials, timed_lengths
 
@@ -44,6 +45,19 @@ def test_twin_that_lets_documents_see_each_other_is_not_timed():
     assert "is off by" in found["leaks"].failure
     assert found["leaks"].seconds == 0
     assert found["sdpa"].passed
+
+
+def test_padded_rows_are_timed_with_the_math_kernel_where_the_usual_one_raises(monkeypatch):
+    """As flash does in bf16 under ATEN_CPU_CAPABILITY=default on a CPU with AMX."""
+    real = module._sdpa
+
+    def failing(q, k, v):
+        if torch.backends.cuda.flash_sdp_enabled():
+            raise RuntimeError("pack_vnni2 is only supported when avx512 is supported")
+        return real(q, k, v)
+
+    monkeypatch.setattr(module, "_sdpa", failing)
+    assert trials({"matmul": ours("matmul")})[PADDED].seconds > 0
 
 
 def test_lengths_are_taken_from_all_of_the_mix():

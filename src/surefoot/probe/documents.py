@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType
@@ -64,7 +65,8 @@ def document_trials(
             name: partial(forward_backward, form(lengths), row) for name, form in forms.items() if not checked[name][0]
         }
         padded = [make(len(group), groups, count, group[0]) for group in _neighbours(lengths)]
-        runs[PADDED] = lambda: [forward_backward(_sdpa, inputs) for inputs in padded]
+        usual = _runnable(padded[0])
+        runs[PADDED] = lambda: [forward_backward(usual, inputs) for inputs in padded]
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         seconds = best_seconds(runs, budget=budget, rounds=ROUNDS, wait=wait)
     found = [AttentionTrial(name, seconds.get(name, 0.0), *checked[name]) for name in forms]
@@ -84,6 +86,21 @@ def _neighbours(lengths: Sequence[int]) -> list[tuple[int, ...]]:
     """The longer and the shorter half, as two padded micro-batches of a step would have them."""
     middle = (len(lengths) + 1) // 2
     return [tuple(half) for half in (lengths[:middle], lengths[middle:]) if half]
+
+
+def _runnable(inputs: Sequence[torch.Tensor]) -> Form:
+    """SDPA as torch dispatches it, or held to the math kernel where that raises: the plan leaves out a kernel that
+    does, as one of a CPU does whose instructions a variable of the environment takes away."""
+    try:
+        forward_backward(_sdpa, inputs)
+    except RuntimeError:
+        return _math
+    return _sdpa
+
+
+def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return _sdpa(q, k, v)
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
