@@ -34,6 +34,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Ten
     return _Norm.apply(x, weight, form)  # pyright: ignore[reportReturnType]
 
 
+def turned_alone(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Of one tensor [B, H, T, D] with cos, sin [B or 1, T, R]: see `turned`."""
+    return _Turned.apply(x, cos.unsqueeze(1), sin.unsqueeze(1))  # pyright: ignore[reportReturnType]
+
+
 def turned(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,12 +10,11 @@ Shapes: T rows of N numbers; H heads of D numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from surefoot.kernels.blocks import NormForm
-from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.attention import GATE
@@ -23,7 +22,6 @@ from surefoot.probe.matmul import TORCH_DTYPE
 from surefoot.probe.timing import best_seconds, one_thread
 
 Way = Callable[..., torch.Tensor]
-FORMS = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
 _NUMBERS = 2**21  # in what is timed; 8 MiB in fp32
 _FEWEST, _MOST = 64, 2048  # rows
 _CHECKED = 37  # rows, an odd number
@@ -31,15 +29,24 @@ _SIZES = (1.0, 1e-3, 30.0)
 _ROUNDS = 12
 
 
+@dataclass(frozen=True)
+class Ways:
+    """Pairs of the plain way and ours. norms: x [T, N], weight [N] -> [T, N]; the first pair is timed. turn: x
+    [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D]."""
+
+    norms: Sequence[tuple[Way, Way]]
+    turn: tuple[Way, Way]
+
+
 def pointwise_trials(
-    width: int, heads: int, head_dim: int, dtype: DType, device: torch.device, *, budget: float = 0.3
+    ways: Ways, width: int, heads: int, head_dim: int, dtype: DType, device: torch.device, *, budget: float = 0.3
 ) -> tuple[PointwiseTrial, ...]:
     """Of a norm over `width` numbers and of the turn of `heads` heads. budget: seconds for the timing of both."""
     rows = min(_MOST, max(_FEWEST, _NUMBERS // width))
     make = partial(_inputs, dtype=TORCH_DTYPE[dtype], device=device)
     with one_thread():
-        norm = _trial("norm", _norm_ways, make, (width, rows), dtype, budget / 2)
-        turn = _trial("rotary", _turn_ways, make, (heads * head_dim, rows, head_dim), dtype, budget / 2)
+        norm = _trial("norm", partial(_norm_ways, ways), make, (width, rows), dtype, budget / 2)
+        turn = _trial("rotary", partial(_turn_ways, ways), make, (heads * head_dim, rows, head_dim), dtype, budget / 2)
     return norm, turn
 
 
@@ -89,29 +96,27 @@ def _pass(way: Way, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _norm_ways(
-    make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+    given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
 ) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
     width, rows = shape
     inputs = (make(rows, width, size=size, learns=True), make(width, learns=True), make(rows, width))
-    return [(partial(plain_norm, form=form), partial(rms_norm, form=form), inputs) for form in FORMS]
+    return [(plain, fused, inputs) for plain, fused in given.norms]
 
 
 def _turn_ways(
-    make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+    given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
 ) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
     width, tokens, head_dim = shape
 
     def heads_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(1, tokens, width // head_dim, head_dim).transpose(1, 2)
 
-    def plain(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return plain_turn(heads_of(x), cos.unsqueeze(1), sin.unsqueeze(1))
-
-    def fused(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return turned(heads_of(x), heads_of(x)[:, :0], cos, sin)[0]
+    def of_heads(way: Way) -> Way:
+        return lambda x, cos, sin: way(heads_of(x), cos, sin)
 
     x, outer = make(tokens, width, size=size, learns=True), heads_of(make(tokens, width))
-    return [(plain, fused, (x, make(1, tokens, head_dim), make(1, tokens, head_dim), outer))]
+    plain, fused = given.turn
+    return [(of_heads(plain), of_heads(fused), (x, make(1, tokens, head_dim), make(1, tokens, head_dim), outer))]
 
 
 def _inputs(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torc
     import torch
 
     from surefoot.probe.child import AttentionRequest
+    from surefoot.probe.pointwise import Ways
 
 Shape = tuple[int, int]  # inputs, outputs
 BUDGET = {"cpu": 3.0, "cuda": 10.0}  # seconds; measured in docs/evidence/probes.md
@@ -93,7 +94,22 @@ def measured_pointwise(
         "pointwise",
         question,
         tuple[PointwiseTrial, ...],
-        lambda: pointwise.pointwise_trials(width, heads, head_dim, dtype, device),
+        lambda: pointwise.pointwise_trials(pointwise_ways(), width, heads, head_dim, dtype, device),
+    )
+
+
+def pointwise_ways() -> Ways:
+    """Norms as Llama and as Gemma write them, and the turn of heads: plain and by surefoot's kernels."""
+    from functools import partial
+
+    from surefoot.kernels.blocks import NormForm
+    from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned_alone
+    from surefoot.probe.pointwise import Ways
+
+    forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
+    return Ways(
+        [(partial(plain_norm, form=form), partial(rms_norm, form=form)) for form in forms],
+        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), turned_alone),
     )
 
 
