@@ -37,7 +37,8 @@ def attention_line(one: Ready, measured: Measurements) -> Finding:
         gain = gain_of_kernel(one, best.form)  # type: ignore[arg-type]
     else:
         gain = min(mine) / best.seconds if mine else None
-    if gain is not None and gain < NEAR:  # packed documents have a form of their own, and dropout rules some out
+    asked = "user" in (one.plan.attention.implementation.source, one.plan.attention.kernels.source)
+    if gain is not None and gain < NEAR and not asked:  # the plan had the choice: dropout, say, rules the others out
         return ok("ATTN-MATH", f"{said}; {best.form} is no faster in this run")
     value = f"{said} runs, and {best.form} is right and faster at these lengths"
     return caution("ATTN-MATH", value, "set attention: auto", gain=gain)
