@@ -190,8 +190,8 @@ def _frozen_bytes(work: Workload) -> int:
 def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
     """What one decoder layer keeps for its backward pass."""
     model, b = work.model, work.width
-    if work.fast_adapter:  # one cast input for all layers that share it; attention's output is cast already
-        linear_inputs = b * (2 * model.hidden + model.intermediate) if work.autocast else 0
+    if work.fast_adapter:  # one input for all layers that share it; attention's output is kept already
+        linear_inputs = b * (2 * model.hidden + model.intermediate)
     elif work.autocast:
         adapted = work.adapter is not None
         linear_inputs = b * (_adapted_inputs(work) if adapted else _inputs(model.layer_linears) // model.layers)
