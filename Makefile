@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: help setup quickstart test lint types contracts test-slow soak harness conformance bench clean
+.PHONY: help setup quickstart test lint types contracts test-slow soak audit harness conformance bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -39,6 +39,10 @@ test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded m
 
 soak: $(SETUP)  ## thousands of random faults with fresh seeds: kills, power failures, damage, signals, NaNs
 	$(BIN)/pytest -s -m soak tests/faults
+
+audit: $(SETUP)  ## known vulnerabilities of the pinned packages; installs pip-audit and asks its public database
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --disable-pip --no-deps -r constraints.txt
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.chdir(tmp_path)
-    return Place(tmp_path, world / "base", world / "out", monkeypatch)
+    made = Place(tmp_path, world / "base", world / "out", monkeypatch)
+    yield made
+    for handle in made.held:
+        os.close(handle)

@@ -1,0 +1,38 @@
+"""Faults of the catalogue whose proof is not a row of the table: number -> tests that have it."""
+
+from __future__ import annotations
+
+PROVEN_ELSEWHERE = {
+    "D14": "tests/objectives/test_sft.py::test_loss_and_gradients_equal_huggingface",
+    "D27": "tests/data/test_sources.py::test_a_file_that_changes_in_between_is_refused",
+    "T1": "tests/planning/test_tokenizer.py::test_llama_30_gets_a_reserved_token_and_never_the_exclamation_mark",
+    "T2": "tests/data/test_audit.py::test_pad_may_be_a_stop_token",
+    "T3": "tests/planning/test_tokenizer.py::test_llama_2_gets_unk_which_is_special_though_its_id_is_0",
+    "T5": "tests/planning/test_tokenizer.py::test_a_spare_row_belongs_to_no_token",
+    "T9": "tests/data/test_encode.py::test_a_bos_that_the_template_writes_is_not_doubled_and_can_be_refused",
+    "T10": "tests/objectives/test_sft.py::test_loss_and_gradients_equal_huggingface",
+    "T12": "tests/planning/test_tokenizer.py::test_a_turn_end_that_generation_config_forgets_is_said",
+    "M3": "tests/training/test_checkpoint.py::test_any_damage_is_found_and_the_older_checkpoint_taken",
+    "M5": "tests/models/test_load.py::test_weights_are_the_files_cast_to_the_planned_dtype",
+    "M12": "tests/models/test_hub.py::test_licence_not_accepted",
+    "P4": "tests/training/test_scaling.py::test_the_scale_stops_at_its_floor",
+    "R3": "tests/cli/test_train.py::test_a_signal_saves_says_how_to_go_on_and_leaves_no_process",
+    "R4": "tests/exactness/test_kill_and_resume.py::test_killed_and_resumed_equals_uninterrupted",
+    "R5": "tests/exactness/test_kill_and_resume.py::test_a_kill_at_any_flush_of_a_save",
+    "R7": "tests/training/test_checkpoint.py::test_a_full_disk_is_an_environment_fault_and_leaves_the_older_one",
+    "R8": "tests/test_durable.py::test_staged_folder_on_a_failing_disk",
+    "R12": "tests/training/test_checkpoint.py::test_steps_are_ordered_as_numbers",
+    "R14": "tests/cli/test_run_folder.py::test_a_folder_in_use_is_refused_until_its_process_ends",
+    "R20": "tests/exactness/test_kill_and_resume.py::test_killed_and_resumed_equals_uninterrupted",
+    "R22": "tests/data/test_loader.py::test_a_fault_is_raised_at_its_step",
+    "R23": "tests/training/test_watchdog.py::test_a_rank_that_is_gone_or_silent_ends_the_run",
+    "R24": "tests/training/test_watchdog.py::test_a_stall_names_who_is_behind",
+    "R25": "tests/distributed/test_rank_faults.py"
+    "::test_a_replica_that_differs_by_a_bit_is_noticed_at_the_next_comparison",
+    "R27": "tests/cli/test_train.py::test_a_signal_saves_says_how_to_go_on_and_leaves_no_process",
+    "K2": "tests/stages/test_ppo.py::test_held_steps_move_nothing_and_say_why",
+    "K5": "tests/stages/test_ppo.py::test_a_reward_that_says_nothing_ends_the_run",
+    "K7": "tests/exactness/test_ppo_resume.py::test_killed_anywhere_and_resumed_equals_uninterrupted",
+    "E3": "tests/stages/test_export.py::test_a_broken_merge_is_refused_and_leaves_nothing",
+    "E5": "tests/cli/test_export.py::test_the_code_of_the_card_runs_in_a_fresh_process",
+}
