@@ -241,11 +241,15 @@ def verify_checkpoint(folder: Path) -> list[Fault]:
 
 
 def check_checkpoint(folder: Path) -> list[FileCheck]:
-    """`check_files`, and whether the folder has the name that its manifest tells, and files that it does not. Hidden
-    ones, as desktops leave them, are nobody's: no library reads them."""
+    """`check_files`; and of a folder with a checkpoint's name, whether it is that of its step, and files that its
+    manifest does not know: those of a run folder are many. Hidden ones, as desktops leave them, are nobody's: no
+    library reads them."""
     content = read_manifest(folder)
+    checks = check_against(folder, content["files"])
     named = _NAME.fullmatch(folder.name)
-    if named and int(named[1]) != content["step"]:
+    if named is None:
+        return checks
+    if int(named[1]) != content["step"]:
         raise IntegrityError(Fault(str(folder), f"holds step {content['step']}: the folder was renamed"))
     there = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not path.name.startswith("."))
     surplus = [
@@ -253,7 +257,7 @@ def check_checkpoint(folder: Path) -> list[FileCheck]:
         for path in there
         if (name := path.relative_to(folder).as_posix()) not in content["files"] and name != MANIFEST
     ]
-    return [*check_against(folder, content["files"]), *surplus]
+    return checks + surplus
 
 
 def is_checkpoint(folder: Path) -> bool:
