@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from surefoot.redaction import veiled
 from surefoot.report import journal
 from surefoot.report.journal import Record
 from surefoot.training.report import StepProfile
@@ -44,9 +45,9 @@ def utc_now() -> datetime:
 
 
 def append_event(run: Path, kind: Kind, step: int, text: str, now: Clock = utc_now) -> None:
-    """step: optimizer steps done when it happened. text: one sentence."""
+    """step: optimizer steps done when it happened. text: one sentence; secrets in it, which an error may quote, go."""
     stamp = now().isoformat(timespec="milliseconds")
-    journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": text})
+    journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": veiled(text)})
 
 
 def append_samples(run: Path, step: int, answers: Sequence[tuple[str, str]]) -> None:
