@@ -30,7 +30,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from surefoot.kernels.dora import Factor, scaled, scaled_rows
+from surefoot.kernels.dora import Factor, on_average, scaled, scaled_rows
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,10 @@ def _output(
         return output, None
     if masked:
         output, base = F.linear(x, weight, bias), F.linear(u, weight)
-        output += scaled(base, factor).sub_(base)
+        output += on_average(base, factor).sub_(base)
         _flat(output).addmm_(h, layer.up.T)
         return output, base
-    z = scaled(F.linear(x, weight), factor)  # not x (f W)^T: rounded weights add a tenth to the error of 16 bits
+    z = on_average(F.linear(x, weight), factor)  # not x (f W)^T: rounded weights add a tenth to the error of 16 bits
     _flat(z).addmm_(h, layer.up.T)
     return (z if bias is None else z + bias), z if factor.invertible else None
 

@@ -10,29 +10,47 @@ Shapes: O outputs, I inputs, r rank.
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
 
 _INVERTIBLE = 1e-3  # |f| below it: what was multiplied by f may have lost digits to underflow in fp16
 _NEAR_ONE = 0.5  # |f - 1| up to here: the rounding of f - 1 is no more than that of f
+CYCLE = 256  # tokens after which the pattern of `on_average` comes again
+_GOLDEN = (math.sqrt(5) - 1) / 2
+# A number between 2^e and 2^(e+1) moves to the next one of its type by this share of itself times eps, in the mean over
+# products of a matrix (weighted by their squares, which is what a row's gain is).
+_NEXT = 0.72
+_ONE_STEP = 0.625  # times eps: x (1 + this eps) rounds to the next number whatever the digits of x
 
 
 @dataclass(frozen=True)
 class Factor:
     """f for one state of the weights.
 
-    values: [O], fp32 or wider. coarse, fine: [O], whose sum is f, in the dtype of the products: one number of 16 bits
-    would be off by the same half unit at every token. coarse: None stands for 1. invertible: nothing in f is so close
+    values: [O], fp32 or wider. fine: f - 1, [O], in the dtype of the products; None where some f is far from 1.
+    rare: in types of 16 bits, where `fine` is not None; see `on_average`. invertible: nothing in f is so close
     to 0 that what was multiplied by it cannot be divided by it. magnitude, norm: m and |W + s B A|, [O].
     """
 
     values: torch.Tensor
-    coarse: torch.Tensor | None
-    fine: torch.Tensor
+    fine: torch.Tensor | None
+    rare: Rare | None
     invertible: bool
     magnitude: torch.Tensor
     norm: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rare:
+    """share: [O], of the tokens at which an output moves to the next number of its type; above 1 at all of them.
+    then, else_: [O], f - 1 at these and at the others."""
+
+    share: torch.Tensor
+    then: torch.Tensor
+    else_: torch.Tensor
 
 
 @torch.no_grad()
@@ -41,15 +59,55 @@ def factor_of(magnitude: torch.Tensor, norm: torch.Tensor, dtype: torch.dtype) -
     magnitude = magnitude.to(norm.dtype, copy=True)
     values = magnitude / norm
     near_one = bool(((values - 1).abs() <= _NEAR_ONE).all())
-    coarse = None if near_one else values.to(dtype)
-    fine = (values - (1 if coarse is None else coarse.to(values.dtype))).to(dtype)
-    return Factor(values, coarse, fine, bool((values.abs() >= _INVERTIBLE).all()), magnitude, norm)
+    fine = (values - 1).to(dtype) if near_one else None
+    rare = _rare(values - 1, dtype) if near_one and dtype.itemsize == 2 else None
+    return Factor(values, fine, rare, bool((values.abs() >= _INVERTIBLE).all()), magnitude, norm)
+
+
+def _rare(change: torch.Tensor, dtype: torch.dtype) -> Rare:
+    """change: f - 1, [O]."""
+    step = _NEXT * torch.finfo(dtype).eps
+    small = change.abs() < step
+    then = torch.where(small, change.sign() * (_ONE_STEP * torch.finfo(dtype).eps), change)
+    return Rare(
+        torch.where(small, change.abs() / step, 2.0),
+        then.to(dtype),
+        torch.where(small, 0.0, change).to(dtype),
+    )
 
 
 def scaled(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
     """f times [..., O]."""
-    fine, coarse = factor.fine, factor.coarse
-    return torch.addcmul(tensor if coarse is None else tensor * coarse, tensor, fine)
+    if factor.fine is None:
+        return (tensor * factor.values).to(tensor.dtype)
+    return torch.addcmul(tensor, tensor, factor.fine)
+
+
+def on_average(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
+    """f times [..., O], right in the mean over tokens. In 16 bits x (1 + 0.0002) is x: the nearest number. A magnitude
+    that moves by so little in a step would move nothing, at every token alike. So the output moves to the next number
+    at as many of CYCLE tokens as make up for it, spread evenly (multiples of the golden ratio), the same ones whenever
+    the same tokens come."""
+    if factor.rare is None:
+        return scaled(tensor, factor)
+    rare, width = factor.rare, tensor.shape[-1]
+    flat = tensor.reshape(-1, width)
+    turns = _turns(CYCLE + width, flat.device).as_strided((min(CYCLE, len(flat)), width), (1, 1))
+    pattern = torch.where(turns < rare.share, rare.then, rare.else_)
+    found = torch.empty_like(flat)
+    whole = len(flat) - len(flat) % CYCLE
+    if whole:
+        cycles = flat[:whole].view(-1, CYCLE, width)
+        torch.addcmul(cycles, cycles, pattern, out=found[:whole].view(-1, CYCLE, width))
+    rest = flat[whole:]
+    torch.addcmul(rest, rest, pattern[: len(rest)], out=found[whole:])
+    return found.view(tensor.shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _turns(count: int, device: torch.device) -> torch.Tensor:
+    """[count], between 0 and 1: any of them in a row lie evenly."""
+    return (torch.arange(count, dtype=torch.float64) * _GOLDEN).frac().float().to(device)
 
 
 def scaled_rows(weight: torch.Tensor, factor: Factor) -> torch.Tensor:
