@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from surefoot.data.batch import JudgedBatch, PairBatch
+from surefoot.data.comparable import in_padded_rows, part_within
 from surefoot.data.layout import Layout
-from surefoot.data.parts_of_packed import in_padded_rows, part_at_same_cost
 from toy import toy_examples
 
 PAIRS = [(5, 9), (3, 3), (8, 2), (4, 6), (10, 1)]
@@ -32,7 +32,7 @@ def test_packed_pairs_count_real_tokens():
     assert [sum(sum(PAIRS[place]) for place in row) for row in rows] == [27, 24]
     assert max(map(len, Layout(0, most=2, tokens=100, packed=True).groups(PAIRS))) == 2
     assert len(Layout(0, tokens=100, packed=True, ranks=2).groups(PAIRS)) == 2
-    assert Layout(0, tokens=30, packed=True).groups_of_all(PAIRS) == [[0, 4], [2, 3], [1]]
+    assert Layout(0, tokens=30, packed=True).groups_of_all(PAIRS) == [[0, 4], [2, 3, 1]]
 
 
 def pairs(layout: Layout, count: int = 4) -> PairBatch:
@@ -60,7 +60,7 @@ def test_packed_batches_of_every_kind_are_padded_again():
 
 def test_a_part_has_whole_pairs_and_costs_no_more_when_padded():
     batch = pairs(Layout(0, packed=True), 6)
-    part = part_at_same_cost(batch)
+    part = part_within(batch, batch.rows.input_ids.numel())
     count = part.weight
     assert 1 <= count < 6
     assert len(part.rows.documents) == 2 * count == 2 * len(part.common)
@@ -69,10 +69,19 @@ def test_a_part_has_whole_pairs_and_costs_no_more_when_padded():
     assert part.reference.tolist() == [float(place) for place in wanted]
     assert wanted[count:] == [place + 6 for place in wanted[:count]]
     assert in_padded_rows(part, 0).rows.input_ids.numel() <= batch.rows.input_ids.numel()
-    blank = part_at_same_cost(batch.blank())
+    blank = part_within(batch.blank(), 10)
     assert (blank.weight, blank.rows.weight, blank.tokens) == (0, 0, 0)
     judged = JudgedBatch(batch.rows, torch.arange(12) % 2 == 0, batch.rows, 12)
-    found = part_at_same_cost(judged)
+    found = part_within(judged, 30)
     assert found.others is None
     assert found.good.tolist() == [number % 2 == 0 for number in found.examples]
-    assert part_at_same_cost(replace(judged, weight=0)).weight == 0
+    assert part_within(replace(judged, weight=0), 30).weight == 0
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 30])
+def test_a_part_of_padded_rows_has_the_packed_ones_examples(tokens):
+    padded, packed = (part_within(pairs(Layout(0, packed=kind), 6), tokens) for kind in (False, True))
+    assert padded.examples == packed.examples
+    assert (padded.common, padded.weight, padded.rows.weight) == (packed.common, packed.weight, packed.rows.weight)
+    assert same(padded.rows, in_padded_rows(packed, 0).rows)
+    assert padded.weight == 1 or padded.rows.input_ids.numel() <= tokens

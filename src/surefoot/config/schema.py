@@ -206,8 +206,8 @@ class GuardConfig(Section):
     max_recent: Count = 3
     """Stop with exit 5 after more than this many non-finite steps among the last 300."""
     spikes: Literal["clip", "off"] = "clip"
-    """What to do with a gradient norm that is an outlier among those of the last steps. clip: the step moves the weights
-    by no more than the highest norm that would have been none."""
+    """What to do with a gradient norm that is an outlier among those of the last steps. clip: the step moves the
+    weights by no more than the highest norm that would have been none."""
 
 
 class BosConfig(Section):

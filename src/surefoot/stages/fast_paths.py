@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from surefoot.data.batch import Weighted
+from surefoot.data.comparable import part_within
 from surefoot.data.loader import dealt
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.chunked_head import loss_path
@@ -48,6 +49,9 @@ LIMITS: Mapping[DType, float] = {
     "bf16": 2.5e-1,  # 8 bits
 }
 _BATCHES = 2
+# Tokens of each in padded rows, unless one example has more: the plain pass holds all their logits, and the run should
+# neither wait for it nor need more memory than the steps do.
+COMPARED = 512
 _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
 # A kind whose gradient is below this share of the largest one is measured against that: what is 0 in exact arithmetic,
 # as that of the keys' bias, is nothing but rounding.
@@ -120,7 +124,10 @@ def settle(
     if not possible:
         return Settled(plan, found)
     step = min(setup.state.step + 1, last)
-    batches = list(dealt(stage.step_batches(step), engine.rank, engine.world))[:_BATCHES]
+    batches = [
+        part_within(batch, COMPARED)
+        for batch in list(dealt(stage.step_batches(step), engine.rank, engine.world))[:_BATCHES]
+    ]
 
     def run() -> Pass:
         return one_pass(setup, stage, batches, step)

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from surefoot.data.batch import Batch, Weighted
+from surefoot.data.comparable import in_padded_rows, part_within
 from surefoot.data.loader import dealt
-from surefoot.data.parts_of_packed import in_padded_rows, part_at_same_cost
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import without_draws
 from surefoot.models.fast import FastPath, Undo
@@ -31,7 +31,7 @@ from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reaso
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import PLAIN, without_packing
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.fast_paths import GO_ON, LIMITS, STAYS, Settled, judged, largest_difference, one_pass
+from surefoot.stages.fast_paths import COMPARED, GO_ON, LIMITS, STAYS, Settled, judged, largest_difference, one_pass
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.setup import Setup
@@ -143,7 +143,7 @@ def _examples(run: Prepared, setup: Setup) -> list[Weighted]:
     """Of the next step: a part of each of this rank's first rows that is no larger in padded rows."""
     engine = setup.engine
     rows = list(dealt(run.stage.step_batches(_step(run, setup)), engine.rank, engine.world))[:_BATCHES]
-    return [part_at_same_cost(row) for row in rows]
+    return [part_within(row, COMPARED) for row in rows]
 
 
 def _step(run: Prepared, setup: Setup) -> int:

@@ -19,7 +19,7 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.batch import Weighted
-from surefoot.data.parts_of_packed import in_padded_rows
+from surefoot.data.comparable import in_padded_rows
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.models.packing import packed_attention

@@ -1,0 +1,77 @@
+"""Batches of any kind made comparable, and cheap to compare: the same examples in padded rows, or a few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surefoot.data.batch import IGNORE, Batch, JudgedBatch, PairBatch, Weighted
+from surefoot.data.pack import documents_at, padded_rows, unpacked
+
+
+def in_padded_rows(batch: Weighted, pad_id: int) -> Weighted:
+    """The same examples, each sequence in a padded row of its own."""
+    if isinstance(batch, Batch):
+        return unpacked(batch, pad_id)
+    if isinstance(batch, PairBatch):
+        return replace(batch, rows=unpacked(batch.rows, pad_id))
+    if isinstance(batch, JudgedBatch):
+        others = None if batch.others is None else unpacked(batch.others, pad_id)
+        return replace(batch, rows=unpacked(batch.rows, pad_id), others=others)
+    return batch
+
+
+def part_within(batch: Weighted, tokens: int) -> Weighted:
+    """Items of like length, of a pair both sequences, that take at most so many tokens in padded rows; one where no
+    two fit. Packed stays packed. What a step needs to know of answers that are not in it is left out. Batches
+    of no items, and of kinds that only a model fills, come out as they are."""
+    rows = batch.rows
+    lengths = rows.documents or rows.lengths
+    if not lengths or (not rows.documents and rows.attention_mask is not None):
+        return batch
+    if isinstance(batch, Batch):
+        return _at(batch, _largest(lengths, tokens))
+    if isinstance(batch, PairBatch):
+        count = len(batch.common)
+        longest = [max(pair) for pair in zip(lengths[:count], lengths[count:], strict=True)]
+        group = _largest(longest, tokens / 2)
+        both = [*group, *(count + place for place in group)]
+        return replace(
+            batch,
+            rows=_at(rows, both),
+            common=tuple(batch.common[place] for place in group),
+            weight=len(group) if batch.weight else 0,
+            reference=None if batch.reference is None else batch.reference[both],
+        )
+    if not isinstance(batch, JudgedBatch):
+        return batch
+    group = _largest(lengths, tokens)
+    return replace(
+        batch,
+        rows=_at(rows, group),
+        good=batch.good[group],
+        others=None,
+        weight=len(group) if batch.weight else 0,
+        reference=None if batch.reference is None else batch.reference[group],
+    )
+
+
+def _at(rows: Batch, places: Sequence[int]) -> Batch:
+    """These documents, or these rows, padded on the right."""
+    if rows.documents:
+        return documents_at(rows, places)
+    lengths = tuple(rows.lengths[place] for place in places)
+    longest = max(lengths)
+    targets = rows.targets[list(places), :longest]
+    return Batch(
+        rows.input_ids[list(places), :longest],
+        targets,
+        None,
+        int((targets != IGNORE).sum()),
+        lengths,
+        tuple(rows.examples[place] for place in places),
+    )
+
+
+def _largest(lengths: Sequence[int], tokens: float) -> list[int]:
+    return sorted(max(padded_rows(lengths, tokens), key=len))
