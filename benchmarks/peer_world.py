@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ def make_world(folder: Path, asked: Namespace) -> World:
     what = [asked.size, asked.adapter, "fixed" if fixed else "short", f"b{asked.batch}", f"s{asked.steps}"]
     own = folder / "-".join([*what, hashlib.sha256(data).hexdigest()[:8]])
     if not (own / "world.json").is_file():
-        own.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(own, ignore_errors=True)  # of a call that was broken off
+        own.mkdir(parents=True)
         _write(own, _base(folder, asked.size, json.loads(data)), json.loads(data), asked, fixed)
     return World(folder=own, **json.loads((own / "world.json").read_text()))
 
