@@ -370,6 +370,28 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_no_process(run, number):
     assert trial("--resume", f"duration={step + 2} steps")[0] == 0
 
 
+def terminated(*_args, **_named):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)  # a signal is heard in between
+
+
+@pytest.mark.parametrize("where", ["steps.set_up", "run.publish"])
+def test_sigterm_before_and_after_the_steps_ends_in_75_and_the_run_goes_on(tmp_path, base, monkeypatch, where):
+    trial = Run(None, tmp_path, base)
+    trial.config["output"] = str(tmp_path / "out")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(trial.config))
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"surefoot.stages.{where}", terminated)
+        result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml")])
+    assert result.exit_code == 75, result.output
+    assert "interrupted" in result.stderr
+    assert signal.getsignal(signal.SIGTERM) is before
+    again = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), "--resume"])
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "out" / "all_results.json").is_file()
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_ctrl_c_before_the_first_step_writes_nothing_and_says_so(tmp_path, base, monkeypatch, resume):
     trial = Run(None, tmp_path, base)

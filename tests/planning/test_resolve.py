@@ -115,7 +115,7 @@ GOLDEN = """
 8B       3.0  h100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|reserved_special_token_0|> alpaca lora plain 16x1
 8B       chat h200       full-one cuda bf16/fp32 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer full plain 1x1
 8B       chat a100       fp16     cuda fp16/fp16 scaler tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1
-8B       chat h100       fp32     cuda fp32/fp32 unscaled ieee sdpa:mem_efficient <|finetune_right_pad_id|> tokenizer lora plain 8x2
+8B       chat h100       fp32     cuda fp32/fp32 unscaled ieee sdpa:mem_efficient <|finetune_right_pad_id|> tokenizer lora plain 6x3
 8B       chat rtx4090    lora-one cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 1x1
 8B       chat rtx4090    full     REFUSED model
 7B       2    a100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <unk> alpaca lora plain 16x1

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
-from surefoot import durable
+from surefoot import durable, hardware
 from surefoot.cli.errors import Invocation
 from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.translated import checked, recognised, with_command
+from surefoot.errors import STOPPED_EXIT_CODE
 from surefoot.redaction import veiled_words
 
 if TYPE_CHECKING:
@@ -117,8 +121,6 @@ def _train(
     read_from: Path | None = None,
 ) -> int:
     """profile: steps to profile, and every how many steps to print times."""
-    from surefoot import hardware
-
     launch = hardware.find_launch()
     if launch is None and (config.parallel.nproc or 1) > 1:
         from surefoot.cli.launching import start_ranks
@@ -172,20 +174,46 @@ def _read_as(origin: Translation, read_from: Path | None) -> str:
     return f"{what} of {origin.tool}, translated; {summary(origin)}: surefoot translate {shown} shows them"
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as a machine that is taken away sends it."""
+
+
 @contextmanager
 def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
-    """Ctrl-C while steps are taken is a request to stop, and ends no block. Before and after, it ends this one."""
+    """Ctrl-C and SIGTERM while steps are taken are a request to stop, and end no block. Before and after, they end this
+    one; after SIGTERM the exit code says that the run can go on, whenever it came."""
     before = _listing(folder)
     try:
-        yield
-    except KeyboardInterrupt:
+        with _sigterm_heard():
+            yield
+    except KeyboardInterrupt as interruption:
         if _listing(folder) == before:
             step = "the next step" if mode == "resume" else "step 1"
             click.echo(f"\ninterrupted before {step}; nothing was written", err=True)
         else:
             advice = with_command("continue with --resume", click.get_current_context().ensure_object(Invocation).typed)
             click.echo(f"\ninterrupted while {folder} was written; {advice}", err=True)
+        if isinstance(interruption, _Terminated):
+            raise click.exceptions.Exit(STOPPED_EXIT_CODE) from None
         raise
+
+
+@contextmanager
+def _sigterm_heard() -> Iterator[None]:
+    """Raises _Terminated in the block. Not in one of several ranks, which may wait for each other where nothing is
+    heard: they end by the signal itself, all of them."""
+    if threading.current_thread() is not threading.main_thread() or hardware.find_launch() is not None:
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _listing(folder: Path) -> dict[str, int]:
