@@ -11,7 +11,6 @@ disturb little.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -20,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from packing import asked, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Example, PairBatch
@@ -30,7 +29,6 @@ from surefoot.data.loader import common_beginning
 from surefoot.models.packing import packed_attention
 from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.models.value_head import ScoredModel, ValueHead
-from surefoot.objectives.base import Objective
 from surefoot.objectives.preference import Constants, preference_loss
 from surefoot.objectives.reward import reward_objective
 
@@ -75,17 +73,6 @@ def batches(step: Sequence[Pair], layout: Layout) -> list[PairBatch]:
     return found
 
 
-def run(model: nn.Module, objective: Objective, step: Sequence[PairBatch]) -> float:
-    """The summed loss, with gradients."""
-    model.zero_grad()
-    total = 0.0
-    for batch in step:
-        loss = objective(model, batch).loss
-        loss.backward()
-        total += float(loss.detach())
-    return total
-
-
 def counted(way: str, batch: PairBatch) -> int:
     """Tokens that go through the decoder."""
     if way == "prompts computed once":
@@ -94,12 +81,7 @@ def counted(way: str, batch: PairBatch) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--products", choices=["fp32", "bf16"], default="bf16")
-    given = parser.parse_args()
+    given = asked(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = LlamaConfig(

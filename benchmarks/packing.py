@@ -20,11 +20,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefoot.data.batch import Batch, Example, collate
+from surefoot.data.batch import Batch, Example, Weighted, collate
 from surefoot.data.pack import pack, packed_rows, padded_rows
 from surefoot.models.packing import packed_attention
+from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
 
 SIZE, MICRO, TOKENS, WORDS = 32, 8, 2048, 8000
@@ -56,24 +58,29 @@ def layouts(step: Sequence[Example]) -> dict[str, list[Batch]]:
     }
 
 
-def run(model: LlamaForCausalLM, batches: Sequence[Batch]) -> float:
+def run(model: nn.Module, objective: Objective, batches: Sequence[Weighted]) -> float:
     """The summed loss, with gradients."""
     model.zero_grad()
     total = 0.0
     for batch in batches:
-        loss = sft_loss(model, batch).loss
+        loss = objective(model, batch).loss
         loss.backward()
         total += float(loss.detach())
     return total
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def asked(described: str | None) -> argparse.Namespace:
+    """What the command line says: data, steps, turns and products."""
+    parser = argparse.ArgumentParser(description=described, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--products", choices=["fp32", "bf16"], default="bf16")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = asked(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -93,7 +100,7 @@ def main() -> None:
         for name, layout, form in arms:
             undo = packed_attention(form).install(model) if form else lambda: None
             begin = time.process_time()
-            losses[name] = sum(run(model, step[layout]) for step in steps)
+            losses[name] = sum(run(model, sft_loss, step[layout]) for step in steps)
             if turn:
                 seconds[name].append(time.process_time() - begin)
             undo()

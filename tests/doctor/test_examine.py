@@ -18,11 +18,6 @@ from surefoot.doctor.findings import to_json
 from surefoot.planning.memory import readable
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return clean_base(tmp_path_factory.mktemp("base"))
-
-
 def codes(found):
     return {one.code for one in found.findings}
 

@@ -8,29 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from doctor_runs import clean_base, clean_run, plant_in_loss
+from doctor_runs import clean_run, plant_in_loss
 from surefoot.doctor import steps
 from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, plainest, split_line
 from surefoot.doctor.steps import STEPS, few, product_line, take
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import Measurements
 from surefoot.stages.trial import ready
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return clean_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture
-def one(folder, base):
-    with ready(clean_run(folder, base), STEPS) as prepared:
-        yield prepared
 
 
 @pytest.fixture

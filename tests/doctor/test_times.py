@@ -8,32 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from doctor_runs import clean_base, clean_run, plant_in_loss, with_stage
+from doctor_runs import plant_in_loss, with_stage
 from surefoot.doctor import passes, times
 from surefoot.doctor.codes import NEAR
-from surefoot.doctor.steps import STEPS, take
+from surefoot.doctor.steps import take
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements
-from surefoot.stages.trial import ready
 
 SLOW = 0.15  # seconds that a planted wait takes: far above what these steps take
 FLASH = AttentionTrial("flash", 1e-6, "")  # as if it were much faster than what runs
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return clean_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture
-def one(folder, base):
-    with ready(clean_run(folder, base), STEPS) as prepared:
-        yield prepared
 
 
 def slow_backward(one, seconds):

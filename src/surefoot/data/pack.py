@@ -123,12 +123,6 @@ def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
     return replace(part, weight=int((targets != IGNORE).sum()), lengths=documents, examples=examples)
 
 
-def even_part(batch: Batch, budget: int) -> Batch:
-    """Of a packed row the largest group of documents of like length that takes at most `budget` tokens when padded: a
-    packed row of its own, to be compared with padded ones at the same cost. One document where no two fit."""
-    return documents_at(batch, sorted(max(padded_rows(batch.documents, budget), key=len)))
-
-
 def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
     """[1, T]: places from 0 in each document."""
     return torch.cat([torch.arange(length, device=device) for length in documents])[None]

@@ -51,7 +51,7 @@ LIMITS: Mapping[DType, float] = {
 _BATCHES = 2
 # Tokens of each in padded rows, unless one example has more: the plain pass holds all their logits, and the run should
 # neither wait for it nor need more memory than the steps do.
-COMPARED = 512
+_COMPARED = 512
 _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
 # A kind whose gradient is below this share of the largest one is measured against that: what is 0 in exact arithmetic,
 # as that of the keys' bias, is nothing but rounding.
@@ -124,10 +124,7 @@ def settle(
     if not possible:
         return Settled(plan, found)
     step = min(setup.state.step + 1, last)
-    batches = [
-        part_within(batch, COMPARED)
-        for batch in list(dealt(stage.step_batches(step), engine.rank, engine.world))[:_BATCHES]
-    ]
+    batches = compared_batches(stage, engine, step)
 
     def run() -> Pass:
         return one_pass(setup, stage, batches, step)
@@ -151,6 +148,12 @@ def settle(
                 what = f"together with others {_sentence(record)}"
                 plan = _weighed(plan, path.name, record, what, say, resumed=resumed)
     return Settled(plan, found)
+
+
+def compared_batches(stage: Stage, engine: Engine, step: int) -> list[Weighted]:
+    """What is computed both ways: a part of each of this rank's first micro-batches of the step."""
+    own = list(dealt(stage.step_batches(step), engine.rank, engine.world))
+    return [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
 
 
 def _compared(

@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from surefoot.data.batch import Batch, Weighted
-from surefoot.data.comparable import in_padded_rows, part_within
-from surefoot.data.loader import dealt
+from surefoot.data.batch import Batch
+from surefoot.data.comparable import in_padded_rows
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import without_draws
 from surefoot.models.fast import FastPath, Undo
@@ -31,13 +30,20 @@ from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reaso
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import PLAIN, without_packing
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.fast_paths import COMPARED, GO_ON, LIMITS, STAYS, Settled, judged, largest_difference, one_pass
+from surefoot.stages.fast_paths import (
+    GO_ON,
+    LIMITS,
+    STAYS,
+    Settled,
+    compared_batches,
+    judged,
+    largest_difference,
+    one_pass,
+)
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
-
-_BATCHES = 2
 
 
 def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:
@@ -99,7 +105,8 @@ class _Trial:
 
 def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple[Undo, _Trial]:
     """The path, put in, and what came of it."""
-    batches, step = _examples(run, setup), _step(run, setup)
+    step = min(setup.state.step + 1, run.timetable.total_steps)
+    batches = compared_batches(run.stage, setup.engine, step)
     padded = [in_padded_rows(batch, setup.plan.tokenizer.pad_id) for batch in batches]
     with without_draws(setup.engine.model):
         plain = one_pass(setup, run.stage, padded, step)
@@ -137,17 +144,6 @@ def _leak(setup: Setup, batch: Batch) -> tuple[float, str]:
         fault = reason_of(caught)
     share, failed = setup.engine.totals([share, float(bool(fault))])
     return share, fault or ("on another rank" if failed else "")
-
-
-def _examples(run: Prepared, setup: Setup) -> list[Weighted]:
-    """Of the next step: a part of each of this rank's first rows that is no larger in padded rows."""
-    engine = setup.engine
-    rows = list(dealt(run.stage.step_batches(_step(run, setup)), engine.rank, engine.world))[:_BATCHES]
-    return [part_within(row, COMPARED) for row in rows]
-
-
-def _step(run: Prepared, setup: Setup) -> int:
-    return min(setup.state.step + 1, run.timetable.total_steps)
 
 
 def _without(plan: RunPlan, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:

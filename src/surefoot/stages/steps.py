@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from surefoot.data.batch import Batch, Weighted
+from surefoot.data.comparable import in_padded_rows, part_within
 from surefoot.data.loader import dealt, prefetched
-from surefoot.data.pack import even_part, unpacked
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos_check import verify_bos_scaling
 from surefoot.models.forward import hidden_states
@@ -182,7 +182,8 @@ def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
 def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
     """One forward pass of padded rows, as where answers are written, seen by the profiler."""
     rows = _next_rows(run, setup)
-    rows = unpacked(even_part(rows, rows.input_ids.numel()), run.plan.tokenizer.pad_id) if rows.documents else rows
+    if rows.documents:
+        rows = in_padded_rows(part_within(rows, rows.input_ids.numel()), run.plan.tokenizer.pad_id).rows
 
     def forward() -> None:
         with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it
