@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
+TOOLS := build/tools
+TOOLS_SETUP := $(TOOLS)/.installed
 
-.PHONY: help setup quickstart test lint types contracts test-slow soak audit harness conformance bench clean
+.PHONY: help setup quickstart test lint types contracts test-slow soak audit lock harness conformance bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -40,9 +42,17 @@ test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded m
 soak: $(SETUP)  ## thousands of random faults with fresh seeds: kills, power failures, damage, signals, NaNs
 	$(BIN)/pytest -s -m soak tests/faults
 
-audit: $(SETUP)  ## known vulnerabilities of the pinned packages; installs pip-audit and asks its public database
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
-	$(BIN)/pip-audit --disable-pip --no-deps -r constraints.txt
+# Tools that are no part of surefoot's own environment, in one of their own.
+$(TOOLS_SETUP):
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit uv
+	@touch $@
+
+audit: $(TOOLS_SETUP)  ## known vulnerabilities of the pinned packages; installs pip-audit and asks its public database
+	$(PYTHON) tools/audit.py --pip-audit $(TOOLS)/bin/pip-audit
+
+lock: $(SETUP) $(TOOLS_SETUP)  ## write locks/ anew from constraints.txt, hashes from the package index (SECURITY.md)
+	$(BIN)/python tools/lock.py --uv $(TOOLS)/bin/uv $(FILES)
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
