@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from surefoot.kernels import documents
 from surefoot.kernels.documents import FORMS, SHORT, documents_of, plain
@@ -83,21 +84,11 @@ def test_no_document_feels_another(name):
         assert torch.equal(one[:, :, end:], two[:, :, end:])
 
 
-def _sees_the_future(q, k, v, found, scale):
-    kept = documents._all_above_diagonal
-    documents._all_above_diagonal = lambda dtype, device: torch.zeros(SHORT, SHORT, dtype=dtype)
-    try:
-        return documents.matmul(q, k, v, found, scale)
-    finally:
-        documents._all_above_diagonal = kept
-
-
 TWINS = {
     "one document": lambda q, k, v, found, scale: documents.sdpa(
         q, k, v, documents_of([sum(found.lengths)], CPU), scale
     ),
     "another scale": lambda q, k, v, found, scale: documents.matmul(q, k, v, found, 1.01 * scale),
-    "the future": _sees_the_future,
     "half the gradient": lambda *given: documents.matmul(*given).detach() / 2 + documents.matmul(*given) / 2,
 }
 
@@ -106,6 +97,67 @@ TWINS = {
 def test_twins_are_far_off(twin):
     given = inputs(torch.float32)
     assert worst(run(TWINS[twin], *given), run(plain, *in_double(*given))) > 1000 * TOLERANCE[torch.float32]
+
+
+def _unmasked(queries, keys, sums, scale):
+    """Of documents without anything behind them."""
+    return (queries @ keys.transpose(1, 2) * scale - sums.unsqueeze(2)).exp()
+
+
+def test_twin_a_backward_pass_that_sees_the_future_is_far_off(monkeypatch):
+    given = inputs(torch.float32)
+    wanted = run(plain, *in_double(*given))
+    monkeypatch.setattr(documents, "_probabilities", _unmasked)
+    assert worst(run(FORMS["matmul"], *given)[1:], wanted[1:]) > 1000 * TOLERANCE[torch.float32]
+
+
+class _Products(TorchDispatchMode):
+    """The shapes of batched products."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        if function is torch.ops.aten.bmm.default:
+            self.seen.add((given[0].dtype, *(tuple(one.shape) for one in given)))
+        return function(*given, **(named or {}))
+
+
+def _products_of(lengths):
+    qkv, gradient = inputs(torch.bfloat16, lengths=lengths)
+    with _Products() as products:
+        run(FORMS["matmul"], qkv, gradient, lengths)
+    return products.seen
+
+
+NEIGHBOURS = (70, 75, 81, 90, 96)  # two and a bit to three times 32 tokens
+
+
+def test_lengths_that_are_alike_share_their_products():
+    assert _products_of(NEIGHBOURS) == _products_of((96,))
+
+
+def test_twin_each_length_for_itself_has_products_of_its_own(monkeypatch):
+    monkeypatch.setattr(documents, "_EVEN", 1)
+    assert len(_products_of(NEIGHBOURS)) == len(NEIGHBOURS) * len(_products_of((96,)))
+
+
+def test_nothing_as_large_as_tokens_times_tokens_is_kept():
+    qkv, _ = inputs(torch.bfloat16, lengths=(SHORT,) * 4)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()) or tensor, lambda one: one
+    ):
+        FORMS["matmul"](*qkv, documents_of((SHORT,) * 4, CPU), SCALE)
+    assert sum(kept) == sum(tensor.numel() for tensor in qkv) + HEADS * 4 * SHORT
+
+
+def test_how_products_of_fp32_are_computed_elsewhere_stays_as_it_was():
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    _products_of((40,))
+    assert setting.fp32_precision == before
 
 
 def test_logits_far_from_zero_are_kept_in_fp32():

@@ -202,7 +202,7 @@ def test_activations_of_packed_rows(tmp_path, adapter, precision, heads, form):
     assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
 
 
-def test_twin_probabilities_that_are_not_counted_would_be_noticed(tmp_path, monkeypatch):
+def test_twin_a_row_that_is_joined_where_none_is_would_be_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SHORT", 0)
     with pytest.raises(AssertionError):
         test_activations_of_packed_rows(tmp_path, LORA, "fp32", 4, "matmul")
@@ -211,11 +211,10 @@ def test_twin_probabilities_that_are_not_counted_would_be_noticed(tmp_path, monk
 @pytest.mark.parametrize(
     ("form", "length", "own"),
     [
-        # Probabilities of 12 heads beside q, k and v of 3 072 bytes each; seen in the saved tensors of one call.
-        ("matmul", 64, 12_288),
-        ("matmul", 256, 21_504),
-        ("matmul", 512, 33_792),
-        ("matmul", 4096, 33_792),  # documents of 512 among longer ones
+        # q, k and v of 3 072 bytes each, and a number for each of 12 heads; seen in the saved tensors of one call.
+        ("matmul", 64, 9_264),
+        ("matmul", 384, 9_264),
+        ("matmul", 4096, 12_336),  # the outputs of single documents besides
         ("sdpa", 512, 12_336),
         ("plain", 512, 12_336 - 3_072),  # the output that it keeps is what the next layer reads
     ],
@@ -227,15 +226,15 @@ def test_attention_of_packed_rows_by_hand(tmp_path, form, length, own):
     assert module._attention_bytes(work, length) == own + 3_072
 
 
-def test_longer_documents_beside_stored_probabilities_count_as_without_packing(tmp_path):
+def test_longer_documents_count_as_without_packing(tmp_path):
     work = workload(tmp_path, attention={"flash": "off"})
     assert work.attention.expected.value == "math"
     long = module._attention_bytes(work, 4096)
     assert module._attention_bytes(replace(work, documents="matmul"), 4096) == long
-    assert module._attention_bytes(replace(work, documents="matmul"), 512) < long / 4
+    assert module._attention_bytes(replace(work, documents="matmul"), 384) < long / 4
 
 
-def test_the_length_up_to_which_probabilities_are_stored_is_the_kernels():
+def test_the_length_up_to_which_documents_go_by_products_is_the_kernels():
     assert module._SHORT == SHORT
 
 

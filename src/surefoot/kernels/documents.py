@@ -4,8 +4,8 @@
 
 Forms, of which a probe takes the fastest that passes the accuracy check on the machine at hand:
 
-    matmul   two batched products and a causal softmax for each document, logits in fp32; keeps the probabilities, so
-             documents beyond `SHORT` tokens go to sdpa. On a CPU several times as fast as sdpa on short documents.
+    matmul   forward by torch's flash kernel, backward by batched matrix products. For CPUs, where the kernel's own
+             backward pass takes longer on documents of up to `SHORT` tokens; longer ones go to sdpa
     sdpa     torch's scaled_dot_product_attention, document by document
     varlen   one kernel for the whole row (torch.nn.attention.varlen); NVIDIA GPUs, 16-bit types
 
@@ -17,18 +17,20 @@ tokens of one document.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-# Probabilities cost 2 or 4 bytes * H * L per token, and their masked half is computed in vain. Measured on a CPU in
-# bf16: 23 against flash's 35 ms at 512 tokens, 121 against 52 at 1 024.
-SHORT = 512
+# Of a document's products half are masked and computed in vain. Measured on a CPU in bf16, docs/evidence/packing.md.
+SHORT = 384
+# oneDNN makes a kernel for every new shape of 16-bit operands, 5 to 10 ms of them for a document's six products, and
+# keeps 1,024: with a length of its own for each document most are made anew. So lengths are filled up to a multiple.
+_EVEN = 32
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ def documents_of(lengths: Sequence[int], device: torch.device) -> Documents:
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
     """The reference: every step stored, softmax in fp32 or wider."""
-    k, v = _for_every_head(k, q.shape[1]), _for_every_head(v, q.shape[1])
-    wide = max(torch.float32, q.dtype, key=lambda kind: kind.itemsize)
+    k, v = (_repeated(tensor[0], q.shape[1])[None] for tensor in (k, v))
+    wide = _wide(q.dtype)
     found = []
     for begin, end in _spans(documents.lengths):
         logits = (q[:, :, begin:end].to(wide) @ k[:, :, begin:end].to(wide).transpose(2, 3)) * scale
@@ -67,14 +69,11 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Document
 
 
 def matmul(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
-    """By matrix products where a document has at most SHORT tokens, by SDPA where it has more."""
-    found, begin = [], 0
-    for short, group in itertools.groupby(documents.lengths, lambda length: length <= SHORT):
-        lengths = tuple(group)
-        end = begin + sum(lengths)
-        attend = _matmul if short else _sdpa
-        found.append(attend(q[:, :, begin:end], k[:, :, begin:end], v[:, :, begin:end], lengths, scale))
-        begin = end
+    """On a CPU. By products where a document has at most SHORT tokens, by SDPA where it has more."""
+    groups = [tuple(group) for _, group in itertools.groupby(documents.lengths, lambda length: length <= SHORT)]
+    sizes = [sum(group) for group in groups]
+    rows = zip(q.split(sizes, 2), k.split(sizes, 2), v.split(sizes, 2), groups, strict=True)
+    found = [(_products if row[3][0] <= SHORT else _sdpa)(*row, scale) for row in rows]
     return found[0] if len(found) == 1 else torch.cat(found, dim=2)
 
 
@@ -109,27 +108,28 @@ FORMS: Mapping[str, Attend] = {"matmul": matmul, "sdpa": sdpa, "varlen": varlen}
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float) -> torch.Tensor:
     grouped = q.shape[1] != k.shape[1]
-    found = [
-        F.scaled_dot_product_attention(
-            q[:, :, begin:end], k[:, :, begin:end], v[:, :, begin:end], is_causal=True, scale=scale, enable_gqa=grouped
-        )
-        for begin, end in _spans(lengths)
-    ]
+    # Not slice by slice: the gradient of a slice is as large as the whole row.
+    parts = zip(*(tensor.split(list(lengths), 2) for tensor in (q, k, v)), strict=True)
+    found = [F.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=grouped) for part in parts]
     return torch.cat(found, dim=2)
 
 
-def _matmul(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], scale: float) -> torch.Tensor:
-    heads = q.shape[1]
-    row = _Matmul.apply(q[0], _for_every_head(k, heads)[0], _for_every_head(v, heads)[0], lengths, scale)
+def _products(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], scale: float
+) -> torch.Tensor:
+    row = _Products.apply(q[0], k[0], v[0], lengths, scale)
+    assert isinstance(row, torch.Tensor)
     return row[None]
 
 
-class _Matmul(torch.autograd.Function):
-    """[H, N, D] each. All products of a document see its slice of the row as it lies in memory; nothing is gathered.
+class _Products(torch.autograd.Function):
+    """q [H, N, D], k and v [K, N, D]. No probabilities are kept, but the logarithm of each softmax's sum, l [H, N].
 
-    P = softmax(scale Q K^T)         O  = P V
-    dP = dO V^T                      dV = P^T dO
-    dS = P (dP - rowsum(dP P))       dQ = scale dS K      dK = scale dS^T Q
+    O  = flash(Q, K, V)              P  = exp(scale Q K^T - l)         dV = P^T dO
+    dP = dO V^T                      dS = P (dP - rowsum(dP P))        dQ = scale dS K      dK = scale dS^T Q
+
+    What fills a document up to a length that products are at hand for comes behind it. Its queries have a gradient of
+    0, so that it adds nothing to dK and dV, and its keys are in the future of all others.
     """
 
     @staticmethod
@@ -137,33 +137,89 @@ class _Matmul(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], scale: float
     ) -> torch.Tensor:
         output = _like_rows(q)
-        kept = []
-        with torch.autocast(q.device.type, enabled=False):  # the logits stay in fp32
+        sums = q.new_empty(q.shape[:2], dtype=_wide(q.dtype))
+        with torch.autocast(q.device.type, enabled=False):
             for begin, end in _spans(lengths):
-                mask = _above_diagonal(end - begin, torch.promote_types(q.dtype, torch.float32), q.device)
-                queries, keys = q[:, begin:end].to(mask.dtype), k[:, begin:end].to(mask.dtype)
-                logits = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
-                probabilities = logits.softmax(dim=-1).to(q.dtype)
-                output[:, begin:end] = torch.bmm(probabilities, v[:, begin:end])
-                kept.append(probabilities)
-        ctx.save_for_backward(q, k, v, *kept)
+                keys, values = (_repeated(tensor[:, begin:end], len(q)) for tensor in (k, v))
+                found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    q[None, :, begin:end], keys[None], values[None], 0.0, True, scale=scale
+                )
+                output[:, begin:end], sums[:, begin:end] = found[0][0], found[1][0]
+        ctx.save_for_backward(q, k, v, sums)
         ctx.lengths, ctx.scale = lengths, scale
         return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, *kept = ctx.saved_tensors
+        q, k, v, sums = ctx.saved_tensors
         dq, dk, dv = _like_rows(q), _like_rows(k), _like_rows(v)
         with torch.autocast(q.device.type, enabled=False):
-            for (begin, end), probabilities in zip(_spans(ctx.lengths), kept, strict=True):
-                own = gradient[:, begin:end]
-                dv[:, begin:end] = torch.bmm(probabilities.transpose(1, 2), own)
-                change = torch.bmm(own, v[:, begin:end].transpose(1, 2))
-                change = torch.ops.aten._softmax_backward_data(change, probabilities, -1, q.dtype).mul_(ctx.scale)
-                dq[:, begin:end] = torch.bmm(change, k[:, begin:end])
-                dk[:, begin:end] = torch.bmm(change.transpose(1, 2), q[:, begin:end])
+            for begin, end in _spans(ctx.lengths):
+                place = slice(begin, end)
+                queries, own = _filled(q[:, place]), _filled(gradient[:, place])
+                keys, values = (_filled(_repeated(tensor[:, place], len(q))) for tensor in (k, v))
+                probabilities = _probabilities(queries, keys, sums[:, place], ctx.scale)
+                _write(dv[:, place], torch.bmm(probabilities.transpose(1, 2), own), 1.0)
+                change = torch.bmm(own, values.transpose(1, 2))
+                change = torch.ops.aten._softmax_backward_data(change, probabilities, -1, q.dtype)
+                _write(dq[:, place], torch.bmm(change, keys), ctx.scale)
+                _write(dk[:, place], torch.bmm(change.transpose(1, 2), queries), ctx.scale)
         return dq, dk, dv, None, None
+
+
+def _probabilities(queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Tensor:
+    """[H, L, L] in the type of the queries, from logits that are not rounded to it. sums: [H, up to L]."""
+    wide = _wide(queries.dtype)
+    shift = F.pad(sums, (0, queries.shape[1] - sums.shape[1])).neg_().unsqueeze(2)
+    with _products_of(queries.dtype):
+        logits = torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2))
+    torch.add(shift, logits, alpha=scale, out=logits)
+    return logits.exp_().to(queries.dtype).tril_()  # above the diagonal there may be infinity, which is not looked at
+
+
+def _products_of(dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Inside, products of fp32 operands that hold numbers of `dtype` may take them for such: of bf16 nothing is lost,
+    and the units that multiply them are several times as fast."""
+    return _narrow_operands() if dtype == torch.bfloat16 else nullcontext()
+
+
+@contextmanager
+def _narrow_operands() -> Iterator[None]:
+    settings = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    before = settings.fp32_precision
+    settings.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def _filled(tensor: torch.Tensor) -> torch.Tensor:
+    """[H, L, D] -> the same, dense and with zeros behind it up to a length that products are at hand for."""
+    heads, tokens, width = tensor.shape
+    even = -(-tokens // _EVEN) * _EVEN if tensor.dtype.itemsize == 2 else tokens
+    found = tensor.new_empty(heads, even, width)
+    found[:, :tokens] = tensor
+    found[:, tokens:] = 0
+    return found
+
+
+def _write(place: torch.Tensor, product: torch.Tensor, scale: float) -> None:
+    """`scale` times `product` [H, L or more, D] to `place` [K, L, D], summed over the heads that share a key."""
+    product = product[:, : place.shape[1]]
+    if len(product) != len(place):
+        product = product.unflatten(0, (len(place), -1)).sum(dim=1)
+    torch.mul(product, scale, out=place)
+
+
+def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """[K, N, D] -> [heads, N, D]."""
+    return tensor if len(tensor) == heads else tensor.repeat_interleave(heads // len(tensor), dim=0)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _like_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -172,21 +228,6 @@ def _like_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(tokens, heads, width).transpose(0, 1)
 
 
-def _for_every_head(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """[1, K, N, D] -> [1, heads, N, D]."""
-    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
-
-
 def _spans(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(begin, end) of each document."""
     return itertools.pairwise([0, *itertools.accumulate(lengths)])
-
-
-@functools.lru_cache(maxsize=8)
-def _all_above_diagonal(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((SHORT, SHORT), -torch.inf, dtype=dtype, device=device).triu(1)
-
-
-def _above_diagonal(tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[tokens, tokens], -inf above the diagonal and 0 elsewhere, for at most SHORT: a corner of one made once."""
-    return _all_above_diagonal(dtype, device)[:tokens, :tokens]

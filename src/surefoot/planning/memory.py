@@ -13,8 +13,8 @@ compute dtype; norms are computed in fp32 whatever the dtype:
     norms                their input 4h each (q and k where heads are normalised); an RMSNorm that trains keeps the
                          normalised input as well
     attention            queries, keys, values, output b * (2q + 2k), one fp32 row statistic per head; a fused q, k, v
-                         stays whole behind the rotated q and k. The form matmul of packed rows keeps probabilities,
-                         b * heads * tokens of the document, and b * 4q
+                         stays whole behind the rotated q and k. In packed rows by sdpa, also the row that single
+                         documents' outputs are joined to, b * q
     MLP                  what the activation keeps, b * i each (see _ACTIVATION); with a gate its output and up besides
     linear inputs        shared between q, k, v and gate, up in fp32; under autocast every layer casts a copy of its own
     dropout              a mask after each half of the layer, b * h each
@@ -39,8 +39,8 @@ _LIBRARIES = GIB
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
 # Linear layers whose output is kept as it is by what comes behind them.
 _KEPT_ANYWAY = ("v_proj", "gate_proj", "up_proj", "gate_up_proj")
-# `surefoot.kernels.documents.SHORT`: up to how many tokens of a document the form matmul stores probabilities.
-_SHORT = 512
+# `surefoot.kernels.documents.SHORT`: up to how many tokens the form matmul writes a document into the row itself.
+_SHORT = 384
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 # What a CPU run on glibc takes besides what is alive (see `surefoot.allocator`): what set-up, interpreter and products
@@ -233,18 +233,17 @@ def _attention_bytes(work: Workload, length: int) -> int:
     model, b = work.model, work.width
     q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
     fused = b * (q + k) if model.fused_rotary else 0
-    # Where probabilities are stored, so are keys and values repeated for every head.
-    products = b * model.heads * min(length, _SHORT) + b * 4 * q if work.documents == "matmul" else 0
-    if products and length <= _SHORT:
-        return fused + products
+    flash = b * (2 * q + 2 * k) + 4 * model.heads
+    if work.documents == "matmul" and length <= _SHORT:
+        return fused + flash
     joined = b * q if work.documents in ("matmul", "sdpa") else 0  # outputs of single documents, and the row of them
     if work.attention.expected.value not in ("eager", "math"):
-        return fused + max(products, b * (2 * q + 2 * k) + 4 * model.heads + joined)
+        return fused + flash + joined
     # Probabilities in fp32 and, under autocast, once more in 16 bits.
     scores = 4 + (b if work.autocast else 0)
     scores += b if model.without_sdpa else 0  # capped: the cap keeps them too
     scores += 2 * b if model.attention_dropout else 0  # mask and what is left
-    return fused + max(products, scores * model.heads * length + b * 4 * q)
+    return fused + scores * model.heads * length + b * 4 * q
 
 
 def _inputs(modules: Sequence[ModuleFact]) -> int:
