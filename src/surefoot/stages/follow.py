@@ -17,7 +17,7 @@ from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.console import Console
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom
-from surefoot.stages.memory_faults import memory_faults
+from surefoot.stages.device_faults import device_faults
 from surefoot.stages.packed_rows import as_planned
 from surefoot.stages.prepare import Prepared, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
@@ -63,7 +63,7 @@ def follow(
     setup, _ = make_ready(run, session, custom, console)
     run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
     session.gather("share", setup.share)
-    with memory_faults("training", config, run.plan):
+    with device_faults("training", config, run.plan):
         outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile)
     return STOPPED_EXIT_CODE if outcome.reason == "interrupted" else 0
 

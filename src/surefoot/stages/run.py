@@ -27,9 +27,9 @@ from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
 from surefoot.stages.card_facts import example_question
 from surefoot.stages.custom import NOTHING, Custom
+from surefoot.stages.device_faults import device_faults
 from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
-from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.packed_rows import as_planned
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
@@ -131,7 +131,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         if asked.origin is not None:
             _say(console, asked.voice.ready(run_facts(run, setup)))
         try:
-            with memory_faults("training", config, run.plan):
+            with device_faults("training", config, run.plan):
                 return _train_and_publish(run, setup, console, session, asked)
         except SurefootError as error:
             console.note(f"error: {error}")  # the screen gets it from the command line

@@ -17,12 +17,12 @@ from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom, check_objective
+from surefoot.stages.device_faults import device_faults
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.failures import FailureRecorder
 from surefoot.stages.fast_paths import planned_paths, settle
 from surefoot.stages.job import make_job
 from surefoot.stages.kinds import KINDS
-from surefoot.stages.memory_faults import memory_faults
 from surefoot.stages.pace import PaceObserver
 from surefoot.stages.packed_rows import as_planned, settle_packing
 from surefoot.stages.prepare import Prepared
@@ -41,7 +41,7 @@ _LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one
 def make_ready(run: Prepared, session: Session, custom: Custom, console: Console) -> tuple[Setup, dict[str, Any]]:
     """The models, loaded, shared out and held against the plan; and what was found. The run goes on with `Setup.plan`,
     which may have fewer fast paths."""
-    with session.activity.during("setting up"), memory_faults("set-up", run.config, run.plan):
+    with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
         setup = _settle_packing(run, _set_up(run, session, console), console)
         run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))

@@ -1,0 +1,45 @@
+"""A device that fails: exit 3, one line, no checkpoint of the step; any other error stays what it is."""
+
+import pytest
+import torch
+
+from layouts import run_config
+from plans import run_plan
+from surefoot.errors import EnvironmentFault
+from surefoot.stages.device_faults import device_faults
+
+PLAN = run_plan(trainable=1, parameters=1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be …"),
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle)`"),
+    ],
+)
+def test_a_device_that_fails_is_an_environment_fault(error):
+    with pytest.raises(EnvironmentFault) as caught, device_faults("training", run_config(), PLAN):
+        raise error
+    (fault,) = caught.value.faults
+    assert fault.where == "training"
+    assert fault.what == f"cpu failed: {str(error).splitlines()[0]}"
+    assert "--resume" in fault.fix
+    assert caught.value.__cause__ is error
+
+
+def test_memory_that_a_device_lacks_is_told_as_memory():
+    with (
+        pytest.raises(EnvironmentFault, match=r"out of memory on cpu: 2\.00 GiB"),
+        device_faults("training", run_config(), PLAN),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. HIP error")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("CUDA error")])
+def test_twin_another_error_stays_what_it_is(error):
+    with pytest.raises(type(error)) as caught, device_faults("training", run_config(), PLAN):
+        raise error
+    assert caught.value is error
