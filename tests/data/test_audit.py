@@ -10,14 +10,16 @@ import pytest
 from surefoot.data import audit as audit_module
 from surefoot.data import dataset as dataset_module
 from surefoot.data import proofs
-from surefoot.data.audit import Audit, audit_dataset, cautions, fingerprints
+from surefoot.data.audit import Audit, audit_dataset, cautions
+from surefoot.data.columns import with_columns
+from surefoot.data.copies import copies_in, item_prints
 from surefoot.data.dataset import (
     CONTROL_TEXT,
+    GOOD,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
     TokenisedDataset,
-    TokenisedFile,
     of_files,
 )
 from surefoot.data.facts import SourceFacts
@@ -48,7 +50,7 @@ def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = (), lost:
     lengths = [len(numbers) for numbers, _ in examples]
     rows = [(place + 1, 10 * (place + 1), flag, 0) for place, flag in enumerate(flags or (0,) * len(examples))]
     rows[-1] = (*rows[-1][:3], lost)
-    file = TokenisedFile(
+    file = with_columns(
         "d.json",
         ids=np.concatenate([numbers for numbers, _ in examples]).astype(np.uint16),
         mask=np.array([letter == "#" for _, mask in examples for letter in mask]),
@@ -64,7 +66,6 @@ def audited(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], *
         "pad_id": ids["pad"],
         "stop_ids": (ids["eos"], ids["eot"]),
         "train_on": "responses",
-        "seen": set(),
         **how,
     }
     return audit_dataset(data, SOURCE, encoder, **asked)
@@ -195,10 +196,19 @@ def test_parts_do_not_change_what_is_found(encoder, ids, monkeypatch):
 def test_copies_and_overlap_are_counted(encoder, ids):
     one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
     relabelled = (one[0], "..#")
-    train = dataset(one, other, one, one)
-    audit = audited(dataset(one, relabelled, other), encoder, ids, training=fingerprints(train))
-    assert (audit.overlap, audit.duplicates) == (2, 0)
-    assert audited(train, encoder, ids).duplicates == 2
+    train, later = dataset(one, other, one, one), dataset(one, relabelled, other)
+    assert copies_in([item_prints(part, "answers") for part in (train, later)]) == [2, 2]
+    audit = audited(later, encoder, ids, duplicates=2, overlap=1)
+    assert (audit.overlap, audit.duplicates) == (1, 2)
+
+
+def test_copies_of_pairs_are_of_both_answers_and_of_judged_ones_with_the_verdict(ids):
+    one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
+    pairs = dataset(one, other, other, one, one, other)
+    assert copies_in([item_prints(pairs, "pairs")]) == [1]
+    judged = dataset(one, one, one, flags=(0, GOOD, GOOD))
+    assert copies_in([item_prints(judged, "judged")]) == [1]
+    assert copies_in([item_prints(judged, "answers")]) == [2]
 
 
 def test_samples_are_first_middle_last_with_their_labels(encoder, ids):
@@ -242,8 +252,8 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
         pad_id=ids["pad"],
         stop_ids=(ids["eot"],),
         train_on="responses",
-        seen=set(),
-        training=fingerprints(data),
+        duplicates=2,
+        overlap=4,
     )
     assert cautions(audit) == (
         "a note",
@@ -308,3 +318,40 @@ def test_twin_the_length_below_is_not_long_enough(monkeypatch):
     monkeypatch.setattr(np, "percentile", lambda values, q, method: percentile(values, q, method="lower"))
     with pytest.raises(AssertionError):
         check_that_95_of_100_are_up_to_p95((109, 484))
+
+
+def _refused_by_hand(examples: list[tuple[list[int], str]], ids: dict[str, int]) -> int | None:
+    """The first row that BOS, PAD or the end of an answer speaks against, looked at token by token."""
+    for number, (tokens, _) in enumerate(examples, start=1):
+        if [place for place, token in enumerate(tokens) if token == ids["bos"]] != [0]:
+            return number
+    for number, (tokens, _) in enumerate(examples, start=1):
+        if ids["pad"] in tokens:
+            return number
+    for number, (tokens, mask) in enumerate(examples, start=1):
+        for token, here, there in zip(tokens, mask, f"{mask[1:]}.", strict=True):
+            if here == "#" and there == "." and token not in (ids["eos"], ids["eot"]):
+                return number
+    return None
+
+
+def test_what_is_found_at_once_is_what_is_found_token_by_token(encoder, ids):
+    """Of random examples, in which each fault is rare enough that often nothing is wrong."""
+    draws = np.random.default_rng(0)
+    faults = 0
+    for _ in range(150):
+        examples = []
+        for _ in range(draws.integers(1, 7)):
+            words = draws.choice(["5", "6", "eot"], draws.integers(1, 6))
+            odd = draws.choice(["", "bos", "pad"], p=[0.94, 0.03, 0.03])
+            text = " ".join(["bos" if draws.random() < 0.97 else "5", *words, *([odd] if odd else [])])
+            mask = "." + "".join("#" if word == "eot" or draws.random() < 0.05 else "." for word in text.split()[1:])
+            examples.append((numbers(text, ids), mask))
+        row = _refused_by_hand(examples, ids)
+        faults += row is not None
+        if row is None:
+            found = audited(dataset(*examples), encoder, ids)
+            assert found.supervised_tokens == sum(mask.count("#") for _, mask in examples)
+        else:
+            assert fault_of(dataset(*examples), encoder, ids).startswith(f"d.json:{10 * row}: row {row}: ")
+    assert 40 < faults < 140

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from surefoot.data import loader
-from surefoot.data.dataset import TokenisedDataset, TokenisedFile, of_files
+from surefoot.data.columns import with_columns
+from surefoot.data.dataset import TokenisedDataset, of_files
 from surefoot.data.loader import dealt, micro_batches, prefetched
 from toy import toy_batches, toy_examples
 
@@ -24,7 +25,7 @@ def dataset() -> TokenisedDataset:
         place >= length - count for length, count in zip(LENGTHS, (1, 2, 5), strict=True) for place in range(length)
     ]
     rows = np.array([[number, 10 * number, 0] for number in (1, 2, 4)])
-    return of_files([TokenisedFile("d.json", np.arange(offsets[-1]), np.array(learned), offsets, rows)])
+    return of_files([with_columns("d.json", np.arange(offsets[-1]), np.array(learned), offsets, rows)])
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3, 7])

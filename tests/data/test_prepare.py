@@ -524,8 +524,8 @@ def test_what_a_folder_says_is_not_kept_with_the_file(run, tmp_path):
 
 
 def test_twin_that_forgets_what_other_sources_hold(run, file, tmp_path, monkeypatch):
-    honest = prepare.audit_dataset
-    monkeypatch.setattr(prepare, "audit_dataset", lambda *data, **how: honest(*data, **{**how, "seen": set()}))
+    alone = prepare.copies_in
+    monkeypatch.setattr(prepare, "copies_in", lambda parts: [alone([part])[0] for part in parts])
     with pytest.raises(AssertionError):
         test_copies_across_sources_are_counted(run, file, tmp_path)
 

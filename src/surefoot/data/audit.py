@@ -90,14 +90,14 @@ def audit_dataset(
     pad_id: int,
     stop_ids: Collection[int],
     train_on: TrainOn,
-    seen: set[bytes],
-    training: Collection[bytes] = (),
+    duplicates: int = 0,
+    overlap: int = 0,
     repeats_bos: bool = False,
     learns_behind_stop: bool = False,
     kind: Kind = "answers",
 ) -> Audit:
-    """Count and prove. bos_id: None where no BOS is to be put. seen: fingerprints of the examples audited before, which
-    these are added to: copies of them are duplicates. training: those of the training set, for evaluation data.
+    """Count and prove. bos_id: None where no BOS is to be put. duplicates, overlap: counted before, as they are of
+    several files at once; see `surefoot.data.copies`.
     repeats_bos: the template writes BOS before later turns as well. learns_behind_stop: what it writes behind a stop
     token is part of the answer.
 
@@ -113,24 +113,22 @@ def audit_dataset(
         repeats_bos=repeats_bos,
         learns_behind_stop=learns_behind_stop,
     )
-    flags, prints = dataset.flags(), fingerprints(dataset, kind)
-    known = len(seen)
+    flags = dataset.flags()
 
     def count(flag: int) -> int:
         return int((flags & flag > 0).reshape(-1, rows_per_item(kind)).any(axis=1).sum())
 
-    seen.update(prints)
     return Audit(
         source,
-        kept=len(prints),
+        kept=len(dataset) // rows_per_item(kind),
         continued=count(CONTINUES),
         truncated=count(TRUNCATED),
         prompt_lost=count(PROMPT_LOST),
         stop_lost=int((flags & STOP_LOST > 0).sum()),
         answers_lost=dataset.answers_lost(),
         control_text=count(CONTROL_TEXT),
-        duplicates=len(prints) - (len(seen) - known),
-        overlap=sum(one in training for one in prints),
+        duplicates=duplicates,
+        overlap=overlap,
         tokens=int(dataset.lengths.sum()),
         supervised_tokens=proven.supervised,
         **_lengths(dataset),
@@ -211,15 +209,6 @@ def cautions(audit: Audit) -> tuple[str, ...]:
     if audit.kind == "judged" and audit.good in (0, audit.kept):
         found.append(f"all answers are judged {'good' if audit.good else 'bad'}: there is nothing to tell apart")
     return tuple(found)
-
-
-def fingerprints(dataset: TokenisedDataset, kind: Kind = "answers") -> list[bytes]:
-    """Of all examples, see `TokenisedDataset.fingerprints`; of pairs one for both, of judged answers with verdict."""
-    prints = dataset.fingerprints()
-    if kind == "judged":
-        return [one + bytes([good]) for one, good in zip(prints, dataset.good().tolist(), strict=True)]
-    size = rows_per_item(kind)
-    return [b"".join(prints[start : start + size]) for start in range(0, len(prints), size)]
 
 
 def _places(records: Sequence[tuple[str, int, int]]) -> str:

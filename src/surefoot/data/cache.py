@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from surefoot import durable, hardware
+from surefoot.data.columns import prints_of, supervised_of
 from surefoot.data.dataset import (
     CONTINUED,
     CONTINUES,
@@ -34,7 +35,7 @@ from surefoot.errors import EnvironmentFault
 
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = ("surefoot", "tokenizers", "transformers")
-_ARRAYS = ("ids", "mask", "offsets", "rows")
+_ARRAYS = ("ids", "mask", "offsets", "rows", "supervised", "prints")
 _META = "meta.json"
 
 
@@ -123,11 +124,16 @@ def _mapped(path: Path) -> np.ndarray:
 def _arrays(examples: list[Encoded], vocabulary: int) -> dict[str, np.ndarray]:
     width = np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32
     rows = [(one.number, one.line, _flags(one), one.answers_lost) for one in examples]
+    ids = np.concatenate([np.zeros(0, dtype=width), *(one.ids for one in examples)], dtype=width, casting="unsafe")
+    mask = np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)])
+    offsets = np.cumsum([0, *(len(one.ids) for one in examples)], dtype=np.int64)
     return {
-        "ids": np.concatenate([np.zeros(0), *(one.ids for one in examples)]).astype(width),
-        "mask": np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)]),
-        "offsets": np.cumsum([0, *(len(one.ids) for one in examples)], dtype=np.int64),
+        "ids": ids,
+        "mask": mask,
+        "offsets": offsets,
         "rows": np.array(rows, dtype=np.int64).reshape(-1, 4),
+        "supervised": supervised_of(mask, offsets),
+        "prints": prints_of(ids, mask, offsets),
     }
 
 

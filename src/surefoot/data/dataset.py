@@ -1,4 +1,4 @@
-"""A tokenised data set: the examples of one file or several, each four arrays, and a choice among them.
+"""A tokenised data set: the examples of one file or several, each a few arrays, and a choice among them.
 
 The arrays are usually memory-mapped and never copied together: an example costs microseconds and no copy until it is
 asked for. Files, row numbers and lines are kept, so that a log or an error can name the record it means.
@@ -6,7 +6,6 @@ asked for. Files, row numbers and lines are kept, so that a log or an error can 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +23,8 @@ class TokenisedFile:
     """M examples that lie one after the other.
 
     name: the file's, for messages. ids[tokens] (uint16 or uint32), mask[tokens] (bool), offsets[M + 1], rows[M, 4]:
-    number, line, flags and lost answers of each example.
+    number, line, flags and lost answers of each example. What `surefoot.data.columns` makes of these: supervised[M],
+    prints[M] (V16).
     """
 
     name: str
@@ -32,6 +32,8 @@ class TokenisedFile:
     mask: np.ndarray
     offsets: np.ndarray
     rows: np.ndarray
+    supervised: np.ndarray
+    prints: np.ndarray
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,17 +74,12 @@ class TokenisedDataset:
 
     def supervised(self, index: int) -> int:
         """Tokens of one example that carry loss."""
-        file, _, part = self._find(index)
-        return int(file.mask[part].sum())
+        return int(self.supervised_counts[index])
 
     @cached_property
     def supervised_counts(self) -> np.ndarray:
         """Tokens of every example that carry loss: [N] int64."""
-        counts = [np.zeros(0, dtype=np.int64)]
-        for chunk in self.chunks():
-            before = np.concatenate([[0], np.cumsum(chunk.mask)])
-            counts.append(before[chunk.ends] - before[chunk.ends - chunk.lengths])
-        return np.concatenate(counts)
+        return np.concatenate([file.supervised for file in self.files])[self.chosen]
 
     def chunks(self) -> Iterator[Chunk]:
         """All examples in their order, many at a time: what looks at every token does so much faster than one by one.
@@ -109,18 +106,10 @@ class TokenisedDataset:
         """Tokens of every example: [N] int64."""
         return np.concatenate([np.diff(file.offsets) for file in self.files])[self.chosen]
 
-    def fingerprints(self) -> list[bytes]:
+    def fingerprints(self) -> np.ndarray:
         """Of every example: equal for two with the same ids and the same mask, also of different data sets of one
-        tokenizer."""
-        found = []
-        for chunk in self.chunks():
-            ids = memoryview(chunk.ids.astype(np.uint32).tobytes())  # files may hold them in different widths
-            mask = memoryview(chunk.mask.tobytes())
-            for start, end in zip((chunk.ends - chunk.lengths).tolist(), chunk.ends.tolist(), strict=True):
-                print_ = hashlib.blake2b(ids[4 * start : 4 * end], digest_size=16)
-                print_.update(mask[start:end])
-                found.append(print_.digest())
-        return found
+        tokenizer: [N] V16."""
+        return np.concatenate([file.prints for file in self.files])[self.chosen]
 
     def row(self, index: int) -> tuple[str, int, int]:
         """File, number of the record in it and line where it starts, both from 1."""

@@ -11,9 +11,11 @@ import hashlib
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from surefoot import durable
 from surefoot.data.csv_rows import read_csv
 from surefoot.data.json_rows import read_lines, read_list
 from surefoot.data.parquet_rows import read_parquet
@@ -30,7 +32,8 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
     no such file or its name has no suffix of a data file."""
     path, name = Path(path), name or str(path)
     kind = _kind(name)
-    sha256 = hashlib.sha256(_read(path, name)).hexdigest()
+    with _named(name):
+        sha256 = durable.sha256_file(path)  # in pieces: the cache may make it needless to hold the whole file
 
     def read() -> Iterator[tuple[int, Any]]:
         data = _read(path, name)
@@ -62,8 +65,15 @@ def _kind(name: str) -> str:
 
 
 def _read(path: Path, name: str) -> bytes:
-    try:
+    with _named(name):
         return path.read_bytes()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """What reading a file may raise, in words."""
+    try:
+        yield
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(Fault(name, "no such file", "check the path; it is relative to the working folder")) from None
     except IsADirectoryError:

@@ -6,13 +6,15 @@ set only names their examples one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.audit import Audit, audit_dataset, audit_together, fingerprints
+from surefoot.data.audit import Audit, audit_dataset, audit_together
+from surefoot.data.copies import copies_in, item_prints
 from surefoot.data.dataset import TokenisedDataset, joined, of_files
 from surefoot.data.encode import Encoding, TrainOn
 from surefoot.data.facts import SourceFacts
@@ -107,14 +109,10 @@ def prepare_data(
     kept, held_out = ([shared(one, seed) for one in loaded] for loaded in (kept, held_out))
     if isinstance(evaluation, int | float):
         kept, held_out = held_out_of(kept, evaluation, seed)
-    audit = _Auditor(method, pad_id)
-    sources = tuple(audit.source(one, ()) for one in kept)
+    sources = _audits(kept, method, pad_id)
     data = joined([one.examples for one in kept])
     eval_data = joined([one.examples for one in held_out]) if held_out else None
-    eval_sources: tuple[Audit, ...] = ()
-    if held_out:
-        known, audit = set(fingerprints(data, kind)), _Auditor(eval_method, pad_id)
-        eval_sources = tuple(audit.source(one, known) for one in held_out)
+    eval_sources = _audits(held_out, eval_method, pad_id, training=data)
     return PreparedData(
         train=data,
         eval=eval_data,
@@ -204,39 +202,47 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
     return Loaded(spec, name, tuple(files), examples)
 
 
-class _Auditor:
-    """Audits sources one after the other, to find copies across them."""
-
-    def __init__(self, method: Method, pad_id: int):
-        self._method, self._pad_id = method, pad_id
-        self._seen: set[bytes] = set()
-
-    def source(self, one: Loaded, training: Collection[bytes]) -> Audit:
-        audits, start = [], 0
-        for file, facts in one.files:
-            end = start + len(file)
-            inside = (one.examples.chosen >= start) & (one.examples.chosen < end)
-            start = end
-            if not inside.any():
-                continue
-            template = self._method.template_called(facts.template)
-            audits.append(
+def _audits(
+    loaded: Sequence[Loaded], method: Method, pad_id: int, training: TokenisedDataset | None = None
+) -> tuple[Audit, ...]:
+    """Of each source; copies are looked for across all of them. training: what evaluation data may have copies of."""
+    parts = [_by_file(one) for one in loaded]
+    prints = [item_prints(examples, method.kind) for own in parts for _, examples in own]
+    known = None if training is None else item_prints(training, method.kind)
+    overlaps = [0 if known is None else int(np.isin(own, known).sum()) for own in prints]
+    counted = zip(copies_in(prints), overlaps, strict=True)
+    audits = []
+    for own in parts:
+        audits.append([])
+        for facts, examples in own:
+            template = method.template_called(facts.template)
+            duplicates, overlap = next(counted)
+            audits[-1].append(
                 audit_dataset(
-                    one.examples.subset(inside.nonzero()[0]),
+                    examples,
                     facts,
-                    self._method.encoder,
-                    bos_id=self._method.bos_id,
-                    pad_id=self._pad_id,
+                    method.encoder,
+                    bos_id=method.bos_id,
+                    pad_id=pad_id,
                     stop_ids=template.stop_ids,
                     repeats_bos=template.repeats_bos,
                     learns_behind_stop=template.learns_behind_stop,
-                    train_on=self._method.train_on,
-                    seen=self._seen,
-                    training=training,
-                    kind=self._method.kind,
+                    train_on=method.train_on,
+                    duplicates=duplicates,
+                    overlap=overlap,
+                    kind=method.kind,
                 )
             )
-        return audit_together(audits, one.examples, one.name)
+    return tuple(audit_together(own, one.examples, one.name) for own, one in zip(audits, loaded, strict=True))
+
+
+def _by_file(one: Loaded) -> list[tuple[SourceFacts, TokenisedDataset]]:
+    """The files that examples are left of, with these."""
+    ends = np.cumsum([len(file) for file, _ in one.files])
+    owner = np.searchsorted(ends, one.examples.chosen, side="right")
+    order = np.argsort(owner, kind="stable")
+    places = np.split(order, np.searchsorted(owner[order], np.arange(1, len(ends))))
+    return [(facts, one.examples.subset(own)) for (_, facts), own in zip(one.files, places, strict=True) if len(own)]
 
 
 def _main_template(loaded: Sequence[Loaded], method: Method) -> Template:

@@ -47,7 +47,7 @@ def prove(
         _prove_bos(part, encoder, bos_id, repeats_bos or (bos_id if bos_id is not None else encoder.bos_id) in stop_ids)
         _prove_pad(part, encoder, pad_id, stop_ids)
         ends = _prove_ends(part, stop_ids, train_on, learns_behind_stop)
-        supervised += int(part.mask.sum())
+        supervised += int(np.count_nonzero(part.mask))
         answers += len(ends)
         closed += int(ends.sum())
     return Proven(supervised, answers, closed)
@@ -55,27 +55,40 @@ def prove(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some examples end to end. All [tokens]; owner: the example's index in the data set; flags: its flags; first:
-    whether the token is its example's first."""
+    """Some examples end to end. ids, mask: [tokens]; begins: place of each example's first token; flags: its flags.
+    start: index of the first example in the data set. Nothing but ids and mask is as long as the text: whole numbers
+    beside every token would take most of the time."""
 
     dataset: TokenisedDataset
+    start: int
     ids: np.ndarray
     mask: np.ndarray
-    owner: np.ndarray
+    begins: np.ndarray
     flags: np.ndarray
-    first: np.ndarray
+
+    def owner(self, tokens: np.ndarray) -> np.ndarray:
+        """Which of these examples the tokens at these places belong to."""
+        return np.searchsorted(self.begins, tokens, side="right") - 1
 
     def fail(self, token: int, what: str, fix: str) -> NoReturn:
-        file, number, line = self.dataset.row(int(self.owner[token]))
+        file, number, line = self.dataset.row(self.start + int(self.owner(np.asarray(token))))
         raise InputError(Fault(f"{file}:{line}", f"row {number}: {what}", fix))
 
 
 def _parts(dataset: TokenisedDataset) -> Iterator[_Part]:
     flags = dataset.flags()
     for chunk in dataset.chunks():
-        owner = np.repeat(np.arange(chunk.start, chunk.start + len(chunk.lengths)), chunk.lengths)
-        first = np.diff(owner, prepend=-1) != 0
-        yield _Part(dataset, chunk.ids, chunk.mask, owner, flags[owner], first)
+        begins = chunk.ends - chunk.lengths
+        own = flags[chunk.start : chunk.start + len(begins)]
+        yield _Part(dataset, chunk.start, chunk.ids, chunk.mask, begins, own)
+
+
+def _among(ids: np.ndarray, wanted: Collection[int]) -> np.ndarray:
+    """[tokens] bool. The few stop tokens there are, compared one by one, are found faster than by `np.isin`."""
+    found = np.zeros(len(ids), dtype=bool)
+    for number in wanted:
+        found |= ids == number
+    return found
 
 
 def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, elsewhere: bool) -> None:
@@ -84,13 +97,14 @@ def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, elsewhere:
     token = encoder.bos_id if bos_id is None else bos_id
     if token is None:
         return
-    begins = part.first & (part.flags & CONTINUES == 0)
-    wanted, looked_at = begins, np.ones_like(part.first)
+    found = np.flatnonzero(part.ids == token)
+    wanted = part.begins[part.flags & CONTINUES == 0]
     if elsewhere:
-        looked_at = part.first if bos_id is None else part.first | np.roll(part.first, 1)  # and the token after it
+        first_two = part.begins if bos_id is None else np.union1d(part.begins, part.begins + 1)
+        found = np.intersect1d(found, first_two, assume_unique=True)
     if bos_id is None:
-        wanted = np.zeros_like(part.first)
-    wrong = np.flatnonzero(((part.ids == token) != wanted) & looked_at)
+        wanted = wanted[:0]
+    wrong = np.setxor1d(found, wanted, assume_unique=True)
     if len(wrong):
         should = "exactly once, at the start" if bos_id is not None else "nowhere"
         part.fail(wrong[0], f"BOS must stand {should}, and here it does not", "choose another data.template")
@@ -98,28 +112,29 @@ def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, elsewhere:
 
 def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collection[int]) -> None:
     """PAD may equal a stop token (padding is masked by position), but nothing else that occurs."""
+    if pad_id in stop_ids:
+        return
     found = np.flatnonzero(part.ids == pad_id)
-    if len(found) and pad_id not in stop_ids:
+    if len(found):
         what = f"PAD is {encoder.tokenizer.convert_ids_to_tokens(pad_id)!r} (id {pad_id}), which the data contains"
         part.fail(found[0], what, "choose another tokenizer.pad")
 
 
 def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learns_behind_stop: bool) -> np.ndarray:
     """For each supervised stretch whether a stop token closes it: [stretches] bool."""
-    is_stop = np.isin(part.ids, list(stop_ids)) & part.mask
+    stops = np.flatnonzero(_among(part.ids, stop_ids) & part.mask)
     ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
-    owner = part.owner - part.owner[0]
+    owner = part.owner(ends)
     if train_on in (
         "completion",
         "everything",
     ):  # templates may write a line end after the stop token, and it is learned as well
-        closed = np.bincount(owner, weights=is_stop)[owner[ends]] > 0
+        closed = np.isin(owner, part.owner(stops))
     elif learns_behind_stop:
-        stretch = np.searchsorted(ends, np.arange(len(part.mask)))
-        closed = np.bincount(stretch, weights=is_stop, minlength=len(ends))[: len(ends)] > 0
+        closed = np.isin(np.arange(len(ends)), np.searchsorted(ends, stops))
     else:
-        closed = is_stop[ends]
-    cut = part.flags[ends] & (STOP_LOST | CONTINUED) > 0
+        closed = np.isin(ends, stops, assume_unique=True)
+    cut = part.flags[owner] & (STOP_LOST | CONTINUED) > 0
     wrong = ends[~closed & ~cut]
     if len(wrong):
         fix = "the model would never learn to stop; choose another data.template"
