@@ -1,16 +1,21 @@
 """Does `surefoot tune` find what a full grid finds, and in how much of its time?
 
-    python benchmarks/tune_grid.py [--keys precision.compute data.packing …] [--json FILE]
+    python benchmarks/tune_grid.py [--keys precision.compute data.packing …] [--clock cpu] [--json FILE]
 
 For two sizes of a random Llama on short instructions: first the search, then every combination of the same values with
 trials of the same length, then the search's best and the grid's best again in turns, which decides. Keys that are not
-named stay as the plan has them. Runs on an idle machine; trials take seconds each.
+named stay as the plan has them. Both take their trials as copies of one process that has the libraries; combinations
+that the planner refuses cost the grid nothing.
+
+It wants an idle machine. Where there is none, `--clock cpu` with OMP_NUM_THREADS=1 counts processor time instead of the
+wall clock's, in trials and in what search and grid cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -22,33 +27,36 @@ from throughput import build_base
 
 from surefoot import hardware
 from surefoot.config.load import check_config, load_config
-from surefoot.config.nested import put
+from surefoot.errors import InputError
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.stages.planned import make_plan
-from surefoot.tune.attempt import attempt
+from surefoot.tune.attempt import Request, can_fork, workshop
 from surefoot.tune.run import tune
 from surefoot.tune.search import grid
-from surefoot.tune.space import given_keys, make_space
+from surefoot.tune.space import Space, given_keys, make_space
+from surefoot.tune.trials import ROUNDS, with_settings
 
-SIZES = {"2 layers, 256 wide": (2, 256), "4 layers, 512 wide": (4, 512)}
-# What stays as it is unless it is named: compiling and threads cost minutes of a grid and win nothing in such a run.
-_HELD = {"compile": "off", "data.workers": 0, "gradient_checkpointing": "off"}
-_ROUNDS = 2
+SIZES = {"2 layers, 256 wide": (2, 256), "4 layers, 384 wide": (4, 384)}
+# What tune would vary besides; compiling costs a minute each time, hours in a grid.
+_KEYS = ("data.packing", "attention.implementation", "batch.micro", "gradient_checkpointing", "data.workers")
+_HELD = {"compile": "off", "data.workers": 0, "gradient_checkpointing": "off"}  # what stays unless it is named
 _TURNS = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data/instruct/alpaca_en_demo.json"))
-    parser.add_argument("--keys", nargs="+", metavar="KEY", help="Keys to vary; without: all that tune varies.")
+    parser.add_argument("--keys", nargs="+", metavar="KEY", default=list(_KEYS), help="Keys to vary.")
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=2.0, help="Of the timed steps of a trial, about.")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     if not asked.data.is_file():
         sys.exit(f"{asked.data}: no such file; name an alpaca .json with --data")
-    print(f"{machine()['date']}, {machine()['name']}, {machine()['cores']} cores", flush=True)
+    print(f"{machine()['date']}, {machine()['name']}, {machine()['cores']} cores, {asked.clock} clock", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         found = {size: compare(size, Path(temporary), asked) for size in asked.sizes}
     if asked.json:
@@ -57,47 +65,69 @@ def main() -> None:
 
 def compare(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     given = _given(size, folder, asked)
-    started = time.perf_counter()
-    tuned = tune(given, seconds=asked.seconds, told=lambda tried: None, said=lambda words: None)
-    searching = time.perf_counter() - started
-    config = check_config(given)
-    plan = make_plan(config)
-    space = make_space(
-        config, set(given_keys(given)), plan, hardware.detect(), measurements_from_json(plan.measurements)
-    )
-    started, rates = time.perf_counter(), []
-    for settings in grid(space.axes):
-        answer = attempt(_with(given, settings), steps=tuned.steps, rounds=_ROUNDS, limit=None)
-        rates.append((answer.trial.rate if answer.trial else 0.0, settings, answer.failure))
-    gridding = time.perf_counter() - started
+    spent = _spent if asked.clock == "cpu" else time.perf_counter
+    started = spent()
+    tuned = tune(given, seconds=asked.seconds, told=lambda one: None, said=lambda words: None, clock=asked.clock)
+    searching = spent() - started
+    started = spent()
+    rates = _grid(given, tuned.steps, asked.clock)
+    gridding = spent() - started
     best = max(rates, key=lambda one: one[0])
-    own, other = _in_turns(tuned.config, _with(given, best[1]), tuned.steps)
+    own, other = _in_turns([tuned.config, with_settings(given, best[1])], tuned.steps, asked.clock)
     changed = dict(tuned.best.settings)
+    taken = sum(1 for one in rates if one[0])
+    early = sum(one.early for one in tuned.tried)
     print(
-        f"\n{size}: {len(rates)} combinations in {gridding:.0f} s; {len(tuned.tried)} trials in {searching:.0f} s, "
-        f"{searching / gridding:.0%} of it\n  tune's best  {own:>8,.0f} tok/s  {changed}\n"
-        f"  grid's best  {other:>8,.0f} tok/s  {best[1]}\n  tune's best is at {own / other:.1%} of the grid's",
+        f"\n{size}: {taken} of {len(rates)} combinations ran, {gridding:.0f} s; tune looked at {len(tuned.tried)} "
+        f"settings, gave up {early} early, {searching:.0f} s: {searching / gridding:.0%}\n"
+        f"  tune's best  {own:>8,.0f} tok/s  {changed}\n  grid's best  {other:>8,.0f} tok/s  {best[1]}\n"
+        f"  tune's best is at {own / other:.1%} of the grid's",
         flush=True,
     )
     return {
         "searching": searching,
         "gridding": gridding,
-        "tried": len(tuned.tried),
+        "steps": tuned.steps,
+        "tried": [vars(one) for one in tuned.tried],
         "combinations": rates,
         "tune": [own, changed],
         "grid": [other, best[1]],
     }
 
 
-def _in_turns(one: dict[str, Any], other: dict[str, Any], steps: int) -> tuple[float, float]:
+def _grid(given: dict[str, Any], steps: int, clock: Any) -> list[tuple[float, Any, str]]:
+    """(tokens a second or 0, settings, why not) of every combination."""
+    found = []
+    with workshop(forks=can_fork(hardware.detect().kind)) as shop:
+        for settings in grid(_space(given).axes):
+            config = with_settings(given, settings)
+            try:
+                make_plan(check_config(config), measure=False)
+            except InputError as error:
+                found.append((0.0, settings, str(error.faults[0])))
+                continue
+            answer = shop.attempt(Request(config, steps, ROUNDS, clock=clock))
+            found.append((answer.trial.rate if answer.trial else 0.0, settings, answer.failure))
+    return found
+
+
+def _in_turns(configs: list[dict[str, Any]], steps: int, clock: Any) -> list[float]:
     """The best rate of each."""
-    rates = [[_rate(config, steps) for config in (one, other)] for _ in range(_TURNS)]
-    return max(pair[0] for pair in rates), max(pair[1] for pair in rates)
+    with workshop(forks=can_fork(hardware.detect().kind)) as shop:
+
+        def rate(config: dict[str, Any]) -> float:
+            answer = shop.attempt(Request(config, steps, ROUNDS, clock=clock))
+            return answer.trial.rate if answer.trial else 0.0
+
+        rates = [[rate(config) for config in configs] for _ in range(_TURNS)]
+    return [max(turn[side] for turn in rates) for side in range(len(configs))]
 
 
-def _rate(config: dict[str, Any], steps: int) -> float:
-    answer = attempt(config, steps=steps, rounds=_ROUNDS, limit=None)
-    return answer.trial.rate if answer.trial else 0.0
+def _space(given: dict[str, Any]) -> Space:
+    config = check_config(given)
+    plan = make_plan(config)
+    seen = measurements_from_json(plan.measurements)
+    return make_space(config, set(given_keys(given)), plan, hardware.detect(), seen)
 
 
 def _given(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -108,26 +138,21 @@ def _given(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]
     path = folder / f"{base.name}.yaml"
     path.write_text(
         f"stage: sft\nmodel: {base}\noutput: {folder / 'run'}\n"
-        f"data: {{train: {asked.data.resolve()}, max_length: 512, template: alpaca}}\n"
+        f"data: {{train: {asked.data.resolve()}, max_length: {asked.max_length}, template: alpaca}}\n"
         f"batch: {{size: {asked.batch}}}\nadapter: {{kind: lora, rank: 16}}\nduration: 1 epoch\n"
     )
     given: dict[str, Any] = dict(load_config(path).given)
-    if asked.keys:
-        config = check_config(given)
-        plan = make_plan(config)
-        seen = measurements_from_json(plan.measurements)
-        space = make_space(config, set(given_keys(given)), plan, hardware.detect(), seen)
-        started = {axis.key: space.start[axis.key] for axis in space.axes}
-        held = {axis.key: axis.auto if started[axis.key] == "auto" else started[axis.key] for axis in space.axes}
-        given = _with(given, {key: value for key, value in (held | _HELD).items() if key not in asked.keys})
-    return given
+    space = _space(given)
+    held = {
+        axis.key: axis.auto if space.start[axis.key] == "auto" else space.start[axis.key] for axis in space.axes
+    } | _HELD
+    return with_settings(given, {key: value for key, value in held.items() if key not in asked.keys})
 
 
-def _with(given: dict[str, Any], settings: Any) -> dict[str, Any]:
-    changed = json.loads(json.dumps(given))
-    for key, value in settings.items():
-        put(changed, key, value)
-    return changed
+def _spent() -> float:
+    """Seconds of processor time of this process and of all that it has waited for."""
+    found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in found)
 
 
 if __name__ == "__main__":

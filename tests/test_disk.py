@@ -60,6 +60,7 @@ ALLOWED = {
     ("stages/migrate.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("stages/ppo_engine.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("stages/trial.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("tune/attempt.py", "tempfile.TemporaryFile"): SCRATCH,
     ("tune/run.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("compat/scripts/debug_bos_zero.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("compat/scripts/debug_bos_zero.py", "write_text"): SCRATCH,

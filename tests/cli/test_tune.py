@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
 import zoo
+from made_up_trials import made_up
+from surefoot.cli.errors import INTERRUPTED_EXIT_CODE
 from surefoot.cli.main import main as cli
 from surefoot.config.load import load_config
+from surefoot.errors import STOPPED_EXIT_CODE
 from surefoot.tune import gate
-from surefoot.tune.attempt import attempt
+from surefoot.tune.attempt import Answer, Request, Workshop, workshop
 
 # All but the number of examples at once is set: a search of two settings.
 CONFIG = """\
@@ -70,15 +74,96 @@ def test_a_setting_whose_numbers_are_off_is_not_taken(place, monkeypatch):
     assert not (place / "run-tuned.yaml").exists()
 
 
+def request(**data):
+    config = load_config("run.yaml").given
+    return Request({**config, "data": {**config["data"], **data}}, steps=1, rounds=1)
+
+
 def test_a_trial_that_cannot_run_says_why_in_one_sentence(place):
     (place / "empty.json").write_text("[]", encoding="utf-8")
-    config = {**load_config("run.yaml").given, "data": {"train": {"path": "empty.json"}}}
-    answer = attempt(config, steps=1, rounds=1, limit=None)
-    assert answer.trial is None
-    assert "empty.json" in answer.failure
-    assert "\n" not in answer.failure
+    with workshop(forks=False) as shop:
+        answer = shop.attempt(request(train={"path": "empty.json"}))
+        assert answer.trial is None
+        assert "empty.json" in answer.failure
+        assert "\n" not in answer.failure
+        assert shop.attempt(request()).trial is not None, "in another process"
 
 
 def test_a_trial_that_takes_too_long_is_ended(place):
-    answer = attempt(load_config("run.yaml").given, steps=1, rounds=1, limit=0.2)
-    assert (answer.trial, answer.failure) == (None, "not done after 0 s")
+    with workshop(forks=True) as shop:
+        answer = shop.attempt(request(), limit=0.2)
+        assert (answer.trial, answer.failure) == (None, "not done after 0 s")
+
+
+def test_a_trial_that_breaks_off_is_told_by_its_last_word_and_its_process_was_its_own(place):
+    with workshop(forks=True) as shop:
+        answer = shop.attempt(replace(request(), rounds="two"))  # which is no number of rounds
+        assert "broke off with exit code 1: TypeError" in answer.failure
+        worker = shop._worker
+        assert worker is not None
+        assert shop.attempt(request()).trial is not None
+        assert shop._worker is worker
+        assert worker.poll() is None
+    assert worker.poll() is not None
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Trials of no length. Gives how many were taken, and at which Ctrl-C comes."""
+    state = {"taken": 0, "ctrl-c": 0}
+
+    def attempt(self, request, *, limit=None):
+        state["taken"] += 1
+        if state["taken"] == state["ctrl-c"]:
+            raise KeyboardInterrupt
+        fast = request.config["batch"].get("micro") == 1
+        return Answer(made_up(0.5 if fast else 1.0))
+
+    monkeypatch.setattr(Workshop, "attempt", attempt)
+    return state
+
+
+def test_ctrl_c_writes_the_best_so_far_and_the_same_command_goes_on(place, measured):
+    assert tune("run.yaml", "--out", "whole.yaml").exit_code == 0
+    whole = measured["taken"]
+    measured.update({"taken": 0, "ctrl-c": whole})
+    result = tune("run.yaml")
+    assert result.exit_code == STOPPED_EXIT_CODE, result.output
+    assert "the same command goes on" in result.output
+    best = yaml.safe_load((place / "run-tuned.yaml").read_text(encoding="utf-8"))
+    assert best["batch"]["micro"] == 1
+    assert (place / "run-tuned.trials.jsonl").is_file()
+    measured.update({"taken": 0, "ctrl-c": 0})
+    result = tune("run.yaml", "--json")
+    assert result.exit_code == 0, result.output
+    assert measured["taken"] == 1
+    assert not (place / "run-tuned.trials.jsonl").exists()
+    assert yaml.safe_load((place / "run-tuned.yaml").read_text(encoding="utf-8")) == best
+    assert tune("run.yaml").exit_code == 2, "it is finished, and somebody's file now"
+
+
+def test_ctrl_c_before_anything_is_known_writes_nothing(place, measured):
+    measured["ctrl-c"] = 2
+    assert tune("run.yaml").exit_code == INTERRUPTED_EXIT_CODE
+    assert not (place / "run-tuned.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["data.train=nowhere.json"], 2, "nowhere.json"),
+        (["model=nowhere"], 2, "nowhere"),
+        (["batch.mikro=2"], 2, "batch.mikro"),
+        (["attention=eager", "data.packing=on"], 2, "attention"),
+        (["--seconds", "0"], 2, "--seconds"),
+        (["--out", "llama3"], 2, "llama3"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_nothing_is_written(place, words, code, said):
+    before = {path.name for path in place.iterdir()}
+    result = tune("run.yaml", *words)
+    assert result.exit_code == code
+    assert len(result.stderr.strip().splitlines()) <= 3, "a line, and where there is one the excerpt with its caret"
+    assert said in result.stderr
+    assert result.stdout == ""
+    assert {path.name for path in place.iterdir()} == before

@@ -14,9 +14,9 @@ from surefoot.cli.options import config_arguments, load_or_exit
 if TYPE_CHECKING:
     from surefoot.tune.run import Tuned
 
-_ABOUT = (
-    "# Found by `surefoot tune` on {machine}: {rate:,.0f} real tokens/s, {gain:.2f} times the plan's own choices.\n"
-)
+_FOUND = "{rate:,.0f} real tokens/s, {gain:.2f} times the plan's own choices.\n"
+_ABOUT = f"# Found by `surefoot tune` on {{machine}}: {_FOUND}"
+_BROKEN_OFF = "# The best so far of a `surefoot tune` that was broken off"
 
 
 @click.command()
@@ -26,25 +26,26 @@ _ABOUT = (
     "--seconds", type=click.FloatRange(0.5), default=6.0, show_default=True, help="Timed steps of a trial, about."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was tried as JSON.")
-def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: float, as_json: bool) -> None:
+def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: float, as_json: bool) -> int:
     """Search the fastest settings for CONFIG.yaml on this machine with short real trials, and write them as a config.
 
     What CONFIG.yaml sets stays; what it leaves open is varied. Every setting has to compute what the plain fp32 path
-    computes; what the memory forecast rules out is not started.
+    computes; what the memory forecast rules out is not started. Ctrl-C writes the best so far; the same command goes on
+    from there, as it does after a kill.
     """
     loaded = load_or_exit(config, overrides)
     out = out or config.with_name(f"{config.stem}-tuned.yaml")
 
     from surefoot import durable, hardware
     from surefoot.config.dump import dump_plain
-    from surefoot.errors import Fault, InputError
+    from surefoot.errors import STOPPED_EXIT_CODE
     from surefoot.report.console import open_console
     from surefoot.report.tuning import outcome_lines, picture, trial_line
     from surefoot.tune.run import tune as search
     from surefoot.tune.search import Tried
 
-    if out.exists():
-        raise InputError(Fault(str(out), "already exists", "name another file with --out"))
+    _require_free(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
     tried: list[Tried] = []
 
@@ -52,26 +53,44 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
         tried.append(one)
         console.say(trial_line(len(tried), one, tried[0]))
 
-    found = search(loaded.given, seconds=seconds, told=told, said=console.say)
-    about = _ABOUT.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    kept = out.with_name(f"{out.stem}.trials.jsonl")
+    found = search(loaded.given, seconds=seconds, told=told, said=console.say, kept=kept)
+    about = _ABOUT if found.finished else f"{_BROKEN_OFF} on {{machine}}: {_FOUND}"
+    about = about.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
     durable.write_text(out, about + dump_plain(found.config))
     drawn = out.with_suffix(".png")
     durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem))
     if as_json:
         click.echo(json.dumps({"config": str(out), **_as_json(found)}, indent=2, ensure_ascii=False))
+    else:
+        for line in outcome_lines(found.start, found.best, found.left_out, held_up=found.held_up):
+            console.say(line)
+        console.say(f"wrote {out} and {drawn.name}")
+    if not found.finished:
+        console.say(f"broken off after {len(found.tried)} settings, which {kept} keeps: the same command goes on")
+        return STOPPED_EXIT_CODE
+    if not as_json:
+        console.say(f"next: surefoot train {out}")
+    return 0
+
+
+def _require_free(out: Path) -> None:
+    """InputError where there is a file, unless a search that was broken off wrote it."""
+    from surefoot.errors import Fault, InputError
+
+    if out.is_file() and out.read_bytes().startswith(_BROKEN_OFF.encode()):
         return
-    for line in outcome_lines(found.start, found.best, found.left_out):
-        console.say(line)
-    console.say(f"wrote {out} and {drawn.name}")
-    console.say(f"next: surefoot train {out}")
+    if out.exists():
+        raise InputError(Fault(str(out), "already exists", "name another file with --out"))
 
 
 def _as_json(found: Tuned) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
+        "finished": found.finished,
         "steps": found.steps,
+        "held_up": found.held_up,
         "gain": found.gain,
         "start": asdict(found.start),
         "best": asdict(found.best),

@@ -26,6 +26,8 @@ class Tried(Protocol):
     def memory(self) -> int: ...
     @property
     def failure(self) -> str: ...
+    @property
+    def early(self) -> bool: ...
 
 
 def trial_line(number: int, tried: Tried, start: Tried) -> str:
@@ -35,7 +37,8 @@ def trial_line(number: int, tried: Tried, start: Tried) -> str:
         return f"{number:>3}  {'-':>9} tok/s {'':>6} {'-':>9}  {what}: {tried.failure}"
     change = f"{tried.rate / start.rate - 1:+.0%}" if start.rate and tried is not start else ""
     wrong = f": not taken, {tried.failure}" if tried.failure else ""
-    return f"{number:>3}  {tried.rate:>9,.0f} tok/s {change:>6} {readable(tried.memory):>9}  {what}{wrong}"
+    early = ", given up early" if tried.early and not wrong else ""
+    return f"{number:>3}  {tried.rate:>9,.0f} tok/s {change:>6} {readable(tried.memory):>9}  {what}{wrong}{early}"
 
 
 def difference(settings: Mapping[str, Any], start: Mapping[str, Any]) -> str:
@@ -44,16 +47,23 @@ def difference(settings: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {shown(settings[key])}" for key in changed)
 
 
-def outcome_lines(start: Tried, best: Tried, left_out: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """start, best: as they were measured last, in turns."""
+def outcome_lines(
+    start: Tried, best: Tried, left_out: Sequence[tuple[str, str]], *, held_up: float = 0.0
+) -> Iterator[str]:
+    """start, best: as they were measured last. held_up: share of the time in which others had the processor."""
     for key, why in left_out:
         yield f"not varied: {key}, {why}"
+    if held_up:
+        yield (
+            f"caution: other programs had the processor for {held_up:.0%} of the time, which spoils figures; "
+            "tune again on an idle machine"
+        )
     if best is start:
         yield f"the plan's own choices stay: nothing is clearly faster than {start.rate:,.0f} tokens/s"
         return
     yield (
         f"best: {difference(best.settings, start.settings)}: {best.rate:,.0f} tokens/s and {readable(best.memory)}, "
-        f"{best.rate / start.rate:.2f} times the plan's own {start.rate:,.0f} and {readable(start.memory)} (in turns)"
+        f"{best.rate / start.rate:.2f} times the plan's own {start.rate:,.0f} and {readable(start.memory)}"
     )
 
 

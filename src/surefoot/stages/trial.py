@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -31,25 +32,53 @@ from surefoot.training.report import StepReport
 from surefoot.training.session import open_session
 from surefoot.training.step import train_step
 
+Clock = Literal["wall", "cpu"]
+_CLOCKS: Mapping[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What a trial has to keep up with. seconds: of the same steps, from the last one before the timed ones on. margin:
+    times as long as these a trial may take, step by step in sum, before it is given up."""
+
+    seconds: tuple[float, ...]
+    margin: float
+
+    def beats(self, seconds: Sequence[float]) -> bool:
+        """seconds: of as many steps as have been taken."""
+        return sum(seconds) > self.margin * sum(self.seconds[: len(seconds)])
+
 
 @dataclass(frozen=True)
 class Trial:
-    """losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite. seconds,
-    waiting: of a timed step, its best round, and what of it went by before its batches were there. tokens: real input
-    tokens, by timed step. memory: bytes at the peak, above what the process held before. forecast: the plan's."""
+    """losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite. last: seconds of
+    the last of these. seconds, waiting: of a timed step, its best round, and what of it went by before its batches were
+    there. tokens: real input tokens, by timed step. memory: bytes at the peak, above what the process held before.
+    forecast: the plan's. spread: how many times as long its slowest round took as its fastest. held_up: share of the
+    time that went by without this process at work on a CPU, as where other programs run. beside: None where all
+    steps were taken; else how many times as fast as the rival it was until it was given up."""
 
     losses: tuple[float | None, ...]
     grad_norms: tuple[float | None, ...]
+    last: float
     seconds: tuple[float, ...]
     waiting: tuple[float, ...]
     tokens: tuple[int, ...]
     memory: int
     forecast: int
+    spread: float
+    held_up: float
+    beside: float | None = None
 
     @property
     def rate(self) -> float:
-        """Real input tokens a second."""
+        """Real input tokens a second, where all steps were taken."""
         return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def paced(self) -> tuple[float, ...]:
+        """Seconds from the last step before the timed ones on: what a rival is made of."""
+        return (self.last, *self.seconds)
 
 
 @dataclass(frozen=True)
@@ -98,29 +127,56 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
                 yield Ready(run, setup, batches)
 
 
-def run_trial(config: RunConfig, *, steps: int, warm_up: int = 2, rounds: int = 2) -> Trial:
+def run_trial(
+    config: RunConfig,
+    *,
+    steps: int,
+    warm_up: int = 2,
+    rounds: int = 2,
+    rival: Rival | None = None,
+    clock: Clock = "wall",
+) -> Trial:
     """Take `warm_up` steps of the run without dropout and noise, whose draws depend on how a step is split, and then
     `steps` more, `rounds` times over, each round with the weights as the last one left them. What is timed is every
-    step's best round. In a process of its own the memory means something."""
+    step's best round. It ends early, in its first round, where the rival beats it. In a process of its own the memory
+    means something. With no step to time there are the first losses and gradient norms alone.
+
+    clock: "cpu" counts the processor time of this process, which on one thread is what an idle machine's wall clock
+    would show, nearly.
+    """
     before = psutil.Process().memory_info().rss
     last = warm_up + steps
-    with ready(config, last) as one:
-        with memory_faults("trial", one.run.config, one.plan):
-            with without_draws(one.setup.engine.model):
-                first = [_timed(one, number) for number in range(1, warm_up + 1)]
-            taken = [[_timed(one, number) for number in range(warm_up + 1, last + 1)] for _ in range(rounds)]
+    with ready(config, last) as one, memory_faults("trial", one.run.config, one.plan):
+        started = _CLOCKS["wall"](), _CLOCKS["cpu"]()
+        with without_draws(one.setup.engine.model):
+            first = [_timed(one, number, clock) for number in range(1, warm_up + 1)]
+        taken, beaten = [first[-1]], False
+        for number in range(warm_up + 1, last + 1):
+            if beaten := rival is not None and rival.beats([step.seconds for step in taken]):
+                break
+            taken.append(_timed(one, number, clock))
+        repeats = 0 if beaten else rounds - 1
+        others = [[_timed(one, number, clock) for number in range(warm_up + 1, last + 1)] for _ in range(repeats)]
+        wall, cpu = _CLOCKS["wall"]() - started[0], _CLOCKS["cpu"]() - started[1]
         device = one.plan.device.value
         peak = hardware.peak_memory(device)
         forecast = one.plan.memory.total
-    best = [min(step, key=lambda one: one.seconds) for step in zip(*taken, strict=True)]
+    timed = [taken[1:], *others]
+    best = [min(step, key=lambda one: one.seconds) for step in zip(*timed, strict=True)]
+    whole = [sum(step.seconds for step in steps) for steps in timed]
+    pace = [step.seconds for step in taken]
     return Trial(
         losses=tuple(step.report.loss for step in first),
         grad_norms=tuple(step.report.grad_norm for step in first),
+        last=first[-1].seconds,
         seconds=tuple(step.seconds for step in best),
         waiting=tuple(step.waiting for step in best),
         tokens=tuple(step.report.tokens for step in best),
         memory=peak if device == "cuda" else peak - before,
         forecast=forecast,
+        spread=max(whole) / min(whole) if others else 1.0,
+        held_up=max(0.0, 1 - cpu / wall) if device == "cpu" else 0.0,
+        beside=sum(rival.seconds[: len(pace)]) / sum(pace) if rival is not None and beaten else None,
     )
 
 
@@ -131,10 +187,11 @@ class _Step:
     waiting: float
 
 
-def _timed(one: Ready, number: int) -> _Step:
+def _timed(one: Ready, number: int, clock: Clock) -> _Step:
     """`train_step` waits for the device before it reports."""
-    started = time.perf_counter()
+    now = _CLOCKS[clock]
+    started = now()
     batches = one.batches(number)
-    waiting = time.perf_counter() - started
+    waiting = now() - started
     report = one.step(number, batches)
-    return _Step(report, time.perf_counter() - started, waiting)
+    return _Step(report, now() - started, waiting)

@@ -1,55 +1,156 @@
-"""A trial in a child process: started, limited in time, its answer read."""
+"""Trials in other processes: started, limited in time, their answers read.
+
+with Workshop(forks=True) as shop:
+    answer = shop.attempt(Request(config, steps=4, rounds=2), limit=60)
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import IO, Any
 
 from pydantic import TypeAdapter
 
-from surefoot.stages.trial import Trial
+from surefoot.stages.trial import Clock, Rival, Trial
 
 _TRIAL = TypeAdapter(Trial)
 _OUT_OF_MEMORY = (-signal.SIGKILL, 128 + signal.SIGKILL)  # how the kernel ends a process that takes too much
+_TAIL = 4096  # bytes of what a trial printed that are looked at
+
+
+@dataclass(frozen=True)
+class Request:
+    """config: plain values. steps: timed ones, `rounds` times over. rival, clock: see `run_trial`."""
+
+    config: Mapping[str, Any]
+    steps: int
+    rounds: int
+    rival: Rival | None = None
+    clock: Clock = "wall"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """trial: None where there is none; then failure says why."""
+    """trial: None where there is none; then failure says why. whole: seconds that it took, the start included."""
 
     trial: Trial | None
     failure: str = ""
+    whole: float = 0.0
 
 
-def attempt(config: Mapping[str, Any], *, steps: int, rounds: int, limit: float | None) -> Answer:
-    """config: plain values. limit: seconds after which the child is killed."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "surefoot.tune.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
-    request = json.dumps({"config": config, "steps": steps, "rounds": rounds})
-    try:
-        out, said = child.communicate(request, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return Answer(None, f"not done after {limit:.0f} s")
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.communicate()
-    if child.returncode in _OUT_OF_MEMORY:
-        return Answer(None, "killed, as the system does to what takes too much memory")
-    if child.returncode:
-        last = (said.strip().splitlines() or ["no word"])[-1]
-        return Answer(None, f"broke off with exit code {child.returncode}: {last}")
-    answer = json.loads(out)
-    if "error" in answer:
-        return Answer(None, answer["error"])
-    return Answer(_TRIAL.validate_python(answer["trial"]))
+def can_fork(device: str) -> bool:
+    """Whether trials on this kind of device may be copies of one process. What a GPU's driver holds is not copied, and
+    on other systems than Linux libraries do not stand it."""
+    return device == "cpu" and sys.platform.startswith("linux")
+
+
+@contextmanager
+def workshop(*, forks: bool) -> Iterator[Workshop]:
+    """forks: whether every trial is a copy of one process, see `can_fork`; else each is another one. No trial outlives
+    the block."""
+    with tempfile.TemporaryFile() as printed:
+        shop = Workshop(printed, forks=forks)
+        try:
+            yield shop
+        finally:
+            shop.end()
+
+
+class Workshop:
+    """The process that takes the trials, or starts them, from the first one on."""
+
+    def __init__(self, printed: IO[bytes], *, forks: bool):
+        """printed: takes what trials and libraries write for people."""
+        self._program = [sys.executable, "-m", "surefoot.tune.worker", *(["fork"] if forks else [])]
+        self._forks, self._printed = forks, printed
+        self._worker: subprocess.Popen[str] | None = None
+
+    def attempt(self, request: Request, *, limit: float | None = None) -> Answer:
+        """limit: seconds after which the trial is killed."""
+        started = time.monotonic()
+        worker = self._worker or self._start()
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            _kill(worker)
+
+        timer = threading.Timer(limit, give_up) if limit is not None else None
+        if timer:
+            timer.start()
+        try:
+            said = self._ask(worker, request)
+        finally:
+            if timer:
+                timer.cancel()
+        whole_line = said.endswith("\n")
+        answer: dict[str, Any] = json.loads(said) if whole_line else {"ended": worker.wait()}
+        if not whole_line or late.is_set() or not self._forks:
+            self.end()
+        whole = time.monotonic() - started
+        if late.is_set() and "ended" in answer:
+            return Answer(None, f"not done after {limit:.0f} s", whole)
+        if "ended" in answer:
+            return Answer(None, self._ending(answer["ended"]), whole)
+        if "error" in answer:
+            return Answer(None, answer["error"], whole)
+        return Answer(_TRIAL.validate_python(answer["trial"]), "", whole)
+
+    def _start(self) -> subprocess.Popen[str]:
+        """In a session of its own: Ctrl-C is for the search, which ends this."""
+        self._worker = subprocess.Popen(
+            self._program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._printed,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        return self._worker
+
+    def _ask(self, worker: subprocess.Popen[str], request: Request) -> str:
+        """The answer's line; empty, or a piece of one, from a process that ended."""
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with suppress(BrokenPipeError):
+            worker.stdin.write(json.dumps(asdict(request)) + "\n")
+            worker.stdin.flush()
+        return worker.stdout.readline()
+
+    def _ending(self, code: int) -> str:
+        if code in _OUT_OF_MEMORY:
+            return "killed, as the system does to what takes too much memory"
+        self._printed.seek(max(0, self._printed.seek(0, os.SEEK_END) - _TAIL))
+        last = self._printed.read().decode("utf-8", "replace").strip().splitlines() or ["no word"]
+        return f"broke off with exit code {code}: {last[-1]}"
+
+    def end(self) -> None:
+        """Whatever it is at."""
+        if self._worker is None:
+            return
+        worker, self._worker = self._worker, None
+        _kill(worker)
+        worker.wait()
+        for pipe in (worker.stdin, worker.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _kill(worker: subprocess.Popen[str]) -> None:
+    """With the trial that it waits for."""
+    if sys.platform == "win32":
+        worker.kill()
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)

@@ -20,17 +20,25 @@ _MOVE_THE_SIZE = ("data.packing", "gradient_checkpointing")
 @dataclass(frozen=True)
 class Tried:
     """A setting and what came of it. failure: why it cannot be taken, empty where it can. rate: real tokens a second,
-    0 where it was not timed. memory: measured bytes, waiting: share of a step spent on waiting for batches."""
+    0 where it was not timed. memory: measured bytes, waiting: share of a step spent on waiting for batches. early: it
+    was so slow that it was given up before all its steps were timed. held_up: share of its time in which other programs
+    had the processor."""
 
     settings: Settings
     rate: float = 0.0
     memory: int = 0
     waiting: float = 0.0
     failure: str = ""
+    early: bool = False
+    held_up: float = 0.0
 
     @property
     def passed(self) -> bool:
         return not self.failure
+
+    @property
+    def short_of_memory(self) -> bool:
+        return "memory" in self.failure
 
 
 Try = Callable[[Settings], Tried]
@@ -53,6 +61,14 @@ class Search:
                 best = self._along(axis, best)
         return best
 
+    @property
+    def best(self) -> Tried:
+        """Of all that was tried so far, as `run` would take it."""
+        best = self.tried[0]
+        for other in self.tried[1:]:
+            best = better(best, other)
+        return best
+
     def _along(self, axis: Axis, best: Tried) -> Tried:
         if axis.key == "data.workers" and best.passed and not needs_threads(best.waiting):
             return best
@@ -64,7 +80,7 @@ class Search:
         here = best.settings
         for value in axis.values:
             other = self._look({**here, axis.key: value})
-            if axis.key in _MOVE_THE_SIZE and value != here[axis.key]:
+            if axis.key in _MOVE_THE_SIZE and value != here[axis.key] and (other.rate or other.short_of_memory):
                 other = self._at_its_own_size(other)
             best = better(best, other)
         return best
@@ -101,7 +117,7 @@ class Search:
         return found
 
     def _is_short_of_memory(self) -> bool:
-        return any("memory" in one.failure for one in self.tried)
+        return any(one.short_of_memory for one in self.tried)
 
 
 def better(best: Tried, other: Tried) -> Tried:

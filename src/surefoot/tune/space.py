@@ -53,8 +53,8 @@ def make_space(
     """given: dotted keys that the user set, see `given_keys`. seen: what the probes measured for the plan."""
     axes: list[Axis] = [
         Axis("precision.compute", _dtypes(machine, seen, plan)),
-        Axis("attention.implementation", _attention(machine)),
         Axis("data.packing", ("off", "on")),
+        Axis("attention.implementation", _attention(machine)),
         Axis("batch.micro", _sizes(plan.batch.size.value), ordered=True, auto=plan.batch.micro.value),
         Axis("gradient_checkpointing", ("off", "auto")),
         Axis("compile", ("off", "default")),

@@ -1,7 +1,10 @@
-"""`python -m surefoot.tune.worker`: one trial in a process of its own, so that its peak of memory is its own.
+"""`python -m surefoot.tune.worker [fork]`: trials, each in a process of its own, so that its peak of memory is its own.
 
-stdin: {"config": plain values, "steps": …, "rounds": …} as JSON. stdout: one line of JSON, {"trial": …} or
-{"error": sentence}; whatever libraries print goes to stderr.
+stdin: a line of JSON for each trial, {"config": plain values, "steps": …, "rounds": …, "rival": …, "clock": …}. stdout:
+a line of JSON for each, {"trial": …}, {"error": sentence}, or {"ended": exit code} of a process that said nothing;
+whatever libraries print goes to stderr. With `fork` the libraries, most of what a short trial costs, are imported once,
+and every trial is a copy of this process. Without, there is one trial, in this process: where a GPU is used that must
+not have been touched before a fork.
 """
 
 from __future__ import annotations
@@ -10,23 +13,56 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from typing import Any, TextIO
 
+from surefoot import hardware
 from surefoot.config.load import check_config
 from surefoot.errors import SurefootError
-from surefoot.stages.trial import run_trial
+from surefoot.stages.trial import Rival, run_trial
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    hardware.end_with(os.getppid())
     answers = os.dup(1)
     os.dup2(2, 1)
-    try:
-        trial = run_trial(check_config(asked["config"]), steps=asked["steps"], rounds=asked["rounds"])
-        answer = {"trial": asdict(trial)}
-    except SurefootError as error:
-        answer = {"error": str(error.faults[0]) if error.faults else str(error)}
     with os.fdopen(answers, "w", encoding="utf-8") as out:
-        out.write(json.dumps(answer) + "\n")
+        for line in sys.stdin:
+            if "fork" not in sys.argv[1:]:
+                _answer(json.loads(line), out)
+                return
+            if code := _in_a_copy(json.loads(line), out):
+                _say({"ended": code}, out)
+
+
+def _in_a_copy(asked: dict[str, Any], out: TextIO) -> int:
+    """The exit code of the process that answers, negative where a signal ended it."""
+    here = os.getpid()
+    copy = os.fork()
+    if copy:
+        return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    hardware.end_with(here)
+    _answer(asked, out)
+    sys.exit()
+
+
+def _answer(asked: dict[str, Any], out: TextIO) -> None:
+    rival = asked["rival"]
+    try:
+        trial = run_trial(
+            check_config(asked["config"]),
+            steps=asked["steps"],
+            rounds=asked["rounds"],
+            rival=Rival(tuple(rival["seconds"]), rival["margin"]) if rival else None,
+            clock=asked["clock"],
+        )
+        _say({"trial": asdict(trial)}, out)
+    except SurefootError as error:
+        _say({"error": str(error.faults[0]) if error.faults else str(error)}, out)
+
+
+def _say(answer: dict[str, Any], out: TextIO) -> None:
+    out.write(json.dumps(answer) + "\n")
+    out.flush()
 
 
 if __name__ == "__main__":

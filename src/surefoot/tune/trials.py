@@ -1,0 +1,135 @@
+"""Settings become trials of one config on one machine, and trials become what the search compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config.load import check_config
+from surefoot.config.nested import put
+from surefoot.errors import InputError
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.plan import RunPlan
+from surefoot.stages.planned import make_plan
+from surefoot.stages.trial import Clock, Rival, Trial
+from surefoot.tune.attempt import Answer, Request
+from surefoot.tune.gate import Numbers, failure
+from surefoot.tune.search import Tried
+from surefoot.tune.space import Settings
+
+ROUNDS = 2
+# A trial is given up where its steps have taken so many times as long as the best one's, times the most that two rounds
+# of the same steps have differed so far: noise of this machine, today, does not reach that far.
+_HOPELESS = 1.1
+
+_CLEAR = 1.1  # times: so much faster in one turn is no chance
+
+Attempt = Callable[[Request, float | None], Answer]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How trials are taken. steps: timed ones. limit, compiling: seconds after which a trial is given up, compiling
+    where it compiles. clock: see `run_trial`."""
+
+    steps: int
+    limit: float
+    compiling: float
+    clock: Clock = "wall"
+
+
+class Trials:
+    """attempt: takes a request and a limit in seconds. reference: what the plain path computes."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        plan: RunPlan,
+        lengths: LengthFacts,
+        reference: Numbers,
+        terms: Terms,
+        attempt: Attempt,
+    ):
+        self._given, self._plan, self._lengths, self._reference = given, plan, lengths, reference
+        self._terms, self._attempt = terms, attempt
+        self._best: Trial | None = None
+        self._spread = 1.0
+        self.known: tuple[Settings, Answer] | None = None  # one that need not be tried again
+
+    def look(self, settings: Settings) -> Tried:
+        """What came of the settings; where they are hopeless, of their first steps."""
+        compiles = settings.get("compile", self._plan.compile.value) != "off"
+        # What compiles is slow until it has seen all shapes, and says nothing before.
+        rival = None if self._best is None or compiles else Rival(self._best.paced, _HOPELESS * self._spread)
+        return self._look(settings, rival, self._terms.compiling if compiles else self._terms.limit)
+
+    def in_turns(self, one: Tried, other: Tried, turns: int = 2) -> tuple[Tried, Tried]:
+        """Both again, one after the other, so that a machine that slows down slows both; the best turn of each. The
+        first turn is enough where `other` is clearly faster."""
+        limit = self._terms.limit + self._terms.compiling
+        first = second = None
+        for _ in range(turns):
+            first = _faster(first, self._look(one.settings, None, limit))
+            second = _faster(second, self._look(other.settings, None, limit))
+            if second.rate > _CLEAR * first.rate:
+                break
+        assert first is not None
+        assert second is not None
+        return first, second
+
+    def _look(self, settings: Settings, rival: Rival | None, limit: float) -> Tried:
+        config = with_settings(self._given, settings)
+        if refused := self._refused(config):
+            return Tried(settings, failure=refused)
+        if self.known is not None and self.known[0] == settings:
+            (_, answer), self.known = self.known, None
+        else:
+            answer = self._attempt(
+                Request(config, self._terms.steps, ROUNDS, rival=rival, clock=self._terms.clock), limit
+            )
+        if answer.trial is None:
+            return Tried(settings, failure=answer.failure)
+        return self._judged(settings, answer.trial)
+
+    def _refused(self, config: Mapping[str, Any]) -> str:
+        """By the planner, or by its forecast of the memory."""
+        try:
+            plan = make_plan(check_config(config), lengths=self._lengths, measurements=self._plan.measurements)
+        except InputError as error:
+            return str(error.faults[0])
+        if fits(plan.memory):
+            return ""
+        return (
+            f"not enough memory: {readable(plan.memory.total)} of {readable(usable(plan.memory.available))}, forecast"
+        )
+
+    def _judged(self, settings: Settings, trial: Trial) -> Tried:
+        compute = str(settings.get("precision.compute", self._plan.precision.compute.value))
+        wrong = failure(Numbers(trial.losses, trial.grad_norms), self._reference, compute)
+        self._spread = max(self._spread, trial.spread)
+        if trial.beside is not None:
+            assert self._best is not None  # who else would have beaten it
+            rate = self._best.rate * trial.beside  # steps differ in tokens: its own few would not compare
+            return Tried(settings, rate, trial.memory, failure=wrong, early=True, held_up=trial.held_up)
+        if not wrong and (self._best is None or trial.rate > self._best.rate):
+            self._best = trial
+        waiting = sum(trial.waiting) / sum(trial.seconds)
+        return Tried(settings, trial.rate, trial.memory, waiting, wrong, held_up=trial.held_up)
+
+
+def _faster(one: Tried | None, other: Tried) -> Tried:
+    return other if one is None or other.rate > one.rate else one
+
+
+def with_settings(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """A config as plain values, with these in place of what it has."""
+    config = deepcopy(dict(given))
+    for key, value in settings.items():
+        group = key.split(".")[0]
+        if "." in key and not isinstance(config.get(group, {}), dict):  # a short form, such as precision: auto
+            config.pop(group)
+        put(config, key, value)
+    return config

@@ -1,0 +1,24 @@
+"""Trials made up, for tests of what is done with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefoot.stages.trial import Trial
+
+
+def made_up(step: float = 1.0, **changes: Any) -> Trial:
+    """Of two timed steps. step: seconds of each."""
+    facts: dict[str, Any] = {
+        "losses": (2.0, 1.9),
+        "grad_norms": (3.0, 2.9),
+        "last": step,
+        "seconds": (step, step),
+        "waiting": (0.0, 0.0),
+        "tokens": (100, 300),
+        "memory": 2**20,
+        "forecast": 2**20,
+        "spread": 1.0,
+        "held_up": 0.0,
+    }
+    return Trial(**{**facts, **changes})
