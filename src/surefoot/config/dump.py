@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from surefoot.config.schema import RunConfig
-from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.config.yaml_scalars import is_plain_text
 
 _WIDTH = 1 << 30  # characters: no value is folded over lines
 
@@ -22,7 +22,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
     breaks = not value.isprintable()  # a line of its own, else, and the comment behind it on another
-    style = '"' if breaks else None if isinstance(plain_scalar(value), str) else "'"
+    style = '"' if breaks else None if is_plain_text(value) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

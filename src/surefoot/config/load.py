@@ -155,7 +155,7 @@ def _repaired(data: dict[str, Any], problems: Sequence[Problem]) -> dict[str, An
         for step in groups:
             group = group[int(step) if isinstance(group, list) else step]
         key = all_keys().get(schema_key(path))
-        if key is not None and key.required:
+        if key is not None and key.required and key.name == name:  # a key of digits looks like an item of a list
             group[name] = deepcopy(key.example)
         else:
             del group[name]

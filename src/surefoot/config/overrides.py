@@ -74,8 +74,8 @@ def _place_in(group: dict[str, Any] | list[Any], name: str, key: str, text: str)
     """The key of a group or the position in a list that one part of a dotted key means."""
     if isinstance(group, dict):
         return name
-    if name.isdecimal() and int(name) < len(group):
-        return int(name)
+    if name in (positions := [str(position) for position in range(len(group))]):
+        return positions.index(name)
     holder = key.rpartition(".")[0]
     what = f"{shown_key(holder)} is a list of {len(group)}"
     fix = f"name one, such as {shown_key(f'{holder}.0.{name}')}" if not name.isdecimal() else "count from 0"

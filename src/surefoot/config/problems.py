@@ -11,7 +11,7 @@ from surefoot.config.keys import Key, all_keys, schema_key, shown_key
 from surefoot.config.nearest import nearest_key
 from surefoot.config.schema import RunConfig
 from surefoot.config.words import as_yaml, shown
-from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.config.yaml_scalars import is_plain_text
 from surefoot.nearest import nearest_word
 
 MOST_LISTED = 9  # keys of a group that one message lists
@@ -85,8 +85,9 @@ def _missing(path: str) -> Problem:
 
 
 def _unknown(path: str) -> Problem:
-    near = nearest_key(schema_key(path))
-    group = schema_key(path).rpartition(".")[0]
+    above, _, name = path.rpartition(".")
+    group = schema_key(above)
+    near = None if name.isdecimal() else nearest_key(schema_key(path))
     if near is not None and near.group == group:
         return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,))
     if near is not None:
@@ -112,7 +113,7 @@ def _remedy(key: Key, value: Any) -> str:
     if isinstance(value, str):
         if (word := nearest_word(value, key.choices)) is not None:
             return f"write `{key.name}: [{word}]`" if key.item and word == value else f"did you mean {word}?"
-        if not isinstance(plain_scalar(value), str) and not key.children:
+        if not is_plain_text(value) and not key.children:
             return "remove the quotes"
     elif key.expected.startswith("text") and isinstance(value, bool | int | float):
         return "put it in quotes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.config.yaml_scalars import is_plain_text
 
 LONGEST = 40  # characters of a value that a message quotes
 
@@ -75,7 +75,7 @@ def as_yaml(value: Any) -> str:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        return value if value and isinstance(plain_scalar(value), str) else f"'{value}'"
+        return value if value and is_plain_text(value) else f"'{value}'"
     return _number(value) if isinstance(value, float) else json.dumps(value)
 
 

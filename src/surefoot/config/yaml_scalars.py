@@ -28,3 +28,19 @@ def plain_scalar(text: str) -> Any:
     if _FLOAT.fullmatch(text):
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text
+
+
+def scalar_or_text(text: str) -> Any:
+    """The same, where a number of absurd length stays text."""
+    try:
+        return plain_scalar(text)
+    except ValueError:
+        return text
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether text without quotes is read as that text, and not as a number, a truth or nothing."""
+    try:
+        return isinstance(plain_scalar(text), str)
+    except ValueError:
+        return False

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.dialects import launchers
 from surefoot.dialects.translation import Note
-from surefoot.dialects.words import plain_truth
+from surefoot.dialects.words import plain_count, plain_truth
 from surefoot.errors import Fault, InputError
 from surefoot.redaction import hides, redacted
 
@@ -117,8 +117,8 @@ def is_read(note: Note, of_the_tool: Note) -> bool:
 def _settled(command: Command, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """(facts, environment) that the launch settles; a launcher hands its program the same in the environment."""
     found = {"mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "no"), **command.facts}
-    started = environment.get("WORLD_SIZE", "").strip()
-    processes = int(started) if started.isdecimal() and int(started) > 1 else command.processes
+    started = plain_count(environment.get("WORLD_SIZE", "").strip()) or 0
+    processes = started if started > 1 else command.processes
     several = {"processes": processes} if processes > 1 else {}
     launchers.check("mixed_precision", found["mixed_precision"], "mixed_precision")
     launchers.check("dynamo_backend", environment.get("ACCELERATE_DYNAMO_BACKEND"), "ACCELERATE_DYNAMO_BACKEND")
@@ -186,7 +186,7 @@ def _launched(
         else:
             words[name] = "true"
         if name not in _MODULE:
-            launchers.check(name, plain_scalar(words[name]), flag)
+            launchers.check(name, scalar_or_text(words[name]), flag)
             counts = name in launcher.count and words[name] != "1"
             fate = Note(shown, "carried", ("parallel.nproc",), "", flag)
             notes.append(fate if counts else Note(shown, "listed", (), launchers.told(name), flag))
@@ -197,7 +197,7 @@ def _launched(
     if launcher is launchers.ACCELERATE and (path := words.get("config_file")) is not None:
         settled, of_the_file = launchers.read_file(path, options.read(path))
         notes += of_the_file
-    settled |= {name: plain_scalar(value) for name, value in words.items()}
+    settled |= {name: scalar_or_text(value) for name, value in words.items()}
     processes = _processes(launcher, settled, environment, options)
     facts = {"mixed_precision": settled["mixed_precision"]} if "mixed_precision" in settled else {}
     devices = launchers.devices(settled)
@@ -231,10 +231,11 @@ def _processes(
         count = 1 if untold or on_cpu else visible_devices(environment, settled, options)
     elif count == "cpu":
         count = 1
-    if not str(count).isdigit() or int(count) < 1:
+    processes = plain_count(count)
+    if not processes:
         where = next((f"--{name}" for name in launcher.count if name in settled), launcher.name)
         raise InputError(Fault(where, f"expected a number of processes from 1, got {count}"))
-    return int(count)
+    return processes
 
 
 def visible_devices(environment: Mapping[str, str], settled: Mapping[str, Any], options: Options) -> int:

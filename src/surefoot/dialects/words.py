@@ -17,7 +17,7 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document, Position, parse_value, parse_yaml
-from surefoot.config.yaml_scalars import plain_scalar
+from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.errors import Fault, InputError
 from surefoot.redaction import hides
 
@@ -132,9 +132,10 @@ def read_value(text: str) -> Any:
             return parse_value(text, text)
         except InputError:
             return text
-    return plain_scalar(text)
+    return scalar_or_text(text)
 
 
+_COUNT = re.compile(r"[0-9]{1,9}")
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1", "on"), ("no", "false", "f", "n", "0", "off")
 
 
@@ -144,6 +145,11 @@ def plain_truth(value: Any) -> bool | None:
         return value
     word = str(value).lower()
     return True if word in _TRUE else False if word in _FALSE else None
+
+
+def plain_count(value: Any) -> int | None:
+    """A whole number from 0 as launchers take it; None for anything else, such as other scripts' digits."""
+    return int(text) if _COUNT.fullmatch(text := str(value)) else None
 
 
 def _parse_json(text: str, path: str) -> Document:
@@ -157,6 +163,8 @@ def _parse_json(text: str, path: str) -> Document:
         data = json.loads(text, object_pairs_hook=whole)
     except json.JSONDecodeError as error:
         raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}")) from None
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
+        raise InputError(Fault(path, f"cannot be read: {error}")) from None
     if not isinstance(data, dict):
         raise InputError(Fault(path, "does not hold an object", 'write {"key": value, …}'))
     keys = dict(_json_positions(text, data))

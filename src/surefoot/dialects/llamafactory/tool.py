@@ -18,7 +18,15 @@ from surefoot.dialects.llamafactory.rules import RULES
 from surefoot.dialects.llamafactory.voice import voice
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Note, Translation, in_processes
-from surefoot.dialects.words import Word, parse_document, plain_truth, read_document, read_flags, read_pairs
+from surefoot.dialects.words import (
+    Word,
+    parse_document,
+    plain_count,
+    plain_truth,
+    read_document,
+    read_flags,
+    read_pairs,
+)
 from surefoot.errors import Fault, InputError
 
 NAME = "LLaMA-Factory"
@@ -151,8 +159,8 @@ def _processes(command: Command, options: Options) -> int:
     """One on each device, unless a launcher or the environment says how many."""
     if command.launcher or "processes" in command.facts:
         return command.facts.get("processes", 1)
-    asked = command.environment.get("NPROC_PER_NODE", "").strip()
-    return int(asked) if asked.isdecimal() else visible_devices(command.environment, {}, options)
+    asked = plain_count(command.environment.get("NPROC_PER_NODE", "").strip())
+    return asked if asked is not None else visible_devices(command.environment, {}, options)
 
 
 def _check_processes(environment: Mapping[str, str]) -> None:
@@ -160,7 +168,8 @@ def _check_processes(environment: Mapping[str, str]) -> None:
         value = environment.get(name, "1").strip()
         if value not in ("", "1"):
             raise InputError(Fault(name, f"asks for {value}, and surefoot starts processes on one machine", MORE))
-    if (value := environment.get("NPROC_PER_NODE", "").strip()) not in ("", "gpu", "auto") and not value.isdecimal():
+    value = environment.get("NPROC_PER_NODE", "").strip()
+    if value not in ("", "gpu", "auto") and plain_count(value) is None:
         raise InputError(Fault("NPROC_PER_NODE", f"expected a number of processes, got {value!r}"))
     for name, reason in _REFUSED_SWITCHES.items():
         if plain_truth(environment.get(name, False)):

@@ -10,8 +10,9 @@ bound once, or several times one after another. Everything else is `Unread`: wha
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 _LONGEST = 80  # characters of a source text that a message shows
 _DEEPEST = 40  # names that refer to names
 _LARGEST = 10**12  # a product of literals beyond this is no setting, and could fill the memory
+_LONGEST_TEXT = 100_000  # characters: the same for sums of texts
+_MOST = 10_000  # nodes looked at for one value: names that name two names each would double them line by line
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Script:
         """Raises InputError where the text is no Python."""
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested too deeply
             line = getattr(error, "lineno", None)
             where = f"{path}:{line}" if line else path
             raise InputError(Fault(where, "is not valid Python", "give a script that runs")) from None
@@ -63,44 +66,50 @@ class Script:
         return f"{self.path}:{getattr(node, 'lineno', 1)}:{getattr(node, 'col_offset', 0) + 1}"
 
     def text(self, node: ast.AST) -> str:
-        whole = " ".join(ast.unparse(node).split())
+        whole = " ".join(_source(node).split())
         return whole if len(whole) <= _LONGEST else f"{whole[:_LONGEST]}…"
 
-    def value(self, node: ast.expr, depth: int = 0) -> Any:
+    def value(self, node: ast.expr) -> Any:
         """The literal that a node spells out, else Unread. Containers may hold Unread items."""
-        unread = Unread(self.where(node), self.text(node))
-        if depth > _DEEPEST:
-            return unread
+        return self._value(node, 0, itertools.count())
+
+    def _value(self, node: ast.expr, depth: int, looked_at: Iterator[int]) -> Any:
+        if depth > _DEEPEST or next(looked_at) > _MOST:
+            return self._unread(node)
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None):
                 return node.value
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-                return [self.value(item, depth + 1) for item in items]
+                return [self._value(item, depth + 1, looked_at) for item in items]
             case ast.Dict():
-                return self._mapping(node, depth, unread)
+                return self._mapping(node, depth, looked_at)
             case ast.Name():
-                bound = self._bound(node)
-                return unread if bound is None else self._inner(bound, depth, unread)
+                if (bound := self._bound(node)) is not None:
+                    held = self._value(bound, depth + 1, looked_at)
+                    return self._unread(node) if isinstance(held, Unread) else held
             case ast.UnaryOp(op=ast.USub()):
-                held = self.value(node.operand, depth + 1)
-                return -held if isinstance(held, int | float) and not isinstance(held, bool) else unread
+                held = self._value(node.operand, depth + 1, looked_at)
+                return -held if isinstance(held, int | float) and not isinstance(held, bool) else self._unread(node)
             case ast.UnaryOp(op=ast.Not()):
-                held = self.value(node.operand, depth + 1)
-                return not held if isinstance(held, bool) else unread
+                held = self._value(node.operand, depth + 1, looked_at)
+                return not held if isinstance(held, bool) else self._unread(node)
             case ast.BinOp():
-                return self._arithmetic(node, depth, unread)
-            case ast.JoinedStr(values=parts):
-                return self._joined(parts, depth, unread)
+                return self._arithmetic(node, depth, looked_at)
+            case ast.JoinedStr():
+                return self._joined(node, depth, looked_at)
             case ast.Attribute(value=ast.Name(id="torch"), attr=dtype) if dtype.rstrip("0123456789") in _DTYPES:
                 return f"torch.{dtype}"
             case ast.Call(args=arguments, keywords=[]) if self.callee(node) in ("os.path.join", "str", "Path"):
-                parts = [self.value(argument, depth + 1) for argument in arguments]
-                return "/".join(parts) if parts and all(isinstance(part, str) for part in parts) else unread
-        return unread
+                parts = [self._value(argument, depth + 1, looked_at) for argument in arguments]
+                return "/".join(parts) if parts and all(isinstance(part, str) for part in parts) else self._unread(node)
+        return self._unread(node)
+
+    def _unread(self, node: ast.AST) -> Unread:
+        return Unread(self.where(node), self.text(node))
 
     def callee(self, node: ast.Call) -> str:
         """ "AutoModelForCausalLM.from_pretrained"; without what a call returned or an item of something."""
-        return ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+        return _source(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
 
     def bound(self, node: ast.expr) -> ast.expr:
         """What a name stands for, as far as that can be followed; else the node itself."""
@@ -118,46 +127,50 @@ class Script:
             return bindings[0][1] if bindings else None
         return next((value for line, value in reversed(bindings) if line < node.lineno), None)
 
-    def _inner(self, bound: ast.expr, depth: int, unread: Unread) -> Any:
-        held = self.value(bound, depth + 1)
-        return unread if isinstance(held, Unread) else held
-
-    def _mapping(self, node: ast.Dict, depth: int, unread: Unread) -> Any:
+    def _mapping(self, node: ast.Dict, depth: int, looked_at: Iterator[int]) -> Any:
         held: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            name = None if key is None else self.value(key, depth + 1)
+            name = None if key is None else self._value(key, depth + 1, looked_at)
             if not isinstance(name, str | int):
-                return unread
-            held[name] = self.value(value, depth + 1)
+                return self._unread(node)
+            held[name] = self._value(value, depth + 1, looked_at)
         return held
 
-    def _arithmetic(self, node: ast.BinOp, depth: int, unread: Unread) -> Any:
-        left, right = self.value(node.left, depth + 1), self.value(node.right, depth + 1)
+    def _arithmetic(self, node: ast.BinOp, depth: int, looked_at: Iterator[int]) -> Any:
+        left, right = self._value(node.left, depth + 1, looked_at), self._value(node.right, depth + 1, looked_at)
         act = _OPERATORS.get(type(node.op))
         numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (left, right))
         texts = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
         if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
             return f"{left}/{right}"  # pathlib
         if act is None or not (numbers or texts):
-            return unread
+            return self._unread(node)
         try:
             held = act(left, right)
         except (ZeroDivisionError, OverflowError):
-            return unread
-        return unread if numbers and abs(held) > _LARGEST else held
+            return self._unread(node)
+        return self._unread(node) if (abs(held) > _LARGEST if numbers else len(held) > _LONGEST_TEXT) else held
 
-    def _joined(self, parts: list[ast.expr], depth: int, unread: Unread) -> Any:
+    def _joined(self, node: ast.JoinedStr, depth: int, looked_at: Iterator[int]) -> Any:
         held = []
-        for part in parts:
+        for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 if part.format_spec is not None or part.conversion != -1:
-                    return unread
+                    return self._unread(node)
                 part = part.value
-            value = self.value(part, depth + 1)
+            value = self._value(part, depth + 1, looked_at)
             if not isinstance(value, str | int | float):
-                return unread
+                return self._unread(node)
             held.append(str(value))
-        return "".join(held)
+        whole = "".join(held)
+        return self._unread(node) if len(whole) > _LONGEST_TEXT else whole
+
+
+def _source(node: ast.AST) -> str:
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "…"  # deeper than Python's own limit
 
 
 _DTYPES = ("float", "bfloat", "half", "int", "uint")

@@ -19,7 +19,7 @@ from surefoot.dialects.torchtune.datasets import set_data
 from surefoot.dialects.torchtune.rows import ROWS
 from surefoot.dialects.torchtune.rules import set_adapter, set_model, set_precision, set_rest, set_steps
 from surefoot.dialects.translation import Translation, in_processes
-from surefoot.dialects.words import Word, parse_document, read_pairs, top_keys
+from surefoot.dialects.words import Word, parse_document, plain_count, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
 
 NAME = "torchtune"
@@ -51,9 +51,9 @@ def from_command(command: Command, options: Options) -> Translation:
     del left[0]
     count = 1
     if left[:1] in (["--nproc_per_node"], ["--nproc-per-node"]):
-        if not (text := "".join(left[1:2])).isdecimal() or int(text) < 1:
+        count = plain_count("".join(left[1:2])) or 0
+        if count < 1:
             raise InputError(Fault(" ".join(left[:2]), "expected a number of processes from 1"))
-        count = int(text)
         del left[:2]
     recipe = left.pop(0) if left else ""
     if recipe not in RECIPES:
