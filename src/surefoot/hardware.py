@@ -49,6 +49,11 @@ WANDB_MODE WANDB_PROJECT WORLD_SIZE
 LAUNCH_NAMES = tuple(_LAUNCH_TEXT.split())
 # glibc reads them when a program starts. LD_PRELOAD may bring an allocator of its own.
 _ALLOCATOR_NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+# oneDNN keeps a program for each shape of a matrix product that it has seen, and torch's bridge to it keeps another one:
+# 1,024 each, of 0.5 to 0.7 MiB. In training every micro-batch has shapes of its own, and few come again soon. Both read
+# their limit at the first product. Too few would be made anew in each layer: a layer's products are some 40, those of
+# the documents of a micro-batch up to 6 each.
+_PRODUCT_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
 _NO_TELEMETRY = {
     "DO_NOT_TRACK": "1",
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -434,6 +439,16 @@ def settle_allocator(kind: str) -> str:
     if kind != "cpu" or any(os.environ.get(name) for name in _ALLOCATOR_NAMES):
         return ""
     return keep_freed_memory()
+
+
+def bound_product_caches(kind: str) -> None:
+    """Keep fewer programs for matrix products on this kind of device, unless the environment says how many. It acts
+    when this process has computed no product yet."""
+    if kind != "cpu":
+        return
+    for name, value in _PRODUCT_CACHES.items():
+        if name.replace("ONEDNN_", "DNNL_") not in os.environ:  # its older name, which it still reads
+            os.environ.setdefault(name, value)
 
 
 def free_disk(folder: Path) -> int:

@@ -56,6 +56,16 @@ def part_within(batch: Weighted, tokens: int) -> Weighted:
     )
 
 
+def longest_row(rows: Batch) -> Batch:
+    """The longest sequence alone, in a row of its own, without padding. Rows that are padded on the left come out as
+    they are."""
+    lengths = rows.documents or rows.lengths
+    if not lengths or (not rows.documents and rows.attention_mask is not None):
+        return rows
+    one = _at(rows, [max(range(len(lengths)), key=lengths.__getitem__)])
+    return replace(one, documents=())
+
+
 def _at(rows: Batch, places: Sequence[int]) -> Batch:
     """These documents, or these rows, padded on the right."""
     if rows.documents:

@@ -88,6 +88,7 @@ def make_plan(
             ranks=ranks,
             roles=roles,
         )
+        machine.bound_product_caches(found.kind)  # the probes compute this process's first products
         seen = _measure(config, model, found, environment, lengths)
     return resolve(
         config,

@@ -96,6 +96,7 @@ def set_up(
     require_libraries(config, plan.device.value)
     torch.set_num_threads(plan.threads.value)
     set_tf32(plan.precision)
+    hardware.bound_product_caches(plan.device.value)
     allocator = hardware.settle_allocator(plan.device.value)
     device = torch.device(plan.device.value)
     choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from surefoot.data.batch import Batch, Weighted
-from surefoot.data.comparable import in_padded_rows, part_within
+from surefoot.data.comparable import longest_row
 from surefoot.data.loader import dealt, prefetched
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos_check import verify_bos_scaling
@@ -16,6 +16,7 @@ from surefoot.models.forward import hidden_states
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
+from surefoot.stages.at_once import settle_at_once
 from surefoot.stages.custom import Custom, check_objective
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.evaluating import make_evaluate
@@ -43,14 +44,16 @@ def make_ready(run: Prepared, session: Session, custom: Custom, console: Console
     which may have fewer fast paths."""
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
-        setup = _settle_packing(run, _set_up(run, session, console), console)
+        setup = _set_up(run, session, console)
+        together = _settle_at_once(run, setup, custom, console)
+        setup = together or _settle_packing(run, setup, console)
         run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
         if custom.objective is not None:
             check_objective(run.config, custom.objective, setup, run.stage)
         own = {"objective": custom.objective_name} if custom.objective else {}
         bos = _verify_bos(run, setup)
         verified = {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
-        return _settle(run, setup, console), verified
+        return setup if together else _settle(run, setup, console), verified
 
 
 def take_steps(
@@ -129,6 +132,7 @@ def _watched(
 def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
     """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
     setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint, session.ranks)
+    setup = replace(setup, state=replace(setup.state, rollbacks=run.found.rollbacks))
     best = setup.state.best if run.config.checkpoint.best != "none" else None
     faults = verify_checkpoint(run.found.folder / f"checkpoint-{best.step}") if best else []
     if not faults:
@@ -143,6 +147,17 @@ def _next_rows(run: Prepared, setup: Setup) -> Batch:
     """Of the next step's first micro-batch."""
     step = min(setup.state.step + 1, run.timetable.total_steps)
     return run.stage.step_batches(step)[0].rows.to(setup.engine.device)
+
+
+def _settle_at_once(run: Prepared, setup: Setup, custom: Custom, console: Console) -> Setup | None:
+    """None: what is planned has to be looked at one by one. An objective of the caller's own and scaled BOS rows are
+    looked at first, so that what is wrong with them is not taken for a fault of a path."""
+    if custom.objective is not None or run.plan.tokenizer.bos_scale.value != 1:
+        return None
+    settled = settle_at_once(run, setup, partial(_caution, console))
+    if settled is None:
+        return None
+    return replace(setup, plan=settled.plan, share={**setup.share, "fast_paths": settled.found})
 
 
 def _settle_packing(run: Prepared, setup: Setup, console: Console) -> Setup:
@@ -180,10 +195,9 @@ def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
 
 
 def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
-    """One forward pass of padded rows, as where answers are written, seen by the profiler."""
-    rows = _next_rows(run, setup)
-    if rows.documents:
-        rows = in_padded_rows(part_within(rows, rows.input_ids.numel()), run.plan.tokenizer.pad_id).rows
+    """One forward pass of a row that is not packed, as where answers are written, seen by the profiler. One row, as the
+    rest would come before the fast paths do, and need more memory than the steps."""
+    rows = longest_row(_next_rows(run, setup))
 
     def forward() -> None:
         with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it
