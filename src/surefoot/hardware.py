@@ -49,7 +49,7 @@ WANDB_MODE WANDB_PROJECT WORLD_SIZE
 LAUNCH_NAMES = tuple(_LAUNCH_TEXT.split())
 # glibc reads them when a program starts. LD_PRELOAD may bring an allocator of its own.
 _ALLOCATOR_NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
-# oneDNN keeps a program for each shape of a matrix product that it has seen, and torch's bridge to it keeps another one:
+# oneDNN keeps a program for each shape of a product that it has seen, and torch's bridge to it keeps another one:
 # 1,024 each, of 0.5 to 0.7 MiB. In training every micro-batch has shapes of its own, and few come again soon. Both read
 # their limit at the first product. Too few would be made anew in each layer: a layer's products are some 40, those of
 # the documents of a micro-batch up to 6 each.
