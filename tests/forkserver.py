@@ -9,6 +9,7 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "sync", "n": 7}     the same, counted since training began (saving is a series of them)
     {"at": "save", "n": 7}     the same without log rows: before the 7th flush or rename of the saves
     {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
+    {"at": "again", "n": 2}    when steps are about to be taken for the 2nd time: after a rollback, from the checkpoint
     {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
 
 "delay": 0.01 in addition lets it go on for so many seconds first, so that the signal falls anywhere; "number": 15 sends
@@ -21,6 +22,8 @@ A command may also be run as several ranks, as a launcher would start them: a ch
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import signal
@@ -28,31 +31,45 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import pytest
 
 _LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fails instead of the whole suite
 
 
 class ForkServer:
-    """Context manager around the server process. `run` returns the exit code; -9 for a child that was killed.
-    deepspeed: whether it is imported once as well."""
+    """Context manager. `run` returns the exit code; -9 for a child that was killed.
+
+    The server process is shared by all that ask for one in the same environment, and outlives them: starting it costs
+    as much as several runs. deepspeed: whether it is imported once as well."""
+
+    _shared: ClassVar[tuple[object, subprocess.Popen[str]] | None] = None
 
     def __init__(self, deepspeed: bool = False):
         self._words = ["deepspeed"] if deepspeed else []
 
     def __enter__(self) -> ForkServer:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *self._words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        told_by_pytest = "PYTEST_CURRENT_TEST"
+        self._environment = {name: value for name, value in os.environ.items() if name != told_by_pytest}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
+        pass
+
+    def _process(self) -> subprocess.Popen[str]:
+        wanted = (self._words, self._environment)
+        if ForkServer._shared is None or ForkServer._shared[0] != wanted:
+            _end_shared()
+            command = [sys.executable, __file__, *self._words]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
+            )
+            ForkServer._shared = wanted, process
+        return ForkServer._shared[1]
 
     def run(
         self,
@@ -61,16 +78,30 @@ class ForkServer:
         kill: dict[str, Any] | None = None,
         folder: Path | None = None,
         ranks: int = 1,
+        bad: Collection[Any] = (),
     ) -> int:
         """folder: the working folder of the command, if not this process's own. ranks: as how many the command is run;
-        the code is then the first one that is not 0."""
-        assert self._process.stdin
-        assert self._process.stdout
+        the code is then the first one that is not 0. bad: records whose loss is NaN."""
+        process = self._process()
+        assert process.stdin
+        assert process.stdout
         folder = folder or Path.cwd()
         request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder), "ranks": ranks}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        request["bad"] = list(bad)
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+
+@atexit.register
+def _end_shared() -> None:
+    if ForkServer._shared is None:
+        return
+    _, process = ForkServer._shared
+    ForkServer._shared = None
+    assert process.stdin
+    process.stdin.close()
+    process.wait(timeout=30)
 
 
 def serve() -> None:
@@ -80,6 +111,7 @@ def serve() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import surefoot.stages.run  # noqa: F401
+    from pictures import blank_pictures
 
     if "deepspeed" in sys.argv:
         from surefoot.libraries import import_deepspeed
@@ -87,6 +119,13 @@ def serve() -> None:
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
             import_deepspeed("cpu")
 
+    gc.collect()
+    gc.freeze()  # else each child's collector walks through all libraries, and copies the pages it walks over
+    with blank_pictures():
+        _answer()
+
+
+def _answer() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         port = _free_port()
@@ -120,6 +159,10 @@ def _child(request: dict[str, Any]) -> None:
     os.dup2(log, 2)
     os.chdir(request["folder"])
     signal.alarm(_LONGEST)
+    if request["bad"]:
+        from bad_examples import spoil
+
+        spoil(request["bad"], pytest.MonkeyPatch())
     counts = _arm(**request["kill"]) if request["kill"] else None
     from surefoot.cli.main import main
 
@@ -141,13 +184,14 @@ def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int 
     `os`, where all libraries make them."""
     from surefoot import durable
     from surefoot.models import generate
+    from surefoot.stages import run
     from surefoot.training import loop, step
 
     if beside:
         from surefoot.stages import steps
 
         steps._LARGE = 0
-    counts = {"write": 0, "sync": 0, "save": 0, "rollout": 0, "update": 0}
+    counts = {"write": 0, "sync": 0, "save": 0, "rollout": 0, "again": 0, "update": 0}
     training = False
 
     def die() -> None:
@@ -191,6 +235,7 @@ def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int 
         return report
 
     loop.train_step = armed_step
+    run.note_rollbacks = counted_at("again", run.note_rollbacks)
     generate.next_logits = counted_at("rollout", generate.next_logits)
     step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)

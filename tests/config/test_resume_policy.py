@@ -48,6 +48,7 @@ WARNED = {
     "guard.max_consecutive",
     "guard.max_recent",
     "guard.spikes",
+    "guard.rollback",
     "metrics.names",
     "metrics.examples",
     "metrics.max_new_tokens",

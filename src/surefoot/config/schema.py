@@ -208,6 +208,9 @@ class GuardConfig(Section):
     spikes: Literal["clip", "off"] = "clip"
     """What to do with a gradient norm that is an outlier among those of the last steps. clip: the step moves the
     weights by no more than the highest norm that would have been none."""
+    rollback: Literal["on", "off"] = "off"
+    """on: where non-finite steps would stop the run, go back to the last healthy checkpoint and skip the data between
+    it and the last of these steps, at most twice. In one process."""
 
 
 class BosConfig(Section):

@@ -7,6 +7,7 @@ the prompts that are left, so an epoch answers every prompt once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +18,14 @@ from surefoot.data.order import MINIBATCHES, permutation, step_examples, steps_p
 
 @dataclass(frozen=True)
 class Cycles:
-    """size: episodes of an optimizer step. batches: of a rollout. epochs: passes over its answers."""
+    """size: episodes of an optimizer step. batches: of a rollout. epochs: passes over its answers. data_step: which
+    step's place a step has: its own, but after a rollback."""
 
     mixture: Mixture
     size: int
     batches: int
     epochs: int
+    data_step: Callable[[int], int] = lambda step: step
 
     @property
     def rollout_size(self) -> int:
@@ -35,12 +38,17 @@ class Cycles:
 
     def place(self, step: int) -> Place:
         """Where optimizer step `step` (from 1) stands."""
-        epoch, inside = divmod(step - 1, self.steps_per_epoch)
+        epoch, inside = divmod(self.data_step(step) - 1, self.steps_per_epoch)
         cycle, number = divmod(inside, self.batches * self.epochs)
         rollouts = steps_per_epoch(self.mixture.epoch_size, self.rollout_size)
         left = self.mixture.epoch_size - cycle * self.rollout_size
         steps = self.epochs * steps_per_epoch(min(left, self.rollout_size), self.size)
         return Place(epoch * rollouts + cycle, number, steps)
+
+    def begins_at(self, step: int) -> int:
+        """The first step from `step` on with which a cycle begins."""
+        place = self.place(step)
+        return step if place.begins else step + place.steps - place.number
 
     def prompts(self, seed: int, rollout: int) -> np.ndarray:
         """Places of the rollout's prompts in the data, in the order of its episodes."""

@@ -32,11 +32,13 @@ Kind = Literal[
     "caution",
     "stopped",
     "diverged",
+    "rollback",
     "failed",
     "published",
     "tracker",
 ]
 OF_THE_PROCESS = frozenset({"start", "resume", "stopped", "diverged", "failed"})
+_KEPT = OF_THE_PROCESS | {"rollback"}  # why the steps before it are done again
 Clock = Callable[[], datetime]
 
 
@@ -48,6 +50,13 @@ def append_event(run: Path, kind: Kind, step: int, text: str, now: Clock = utc_n
     """step: optimizer steps done when it happened. text: one sentence; secrets in it, which an error may quote, go."""
     stamp = now().isoformat(timespec="milliseconds")
     journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": veiled(text)})
+
+
+def note_once(run: Path, kind: Kind, step: int, text: str) -> None:
+    """`append_event`, unless it is there already."""
+    told = ((event.get("kind"), event.get("text")) for event in journal.salvage(run / EVENTS)[0])
+    if (kind, veiled(text)) not in told:
+        append_event(run, kind, step, text)
 
 
 def append_samples(run: Path, step: int, answers: Sequence[tuple[str, str]]) -> None:
@@ -71,7 +80,7 @@ def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
     events = [
         event
         for event in journal.salvage(run / EVENTS)[0]
-        if event.get("kind") in OF_THE_PROCESS or is_kept(event, event.get("kind") == "best")
+        if event.get("kind") in _KEPT or is_kept(event, event.get("kind") == "best")
     ]
     samples = [sample for sample in journal.salvage(run / SAMPLES)[0] if is_kept(sample, True)]
     profiles = [profile for profile in journal.salvage(run / PROFILE)[0] if is_kept(profile, False)]

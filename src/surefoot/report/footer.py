@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from surefoot.report.wording import duration_text, size_text
+from surefoot.report.wording import duration_text, size_text, times
 
 _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),
@@ -35,16 +35,19 @@ def finished(
     seconds: float,
     best_step: int | None,
     skipped: int,
+    rollbacks: int = 0,
     prompt: str = EXAMPLE_PROMPT,
     texts: bool = False,
     scores: bool = False,
 ) -> list[str]:
-    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. prompt: one to try. texts: the
-    run learned texts without turns. scores: it made a reward model."""
+    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. rollbacks: how often the run
+    went back to a checkpoint. prompt: one to try. texts: the run learned texts without turns. scores: it made a reward
+    model."""
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
         "all weights are finite" + (f"; {skipped} non-finite steps were skipped" if skipped else ""),
+        *([f"went back to a checkpoint {times(rollbacks)}: see rollbacks.json"] if rollbacks else []),
         "",
         f"left in {run}:",
         *files_left(run),

@@ -23,11 +23,13 @@ def train_results(
     supervised: int,
     skipped: int,
     scaler_skips: int,
+    rollbacks: int = 0,
     seconds: float,
     unit: Unit = "tokens",
 ) -> dict[str, Any]:
     """loss: mean over all that was learned from. supervised: how much that is, in `unit`. Counts and seconds are of all
-    sessions. seconds: spent in steps, without evaluation and saving."""
+    sessions, but for steps that were taken back. rollbacks: how often that was. seconds: spent in steps, without
+    evaluation and saving."""
     return {
         "epoch": round(epoch, 6),
         "train_loss": loss,
@@ -37,6 +39,7 @@ def train_results(
         f"train_{weight_field(unit)}": supervised,
         "skipped_steps": skipped,
         "scaler_skipped_steps": scaler_skips,
+        **({"rollbacks": rollbacks} if rollbacks else {}),
         "train_runtime": round(seconds, 3),
         "train_steps_per_second": _rate(steps, seconds),
         "train_samples_per_second": _rate(examples, seconds),

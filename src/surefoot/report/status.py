@@ -9,7 +9,7 @@ from typing import Any, Literal
 from surefoot.report.events import last_of_the_process
 from surefoot.report.journal import Record
 from surefoot.report.rows import Row
-from surefoot.report.wording import duration_text
+from surefoot.report.wording import duration_text, times
 
 Status = Literal["running", "finished", "stopped", "diverged", "failed"]
 WORDS: dict[Status, str] = {
@@ -57,7 +57,10 @@ def verdict(status: Status, rows: Sequence[Row], events: Sequence[Record]) -> Ve
         return Verdict(status, f"{place[0].upper()}{place[1:]}. {_soundness(rows)}")
     if status == "finished":
         early = f" of {total:,}, when evaluation no longer improved" if done < total else ""
-        return Verdict(status, f"{done:,} steps{early}. {_soundness(rows)} {_last_text(events, 'published')}".strip())
+        return Verdict(
+            status,
+            f"{done:,} steps{early}. {_soundness(rows)}{_ways_back(events)} {_last_text(events, 'published')}".strip(),
+        )
     if status == "stopped":
         return Verdict(status, f"Ended at {place}; it continues from its last checkpoint. {_soundness(rows)}")
     return Verdict(status, _last_text(events, status))
@@ -88,6 +91,11 @@ def _soundness(rows: Sequence[Row]) -> str:
         steps = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
         return f"{steps} skipped: the loss or a gradient was not finite."
     return "Every logged loss and gradient is finite." if rows else ""
+
+
+def _ways_back(events: Sequence[Record]) -> str:
+    count = sum(event.get("kind") == "rollback" for event in events)
+    return f" Went back to a checkpoint {times(count)}." if count else ""
 
 
 def _last_text(events: Sequence[Record], kind: str) -> str:

@@ -101,6 +101,10 @@ def example_list(examples: tuple[RecordName, ...], most: int = 8) -> str:
     return f"{shown} and {len(examples) - most} more" if len(examples) > most else shown
 
 
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Significant digits, zeros kept: 1.200, not 1.2."""
     return "not finite" if value is None else f"{value:#.{digits}g}".removesuffix(".")

@@ -68,6 +68,7 @@ class FailureRecorder:
             error=veiled(f"{type(error).__name__}: {error}")[:_WORDS] if error else "",
             place=place_of_error(error, engine.model) if error else "",
             bad_weights=tuple(self._bad_weights()),
+            rollbacks=self._run.found.rollbacks,
         )
         try:
             self._make_room(folder, attempt.step)

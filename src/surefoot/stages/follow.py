@@ -7,7 +7,7 @@ and what each rank reads for itself (data, base model) is compared with what the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from surefoot.stages.revisions import commits_from_json, commits_to_json
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.steps import make_ready, take_steps
 from surefoot.training.checkpoint import list_checkpoints
+from surefoot.training.rollback import Rollback
 from surefoot.training.session import Session
 
 _OVER = "over"
@@ -38,6 +39,7 @@ def hand_over(session: Session, run: Prepared) -> None:
             "plan": plan_to_json(run.plan),
             "mode": found.mode,
             "step": found.checkpoint.step if found.checkpoint else None,
+            "rollbacks": [asdict(one) for one in found.rollbacks],
             "commits": commits_to_json(run.commits),
             "identity": run.identity,
         }
@@ -75,7 +77,8 @@ def _claimed(config: RunConfig, given: Mapping[str, Any]) -> Claim:
         return Claim(folder, given["mode"], plan=plan)
     for checkpoint in list_checkpoints(folder):
         if checkpoint.step == step:
-            return Claim(folder, given["mode"], checkpoint, plan=plan)
+            rollbacks = tuple(Rollback(**one) for one in given["rollbacks"])
+            return Claim(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
     what = f"the run goes on from step {step}, and {folder} has no such checkpoint here"
     raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share"))
 

@@ -32,16 +32,16 @@ from surefoot.planning.packing import PLAIN, without_packing
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.fast_paths import (
     GO_ON,
-    LIMITS,
     STAYS,
     Settled,
     compared_batches,
     judged,
     largest_difference,
+    limit_of,
     one_pass,
 )
-from surefoot.stages.kinds import KINDS
 from surefoot.stages.prepare import Prepared
+from surefoot.stages.roll_back import make_stage
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
 
@@ -64,7 +64,7 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
     if why := path.obstacle(setup.engine.model):
         plan = _without(plan, f"cannot be used: {why}", say, resumed=resumed)
         return Settled(plan, {NAME: {"used": False, "obstacle": why}})
-    limit = LIMITS[plan.precision.compute.value]
+    limit = limit_of(plan)
     undo, trial = _try(run, setup, path, resumed=resumed)
     if trial.fault:
         undo()
@@ -89,13 +89,13 @@ def as_planned(run: Prepared, plan: RunPlan) -> Stage:
     """The stage with its batches as the plan lays them out."""
     if plan.kernels.documents.value == run.plan.kernels.documents.value:
         return run.stage
-    other = KINDS[run.config.stage].stage(run.config, plan, run.stage.data)
+    other = make_stage(run.config, plan, run.stage.data, run.found.rollbacks)
     return replace(run.stage, step_batches=other.step_batches, eval_batches=other.eval_batches)
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """error: largest difference to padded rows. leak: see `_leak`. fault: why there is neither; empty where there
+    """error: largest difference to padded rows. leak: see `leak_of`. fault: why there is neither; empty where there
     are."""
 
     error: float
@@ -111,7 +111,7 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
     with without_draws(setup.engine.model):
         plain = one_pass(setup, run.stage, padded, step)
         undo = path.install(setup.engine.model)
-        moved, fault = _leak(setup, batches[0].rows)
+        moved, fault = leak_of(setup, batches[0].rows)
         if fault:
             return undo, _Trial(0.0, moved, fault)
         try:
@@ -124,7 +124,7 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
 
 
 @torch.no_grad()
-def _leak(setup: Setup, batch: Batch) -> tuple[float, str]:
+def leak_of(setup: Setup, batch: Batch) -> tuple[float, str]:
     """How far all other documents' hidden states move when the first one says something else, as a share of how far
     its own do; added up over the ranks. And why packed rows cannot go through the model, empty where they can: the
     ranks agree on that, as they have not begun to wait for one another."""

@@ -51,6 +51,7 @@ def ppo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
         step_tokens=step_tokens,
         eval_batches=None,
         bounds={"ratio": config.ppo.ratio_bound},
+        begins_at=cycles.begins_at,
     )
 
 

@@ -58,7 +58,7 @@ def start_ppo(
     scores = make_scores(config, stage.reward, tokenizer)
     texts = read_texts(config, plan, tokenizer)
     average = Average(engine.groups[ACTOR], ppo.ema) if ppo.ema is not None else None
-    cycles = cycles_of(config, plan, stage.data)
+    cycles = replace(cycles_of(config, plan, stage.data), data_step=stage.data_step)
     memory = PpoMemory(
         Numbers(ppo.kl, made_with={"ppo.reward": scores.identity, "ppo.unsup_data": texts.digest if texts else ""}),
         cycles,
@@ -130,7 +130,7 @@ class _Cycle:
         episodes.sort(key=lambda one: chosen[one.place])
         batches = episode_batches(episodes, self.plan.batch.micro.value, self.plan.tokenizer.pad_id)
         if self.texts is not None and batches:
-            batches = with_texts(batches, self.texts.of_step(step, len(batches)))
+            batches = with_texts(batches, self.texts.of_step(self.cycles.data_step(step), len(batches)))
         return list(dealt(batches, self.setup.engine.rank, self.setup.engine.world))
 
     def greedy(self, prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:

@@ -40,6 +40,7 @@ from surefoot.stages.planned import make_plan
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.records import DATA
 from surefoot.stages.revisions import Commits, pin, saved_commits
+from surefoot.stages.roll_back import make_stage
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.setup import planned_tokenizer
 from surefoot.stages.stage import Stage
@@ -93,7 +94,7 @@ def prepare(
     carry_template(tokenizer, data, plan.tokenizer)
     console.show(plan_table(plan))
     console.show(audit_report(data))
-    stage = kind.stage(config, plan, data)
+    stage = make_stage(config, plan, data, found.rollbacks)
     if custom.objective is not None:
         stage = replace(stage, objective=custom.objective)
     if custom.reward is not None:

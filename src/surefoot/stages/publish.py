@@ -100,6 +100,7 @@ def publish(
             supervised=state.supervised,
             skipped=state.guard.skipped,
             scaler_skips=state.guard.scaler,
+            rollbacks=len(state.rollbacks),
             seconds=state.seconds,
             unit=KINDS[config.stage].unit,
         ),

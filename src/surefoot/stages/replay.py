@@ -37,11 +37,12 @@ from surefoot.stages.run_folder import CONFIG, PLAN, Claim
 from surefoot.stages.setup import Setup, set_up
 from surefoot.stages.stage import Stage
 from surefoot.training.beat import Activity
-from surefoot.training.checkpoint import Checkpoint, list_checkpoints, verify_checkpoint
+from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
 from surefoot.training.diagnose import Finding, examine, place_of_error
 from surefoot.training.failure import Failure, Kept, read_failure
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import train
+from surefoot.training.rollback import is_on_the_way
 from surefoot.training.state import RunState
 
 _PLAIN: Choice[Any] = Choice("plain", "a replay by the plain path", "user")
@@ -104,7 +105,7 @@ def replay(folder: Path, *, plain: bool = False, custom: Custom = NOTHING) -> Re
     if plain:
         plan = plain_plan(plan)
     checkpoint = _checkpoint(folder, kept)
-    found = Claim(Path(config.output), "resume", checkpoint, plan=plan)
+    found = Claim(Path(config.output), "resume", checkpoint, plan=plan, rollbacks=kept.failure.rollbacks)
     with silent_console() as silence:
         _check_loss(folder, custom)
         run = prepare(config, found, silence, custom)
@@ -190,7 +191,9 @@ def _checkpoint(folder: Path, kept: Kept) -> Checkpoint | None:
     if kept.weights is not None:
         return None
     for one in list_checkpoints(folder.resolve().parent):
-        if one.step < kept.failure.step and not verify_checkpoint(one.folder):
+        if one.step >= kept.failure.step or verify_checkpoint(one.folder):
+            continue
+        if is_on_the_way(one.step, read_state(one).rollbacks, kept.failure.rollbacks):
             return one
     return None
 

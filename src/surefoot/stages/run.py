@@ -7,6 +7,7 @@ this; the others follow (`surefoot.stages.follow`) and share the steps (`surefoo
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,8 @@ from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.ranks import check_several, find_ranks
 from surefoot.stages.records import write_records
 from surefoot.stages.revisions import HUB, commits_to_json
+from surefoot.stages.roll_back import make_stage, roll_back
+from surefoot.stages.rollback_record import note_rollbacks
 from surefoot.stages.run_folder import Claim, Mode, claim, occupy
 from surefoot.stages.setup import Setup
 from surefoot.stages.steps import make_ready, take_steps
@@ -45,6 +48,7 @@ from surefoot.stages.trained_template import is_on_texts
 from surefoot.stages.voices import end_facts, find_voice, run_facts
 from surefoot.training.checkpoint import read_state
 from surefoot.training.loop import Outcome, has_ended
+from surefoot.training.rollback import StepsLost
 from surefoot.training.session import Session, open_session
 
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
@@ -80,7 +84,11 @@ def train_run(
                 return follow(config, session, custom, silence, profile)
         asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin)
         with captured_libraries(console):
-            return _lead(config, mode, console, session, asked)
+            _say(console, asked.voice.started())
+            while (code := _lead(config, mode, console, session, asked)) is None:
+                mode = "resume"  # as the next process would, had this one been killed here
+                gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
+            return code
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,8 @@ class Asked:
         return find_voice(self.origin)
 
 
-def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked) -> int:
-    """The run, on the rank that owns its folder; it may be the only one."""
-    _say(console, asked.voice.started())
+def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked) -> int | None:
+    """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
     with session.activity.during("planning and reading the data"):
         found = _claim(config, mode, asked.custom)
         if _is_untouched(found):
@@ -127,6 +134,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)}
         write_records(config, run.found.folder, run.plan, verified, records, asked.origin, shares)
         console.log_to(run.found.folder / "run.log")
+        note_rollbacks(run.found.folder)
         session.note_with(lambda line: console.note(f"error: {line}"))
         if asked.origin is not None:
             _say(console, asked.voice.ready(run_facts(run, setup)))
@@ -134,9 +142,20 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
             with device_faults("training", config, run.plan):
                 return _train_and_publish(run, setup, console, session, asked)
         except SurefootError as error:
+            if isinstance(error, StepsLost) and _went_back(run, error, console):
+                return None
             console.note(f"error: {error}")  # the screen gets it from the command line
             draw_report(run.found.folder)
             raise
+
+
+def _went_back(run: Prepared, error: StepsLost, console: Console) -> bool:
+    config, found = run.config, run.found
+    if config.guard.rollback == "off":
+        return False
+    made = roll_back(found.folder, make_stage(config, run.plan, run.stage.data), found.rollbacks, error)
+    console.say(made if isinstance(made, str) else made.sentence, style="yellow")
+    return not isinstance(made, str)
 
 
 def _claim(config: RunConfig, mode: Mode, custom: Custom) -> Claim:
@@ -221,6 +240,7 @@ def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: 
         seconds=state.seconds,
         best_step=published.step if state.best and state.best.step == published.step else None,
         skipped=state.guard.skipped,
+        rollbacks=len(state.rollbacks),
         prompt=prompt or example_question(run.stage.data),
         texts=is_on_texts(run.stage.data),
         scores=run.plan.reward is not None,

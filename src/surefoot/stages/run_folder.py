@@ -20,14 +20,15 @@ from surefoot.families.files import read_json
 from surefoot.families.templates import is_file
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
+from surefoot.stages.rollback_record import find_checkpoint
 from surefoot.training.checkpoint import (
     MANIFEST,
     Checkpoint,
     list_checkpoints,
-    newest_verified,
     read_manifest,
     set_aside_newer,
 )
+from surefoot.training.rollback import Rollback
 
 Mode = Literal["new", "resume", "overwrite"]
 CONFIG = "config.yaml"
@@ -40,7 +41,8 @@ class Claim:
     """What was found in the run folder. checkpoint: where to continue, None to start at step 0.
 
     rejected: newer checkpoints that did not verify. changes: config keys that differ and may.
-    plan: the saved plan, None where there is no checkpoint. steps: of all checkpoints, good or not.
+    plan: the saved plan, None where there is no checkpoint. steps: of all checkpoints, good or not. rollbacks: those
+    that the run has made.
     """
 
     folder: Path
@@ -50,6 +52,7 @@ class Claim:
     changes: tuple[Change, ...] = ()
     plan: RunPlan | None = None
     steps: tuple[int, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
 
 
 def claim(config: RunConfig, mode: Mode) -> Claim:
@@ -142,7 +145,7 @@ def _is_run_folder(folder: Path) -> bool:
 def _resume(config: RunConfig, folder: Path) -> Claim:
     with durable.locked(folder):  # else it could be another process's, at work between two renames
         durable.restore_replaced(folder)
-    checkpoint, rejected = newest_verified(folder)
+    checkpoint, rejected, rollbacks = find_checkpoint(folder)
     if checkpoint is None:
         return Claim(folder, "resume")
     with _to_be_restored(folder / CONFIG):
@@ -153,7 +156,7 @@ def _resume(config: RunConfig, folder: Path) -> Claim:
         raise InputError([_refusal(change, folder) for change in refused])
     with _to_be_restored(folder / PLAN):
         plan = plan_from_json(read_json(folder / PLAN).get("plan"))
-    return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder))
+    return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder), rollbacks)
 
 
 def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:

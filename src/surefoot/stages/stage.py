@@ -42,12 +42,13 @@ class Measured:
 @dataclass(frozen=True)
 class Stage:
     """step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
-    call ahead. ready: what has to be done with them once the model is at hand (rollouts, reference log-probabilities),
-    on the main thread; None: nothing. eval_batches: all of the evaluation set, None where there is none. step_tokens:
-    step -> real input tokens, as far as they are known before. memory: what is carried from step to step.
-    bounds: see `StepSettings`. evaluate: what evaluates in place of the objective over eval_batches; step, and whether
-    to give up -> its result, None when it gave up. write: what goes into every checkpoint beside the models. reward:
-    the function with which a Python caller scores answers."""
+    call ahead. data_step: which step's data a step learns from: its own, but after a rollback. begins_at: a data step
+    -> the first one from there on whose data do not belong to an earlier one. ready: what has to be done with them once
+    the model is at hand (rollouts, reference log-probabilities), on the main thread; None: nothing. eval_batches: all
+    of the evaluation set, None where there is none. step_tokens: step -> real input tokens, as far as they are known
+    before. memory: what is carried from step to step. bounds: see `StepSettings`. evaluate: what evaluates in place of
+    the objective over eval_batches; step, and whether to give up -> its result, None when it gave up. write: what goes
+    into every checkpoint beside the models. reward: the function with which a Python caller scores answers."""
 
     objective: Objective
     data: PreparedData
@@ -55,6 +56,8 @@ class Stage:
     step_batches: Callable[[int], Sequence[Weighted]]
     step_tokens: Callable[[int], int]
     eval_batches: Callable[[], Iterator[Weighted]] | None
+    data_step: Callable[[int], int] = lambda step: step
+    begins_at: Callable[[int], int] = lambda step: step
     ready: Callable[[int, Sequence[Weighted]], Sequence[Weighted]] | None = None
     memory: Memory | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)

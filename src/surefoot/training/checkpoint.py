@@ -275,15 +275,18 @@ def list_checkpoints(run: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
-def newest_verified(run: Path) -> tuple[Checkpoint | None, list[Fault]]:
-    """The newest checkpoint that verifies, and what was wrong with the newer ones.
+def newest_verified(
+    run: Path, wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
+) -> tuple[Checkpoint | None, list[Fault]]:
+    """The newest checkpoint that verifies, and what was wrong with the newer ones. wanted: others that verify are
+    passed over in silence.
 
-    None when there is no checkpoint at all; IntegrityError when there are some and none verifies.
+    None when there is no checkpoint, or none that is wanted; IntegrityError when some do not verify and none is left.
     """
     rejected: list[Fault] = []
     for checkpoint in list_checkpoints(run):
         faults = verify_checkpoint(checkpoint.folder)
-        if not faults:
+        if not faults and wanted(checkpoint):
             return checkpoint, rejected
         rejected += faults
     if rejected:
@@ -292,8 +295,12 @@ def newest_verified(run: Path) -> tuple[Checkpoint | None, list[Fault]]:
 
 
 def read_state(checkpoint: Checkpoint) -> RunState:
-    """The run state alone; reads no tensor."""
-    return RunState.from_json(json.loads((checkpoint.folder / STATE).read_text(encoding="utf-8")))
+    """The run state alone; reads no tensor. Raises IntegrityError where it is none."""
+    path = checkpoint.folder / STATE
+    try:
+        return RunState.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError(Fault(str(path), f"cannot be read ({type(error).__name__}: {error})")) from None
 
 
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:
@@ -308,10 +315,22 @@ def load_carried(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def retain(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints and the best one. Called only after a newer one is safe."""
-    for checkpoint in list_checkpoints(run)[keep:]:
-        if checkpoint.step != best_step:
+    """Delete all but the newest `keep` checkpoints, the best one and the newest healthy one. Called only after a newer
+    one is safe."""
+    found = list_checkpoints(run)
+    if len(found) <= keep:
+        return
+    healthy = next((one.step for one in found if _is_healthy(one)), None)
+    for checkpoint in found[keep:]:
+        if checkpoint.step not in (best_step, healthy):
             durable.remove(checkpoint.folder)  # at once no longer a checkpoint
+
+
+def _is_healthy(checkpoint: Checkpoint) -> bool:
+    try:
+        return read_state(checkpoint).is_healthy
+    except IntegrityError:
+        return False
 
 
 def set_aside_newer(run: Path, step: int) -> list[Path]:

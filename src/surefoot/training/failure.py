@@ -27,6 +27,7 @@ from surefoot.data.batch_file import batches_from_file, batches_to_file
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.training.checkpoint import MANIFEST, check_files, manifest
 from surefoot.training.diagnose import Finding, Origin
+from surefoot.training.rollback import Rollback
 from surefoot.training.scaling import LossScale
 
 SCHEMA = 1
@@ -40,7 +41,7 @@ class Failure:
     each micro-batch, see `draw_number`. weight: of the whole step over all ranks, 0 where it was not known. scale: of
     fp16. finding: what a replay in the run itself saw. loss, grad_norm: of the step as it ran, which of them was not
     finite is in `non_finite`. error: type and words of the exception; place: the module in which it was raised.
-    bad_weights: the parameters that were not finite themselves, in memory."""
+    bad_weights: the parameters that were not finite themselves, in memory. rollbacks: those of the run before it."""
 
     step: int
     kind: Literal["non_finite", "crash"]
@@ -58,6 +59,7 @@ class Failure:
     error: str = ""
     place: str = ""
     bad_weights: tuple[str, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         finding = self.finding
@@ -88,6 +90,7 @@ class Failure:
                 "scale": None if scale is None else LossScale(**scale),
                 "numbers": tuple(told["numbers"]),
                 "bad_weights": tuple(told["bad_weights"]),
+                "rollbacks": tuple(Rollback(**one) for one in told.get("rollbacks", ())),
             }
         )
 

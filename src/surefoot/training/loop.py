@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from surefoot.data.batch import Weighted
-from surefoot.errors import Diverged, Fault, SurefootError
+from surefoot.errors import Fault, SurefootError
 from surefoot.objectives.base import Objective
 from surefoot.training import spikes
 from surefoot.training.engine import Engine
@@ -23,6 +23,7 @@ from surefoot.training.interrupt import StopRequest
 from surefoot.training.profile import Watch, unwatched
 from surefoot.training.recorder import Attempt, Recorder, look_into
 from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.rollback import StepsLost
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings, train_step
@@ -105,7 +106,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop; then the last
     checkpoint is whole.
 
-    Raises Diverged after `max_consecutive` non-finite steps in a row, or more than `max_recent` within a short time;
+    Raises StepsLost after `max_consecutive` non-finite steps in a row, or more than `max_recent` within a short time;
     the last checkpoint stays as it is.
     """
     outcome = _train(job, state, observer, stop)
@@ -239,17 +240,18 @@ def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None
         observer.evaluation(report, state, improved=False)
 
 
-def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> Diverged:
+def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> StepsLost:
     numbers = ", ".join(str(number) for number in report.examples[:16])
     more = f" and {len(report.examples) - 16} more" if len(report.examples) > 16 else ""
     what = "the loss" if report.non_finite == "loss" else "the gradient norm"
     guard = state.guard
     in_a_row = guard.consecutive >= max_consecutive
     times = f"{guard.consecutive} times in a row" if in_a_row else f"{len(guard.recent)} times in {RECENT} steps"
-    return Diverged(
+    return StepsLost(
         Fault(
             f"step {report.step}",
             f"{what} was not finite, {times}; examples {numbers}{more}; {origin}",
             "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr",
-        )
+        ),
+        report.step,
     )

@@ -13,6 +13,7 @@ from typing import Any
 from surefoot.training.goal import Goal
 from surefoot.training.guard import GuardCounts
 from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.rollback import Rollback
 from surefoot.training.scaling import LossScale
 from surefoot.training.spikes import Norms, after
 
@@ -36,7 +37,8 @@ class RunState:
     """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
     loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
     evaluated: the last step after which an evaluation ran; -1 before the first. stale: evaluations since the best one.
-    norms: gradient norms that the next one is held against. stage: what the stage carries besides, in plain values.
+    norms: gradient norms that the next one is held against. rollbacks: those of the run so far, first to last.
+    stage: what the stage carries besides, in plain values.
     seconds: time spent in steps, over all sessions. trackers: under which id each tracker knows the run. Two equal runs
     share all but these two."""
 
@@ -51,6 +53,7 @@ class RunState:
     evaluated: int = -1
     stale: int = 0
     norms: Norms = ()
+    rollbacks: tuple[Rollback, ...] = ()
     stage: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     trackers: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +86,11 @@ class RunState:
         """Over the supervised tokens of all steps that moved the weights; None before the first."""
         return self.loss_sum / self.loss_weight if self.loss_weight else None
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether a run can begin anew from here: the step before it moved the weights, or was no fault of theirs."""
+        return self.guard.consecutive == 0
+
     def after_evaluation(self, report: EvalReport, goal: Goal, min_delta: float) -> RunState:
         """A new best must be better at all, or as good with a lower loss; to reset `stale` it must be better by more
         than min_delta, which a tie never is."""
@@ -104,6 +112,7 @@ class RunState:
                 **data,
                 "guard": GuardCounts(**{**data["guard"], "recent": tuple(data["guard"].get("recent", ()))}),
                 "norms": tuple(data.get("norms", ())),
+                "rollbacks": tuple(Rollback(**one) for one in data.get("rollbacks", ())),
                 "scale": LossScale(**data["scale"]) if data["scale"] else None,
                 "best": Best(**data["best"]) if data["best"] else None,
             }

@@ -1,0 +1,26 @@
+"""Examples whose loss is NaN, whatever the weights are: for tests of what a run does about its data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from surefoot.objectives.base import LossSum
+from surefoot.training import step
+
+
+def spoil(names: Collection[Any], patch: pytest.MonkeyPatch) -> None:
+    """The loss of every micro-batch with one of these records is NaN from here on."""
+    real, bad = step.add_gradient, set(names)
+
+    def add_gradient(engine: Any, objective: Any, batch: Any, **keywords: Any) -> Any:
+        def spoiled(model: Any, rows: Any) -> LossSum:
+            out = objective(model, rows)
+            return LossSum(out.loss * math.nan, out.sums)
+
+        return real(engine, spoiled if bad & set(batch.examples) else objective, batch, **keywords)
+
+    patch.setattr(step, "add_gradient", add_gradient)
