@@ -21,12 +21,19 @@ from tiny import tiny_llama
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = "; ".join(f"{name}: {what}" for name, what in BREAKS.items())
     parser.addoption("--break", choices=BREAKS, default=None, help=f"take a protection out: {words}")
+    parser.addoption("--examples", type=int, default=None, help="inputs for each reader in the long version")
 
 
 @pytest.fixture(scope="session")
 def without(request: pytest.FixtureRequest) -> str | None:
     """Which protection `--break` takes out."""
     return request.config.getoption("--break", default=None)
+
+
+@pytest.fixture(scope="session")
+def examples(request: pytest.FixtureRequest) -> int | None:
+    """How many `--examples` asks for."""
+    return request.config.getoption("--examples", default=None)
 
 
 @pytest.fixture(autouse=True)
