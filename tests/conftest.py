@@ -4,8 +4,10 @@ One thread per process, set before torch is imported and inherited by child proc
 each would fight over two cores and spin while they wait.
 """
 
+import gc
 import os
 import signal
+from contextlib import nullcontext
 
 # A shell that starts the suite in the background has it ignore Ctrl-C, and its children with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -16,6 +18,8 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import pytest
 from hypothesis import settings
 
+from pictures import blank_pictures
+
 # No deadlines: a shared machine can be slow for a moment. derandomize: a failure here is a failure everywhere.
 settings.register_profile("surefoot", deadline=None, derandomize=True)
 settings.load_profile("surefoot")
@@ -25,3 +29,19 @@ settings.load_profile("surefoot")
 def _cache_of_this_session(tmp_path_factory):
     """Tokenised data goes to a folder of this session, also from child processes."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_loaded_stays():
+    """Libraries and what earlier tests left are never garbage: walking through torch's objects again and again would
+    take the collector a third of the suite's time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _blank_pictures(request):
+    """The curves of runs are not drawn, which takes a quarter of a tiny run's time, except where a module is marked
+    `pictures`. Children of the fork server do the same."""
+    with nullcontext() if request.node.get_closest_marker("pictures") else blank_pictures():
+        yield

@@ -16,6 +16,7 @@ from surefoot.quickstart.score import score
 from surefoot.report.verification import verify_folder
 from surefoot.stages.open_model import open_for_use
 
+pytestmark = pytest.mark.pictures
 SEED = 5
 PROMISED = 0.90  # held-out accuracy after training; measured over seeds 1 to 5 and all three kinds: 1.0
 AT_CHANCE = 0.20

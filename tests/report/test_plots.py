@@ -9,6 +9,7 @@ from PIL import Image
 from surefoot.report import plots
 from surefoot.report.plots import EVAL_LOSS, QUANTITIES, curve_of, draw, draw_curves, png, smooth
 
+pytestmark = pytest.mark.pictures
 LOSS = QUANTITIES[0]
 
 

@@ -1,0 +1,33 @@
+"""An empty picture for each of a run's curves: named, written and listed as the real ones, and drawn in no time.
+
+    with blank_pictures():
+        main(["train", "run.yaml"])
+
+That the pictures are right, and that one that cannot be drawn is a caution, is proven in tests/report/test_plots.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from surefoot.report import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@contextmanager
+def blank_pictures() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", _blank)
+        yield
+
+
+def _blank(*curves: object) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(0.1, 0.1), dpi=10)
