@@ -37,8 +37,8 @@ from surefoot.tune.space import Space, given_keys, make_space
 from surefoot.tune.trials import ROUNDS, with_settings
 
 SIZES = {"2 layers, 256 wide": (2, 256), "4 layers, 384 wide": (4, 384)}
-# What tune would vary besides; compiling costs a minute each time, hours in a grid.
-_KEYS = ("data.packing", "attention.implementation", "batch.micro", "gradient_checkpointing", "data.workers")
+# Compiling costs a minute each time, hours in a grid; checkpointing is the same setting twice where everything fits.
+_KEYS = ("data.packing", "attention.implementation", "batch.micro", "data.workers")
 _HELD = {"compile": "off", "data.workers": 0, "gradient_checkpointing": "off"}  # what stays unless it is named
 _TURNS = 2
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--keys", nargs="+", metavar="KEY", default=list(_KEYS), help="Keys to vary.")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--max-length", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=2.0, help="Of the timed steps of a trial, about.")
+    parser.add_argument("--seconds", type=float, default=1.5, help="Of the timed steps of a trial, about.")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -69,6 +69,7 @@ def compare(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any
     started = spent()
     tuned = tune(given, seconds=asked.seconds, told=lambda one: None, said=lambda words: None, clock=asked.clock)
     searching = spent() - started
+    print(f"\n{size}: tune looked at {len(tuned.tried)} settings in {searching:.0f} s; now the grid", flush=True)
     started = spent()
     rates = _grid(given, tuned.steps, asked.clock)
     gridding = spent() - started
@@ -78,7 +79,7 @@ def compare(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any
     taken = sum(1 for one in rates if one[0])
     early = sum(one.early for one in tuned.tried)
     print(
-        f"\n{size}: {taken} of {len(rates)} combinations ran, {gridding:.0f} s; tune looked at {len(tuned.tried)} "
+        f"{size}: {taken} of {len(rates)} combinations ran, {gridding:.0f} s; tune looked at {len(tuned.tried)} "
         f"settings, gave up {early} early, {searching:.0f} s: {searching / gridding:.0%}\n"
         f"  tune's best  {own:>8,.0f} tok/s  {changed}\n  grid's best  {other:>8,.0f} tok/s  {best[1]}\n"
         f"  tune's best is at {own / other:.1%} of the grid's",

@@ -12,7 +12,7 @@ from surefoot.report.plots import png
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#888888"
+_BLUE, _LIGHT, _ORANGE, _GREY = "#0072B2", "#99C7E0", "#D55E00", "#888888"
 
 
 class Tried(Protocol):
@@ -68,25 +68,35 @@ def outcome_lines(
 
 
 def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str) -> bytes:
-    """Tokens a second over memory, a point for each setting that was timed, as a PNG."""
+    """Tokens a second over memory, a point for each setting that was timed, as a PNG. Points have the numbers of their
+    lines; start and best stand where they were measured last."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    for label, colour, marker, chosen in (
-        ("tried", _BLUE, "o", [one for one in tried if one.rate and not one.failure]),
-        ("not taken: numbers are off", _GREY, "x", [one for one in tried if one.rate and one.failure]),
-        ("the plan's own", _ORANGE, "s", [start]),
-        ("best", _ORANGE, "*", [best]),
+    chosen = (start.settings, best.settings)
+    timed = [(one, number) for number, one in enumerate(tried, start=1) if one.rate]
+    others = [(one, number) for one, number in timed if one.settings not in chosen]
+    own, found = ([(last, n) for one, n in timed if one.settings == last.settings] for last in (start, best))
+    for label, colour, marker, points in (
+        ("tried", _BLUE, "o", [one for one in others if not (one[0].failure or one[0].early)]),
+        ("given up early", _LIGHT, "o", [one for one in others if one[0].early and not one[0].failure]),
+        ("not taken: numbers are off", _GREY, "x", [one for one in others if one[0].failure]),
+        ("the plan's own", _ORANGE, "s", own),
+        (f"best: {difference(best.settings, start.settings) or 'the same'}", _ORANGE, "*", found),
     ):
-        if chosen:
-            points = [one.memory / 2**20 for one in chosen], [one.rate for one in chosen]
-            axes.plot(*points, marker, color=colour, ms=13 if marker == "*" else 7, label=label, ls="none")
+        if not points:
+            continue
+        places = [(one.memory / 2**20, one.rate) for one, _ in points]
+        axes.plot(*zip(*places, strict=True), marker, color=colour, ms=13 if marker == "*" else 7, label=label, ls="")
+        for place, (_, number) in zip(places, points, strict=True):
+            axes.annotate(str(number), place, xytext=(7, 4), textcoords="offset points", fontsize=8, color=_GREY)
     axes.set_title(f"{name}: speed and memory of the settings tried", loc="left", fontsize=12)
     axes.set_xlabel("peak memory above the libraries' (MiB)")
     axes.set_ylabel("real tokens per second")
+    axes.margins(x=0.08, y=0.1)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     return png(figure)

@@ -1,0 +1,42 @@
+"""Lines and picture of a tuning say what was tried, what was not taken and why."""
+
+from __future__ import annotations
+
+from surefoot.report.tuning import outcome_lines, picture, trial_line
+from surefoot.tune.search import Tried
+
+START = Tried({"batch.micro": "auto", "compile": "off"}, 1000.0, 2**20)
+FAST = Tried({"batch.micro": 8, "compile": "off"}, 1500.0, 2**21)
+SLOW = Tried({"batch.micro": 1, "compile": "off"}, 250.0, 2**20, early=True)
+WRONG = Tried({"batch.micro": 4, "compile": "off"}, 2000.0, 2**20, failure="the loss of step 1 is off")
+LARGE = Tried({"batch.micro": 16, "compile": "off"}, failure="not enough memory")
+
+
+def test_a_line_for_each():
+    lines = [" ".join(trial_line(3, one, START).split()) for one in (START, FAST, SLOW, WRONG, LARGE)]
+    assert lines == [
+        "3 1,000 tok/s 1 MiB the plan's own choices",
+        "3 1,500 tok/s +50% 2 MiB batch.micro 8",
+        "3 250 tok/s -75% 1 MiB batch.micro 1, given up early",
+        "3 2,000 tok/s +100% 1 MiB batch.micro 4: not taken, the loss of step 1 is off",
+        "3 - tok/s - batch.micro 16: not enough memory",
+    ]
+
+
+def test_the_account():
+    lines = list(outcome_lines(START, FAST, [("data.workers", "the config sets it")], held_up=0.4))
+    assert lines[0] == "not varied: data.workers, the config sets it"
+    assert "other programs had the processor for 40% of the time" in lines[1]
+    assert lines[2] == "best: batch.micro 8: 1,500 tokens/s and 2 MiB, 1.50 times the plan's own 1,000 and 1 MiB"
+    assert list(outcome_lines(START, START, [])) == [
+        "the plan's own choices stay: nothing is clearly faster than 1,000 tokens/s"
+    ]
+
+
+def test_a_picture_of_whatever_there_is():
+    for tried, best in (
+        ((START, FAST, SLOW, WRONG, LARGE), FAST),
+        ((START,), START),
+        ((LARGE, FAST), FAST),
+    ):
+        assert picture(tried, tried[0], best, "run").startswith(b"\x89PNG")
