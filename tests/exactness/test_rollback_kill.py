@@ -18,7 +18,13 @@ from surefoot.report.verification import compare_folders
 from surefoot.stages.rollback_record import RECORD
 
 KILLED = -9
-CASES = [("sft", "lora"), ("sft", "full"), ("reward", "dora"), ("dpo", "lora"), ("kto", "lora"), ("ppo", "lora")]
+LONGER = [("sft", "full"), ("reward", "dora"), ("dpo", "lora"), ("ppo", "full")]
+CASES = [
+    ("sft", "lora"),
+    ("kto", "dora"),
+    ("ppo", "lora"),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in LONGER),
+]
 BAD = (4, 5)  # steps whose data are bad, in a row
 NEVER = 10**9
 

@@ -86,19 +86,25 @@ def _poisoned_step(engine: SingleEngine, step: int, where: str, draw: random.Ran
 
 def poison_moment_once(draw: random.Random, folder: Path) -> str:
     """A moment that is not finite moves weights in the step in which it is used: no loss or gradient tells of it. It
-    is caught before a checkpoint can be written, and in the next step at the latest."""
+    is caught in that step, named, and costs nothing but itself; once mended, the run goes on."""
     engine, bad = toy_engine(), draw.randint(2, 5)
     for step in range(1, bad):
         take(engine, step)
-    parameter = engine.parameters[draw.choice(["hidden.weight", "head.weight", "hidden.bias"])]
-    moment = engine.optimizer.state[parameter][draw.choice(["exp_avg", "exp_avg_sq"])]
-    moment.flatten()[draw.randrange(moment.numel())] = math.nan
-    folder.mkdir()
-    take(engine, bad)
+    name, entry = draw.choice(["hidden.weight", "head.weight", "hidden.bias"]), draw.choice(["exp_avg", "exp_avg_sq"])
+    moment = engine.optimizer.state[engine.parameters[name]][entry]
+    place = draw.randrange(moment.numel())
+    before, good = bits(engine), moment.flatten()[place].item()
+    moment.flatten()[place] = draw.choice(VALUES)
+    report = take(engine, bad)
+    if (report.decision, report.non_finite, report.moment) != ("non_finite", "moment", f"{name}/{entry}"):
+        return f"{name}/{entry} at step {bad}: {report.decision}, {report.non_finite}, {report.moment}"
     try:
         save_checkpoint(folder, engine, RunState(step=bad), write_model=lambda to: None, trainer_state={}, identity={})
+        return f"a checkpoint was written after step {bad}"
     except Diverged:
-        report = take(engine, bad + 1)
-        caught = report.decision == "non_finite" and report.loss is None
-        return "" if caught else f"step {bad + 1}: {report.decision}, {report.loss}"
-    return f"a checkpoint was written after step {bad}"
+        moment.flatten()[place] = good
+    if not same_bits(bits(engine), before):
+        return f"{name}/{entry} at step {bad}: weights or other moments changed"
+    if take(engine, bad + 1).decision != "stepped":
+        return f"{name}/{entry} at step {bad}: the next step did not go on"
+    return ""

@@ -1,4 +1,4 @@
-"""A NaN or an infinity in loss, activation or gradient is caught in its step; in a moment, before it is saved."""
+"""A NaN or an infinity in loss, activation, gradient or moment is caught in its step and costs nothing but that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_poison_is_caught_in_its_step(tmp_path):
     assert many("NaN or infinity", SHORT, poison_once, tmp_path) == []
 
 
-def test_a_poisoned_moment_is_never_saved_and_caught_in_the_next_step(tmp_path):
+def test_a_poisoned_moment_is_caught_in_its_step_and_never_saved(tmp_path):
     assert many("NaN in a moment", SHORT, poison_moment_once, tmp_path) == []
 
 
@@ -24,5 +24,5 @@ def test_much_poison_is_caught_in_its_step(tmp_path):
 
 
 @pytest.mark.soak
-def test_many_poisoned_moments_are_never_saved(tmp_path):
+def test_many_poisoned_moments_are_caught_in_their_step(tmp_path):
     assert many("NaN in a moment", LONG, poison_moment_once, tmp_path) == []

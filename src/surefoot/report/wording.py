@@ -58,7 +58,7 @@ def guard_state(report: StepReport, consecutive: int, skipped: int) -> str:
 
 
 def skip_sentence(report: StepReport, consecutive: int) -> str:
-    what = "loss" if report.non_finite == "loss" else "gradient"
+    what = {"loss": "loss", "moment": f"optimizer's {report.moment}"}.get(report.non_finite or "", "gradient")
     return (
         f"step {report.step}: {what} not finite; weights and moments unchanged; {consecutive} in a row; "
         f"examples {example_list(report.examples)}"

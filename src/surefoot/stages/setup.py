@@ -34,6 +34,7 @@ from surefoot.stages.required import require_libraries
 from surefoot.stages.stage import ACTOR, CRITIC, ONE_GROUP, Built
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import ALL, Engine, EngineChoice, make_engine
+from surefoot.training.moments import tokens_per_look
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.scaling import LossScale
@@ -138,6 +139,7 @@ def set_up(
             max_grad_norm=_limits(config, engine.groups),
             forward=lambda: autocast(plan.precision, device),
             kernels=lambda: attention_context(plan.attention),
+            per_look=tokens_per_look(whole.optimizer, whole.parameters),
         ),
         state=state,
         write_model=_writer(built, tokenizer),

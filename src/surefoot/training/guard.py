@@ -1,4 +1,4 @@
-"""Look at loss and gradient norm before the optimizer moves.
+"""Look at loss, gradient norm and moments before the optimizer moves.
 
 A non-finite step changes neither weights nor moments and is logged as what it is. An fp16 overflow under a finite loss
 is the loss scale's business while the scale can still fall; it is counted apart. A finite norm far above those before
@@ -17,16 +17,17 @@ from surefoot.training.report import Decision
 @dataclass(frozen=True)
 class Verdict:
     decision: Decision
-    non_finite: Literal["loss", "grad_norm"] | None
+    non_finite: Literal["loss", "grad_norm", "moment"] | None
 
 
-def judge(loss: float, grad_norm: float, scale_can_fall: bool) -> Verdict:
-    """loss, grad_norm: means over the optimizer step, unscaled. scale_can_fall: an fp16 loss scale above its floor."""
+def judge(loss: float, grad_norm: float, scale_can_fall: bool, bad_moment: bool = False) -> Verdict:
+    """loss, grad_norm: means over the optimizer step, unscaled. scale_can_fall: an fp16 loss scale above its floor.
+    bad_moment: one of the optimizer is not finite, and would spoil the weights."""
     if not math.isfinite(loss):
         return Verdict("non_finite", "loss")
     if not math.isfinite(grad_norm):
         return Verdict("scaler" if scale_can_fall else "non_finite", "grad_norm")
-    return Verdict("stepped", None)
+    return Verdict("non_finite", "moment") if bad_moment else Verdict("stepped", None)
 
 
 RECENT = 300  # steps

@@ -106,7 +106,8 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop; then the last
     checkpoint is whole.
 
-    Raises StepsLost after `max_consecutive` non-finite steps in a row, or more than `max_recent` within a short time;
+    Raises StepsLost after `max_consecutive` non-finite steps in a row, more than `max_recent` within a short time, or
+    for a moment of the optimizer that is not finite;
     the last checkpoint stays as it is.
     """
     outcome = _train(job, state, observer, stop)
@@ -159,8 +160,9 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> 
 
 def _is_lost(job: Job, state: RunState, report: StepReport) -> bool:
     guard = state.guard
+    lasting = report.non_finite == "moment"  # no other data would mend it
     return report.decision == "non_finite" and (
-        guard.consecutive >= job.max_consecutive or len(guard.recent) > job.max_recent
+        lasting or guard.consecutive >= job.max_consecutive or len(guard.recent) > job.max_recent
     )
 
 
@@ -243,6 +245,10 @@ def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None
 def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> StepsLost:
     numbers = ", ".join(str(number) for number in report.examples[:16])
     more = f" and {len(report.examples) - 16} more" if len(report.examples) > 16 else ""
+    if report.non_finite == "moment":
+        what = f"a moment of the optimizer is not finite ({report.moment}), in spite of finite gradients; {origin}"
+        fix = "weights are as before this step; resume from the last checkpoint, and test the memory if it comes again"
+        return StepsLost(Fault(f"step {report.step}", what, fix), report.step)
     what = "the loss" if report.non_finite == "loss" else "the gradient norm"
     guard = state.guard
     in_a_row = guard.consecutive >= max_consecutive

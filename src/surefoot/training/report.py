@@ -38,7 +38,8 @@ class StepReport:
     decision: "stepped", or why the optimizer did not move; "held": a brake of the stage held it back; without weight it
     has neither loss nor norm. held: why it was, in a few words. seconds: the step alone, without evaluation or saving.
     profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name. spike: the
-    norm that the gradient was cut to because it was far above those of the steps before."""
+    norm that the gradient was cut to because it was far above those of the steps before. moment: which one of the
+    optimizer was not finite before the step."""
 
     step: int
     loss: float | None
@@ -48,13 +49,14 @@ class StepReport:
     tokens: int
     examples: tuple[RecordName, ...]
     decision: Decision
-    non_finite: str | None  # "loss" | "grad_norm"
+    non_finite: str | None  # "loss" | "grad_norm" | "moment"
     seconds: float
     scale: float | None = None  # gradient scale, fp16 only
     profile: StepProfile | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     held: str = ""
     spike: float | None = None
+    moment: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 
 from surefoot.data.batch import Weighted
 from surefoot.objectives.base import Objective
+from surefoot.training import moments
 from surefoot.training.engine import Engine, PerGroup
 from surefoot.training.engine.base import of_group
 from surefoot.training.guard import judge
@@ -32,13 +33,14 @@ Context = Callable[[], AbstractContextManager[object]]
 class StepSettings:
     """What stays the same from step to step. max_grad_norm: of every group of parameters, or of each its own. forward:
     autocast as planned. kernels: the attention kernels allowed, around forward and backward. bounds: by the name of a
-    sum of the objective, its largest mean with which a step may move the weights."""
+    sum of the objective, its largest mean with which a step may move the weights. per_look: see `moments.is_due`."""
 
     seed: int
     max_grad_norm: PerGroup[float | None]
     forward: Context
     kernels: Context
     bounds: Mapping[str, float] = field(default_factory=dict)
+    per_look: float = 0.0
 
 
 def train_step(
@@ -57,8 +59,9 @@ def train_step(
     scale: fp16 loss scale, None otherwise. ceiling: a gradient whose norm over all groups is above it is cut to it.
     watch: times its parts, and changes no number.
 
-    The optimizer moves only when the loss and all gradient norms are finite and no bound is passed, on all ranks or on
-    none; a step without weight moves nothing and computes nothing. One host sync: where the guard looks.
+    The optimizer moves only when the loss, all gradient norms and, in a step that looks at them, all moments are finite
+    and no bound is passed, on all ranks or on none; a step without weight moves nothing and computes nothing. One host
+    sync: where the guard looks.
     """
     started = time.perf_counter()
     size = step_size(engine, micro_batches)
@@ -79,10 +82,12 @@ def train_step(
         engine.unscale(scale)
         norms = engine.grad_norms()
         means = {name: total / size.weight for name, total in sums.items()}
-        numbers = torch.stack((*means.values(), *(norm.float() for norm in norms.values()))).tolist()
-        loss, *others = _over_ranks(engine, numbers[: len(means)])
+        seen = moments.look(_moments_of(engine, step, size, settings), engine.device)
+        numbers = torch.stack((seen, *means.values(), *(norm.float() for norm in norms.values()))).tolist()
+        (looked, loss, *others), numbers = _over_ranks(engine, numbers[: 1 + len(means)]), numbers[1:]
         grad_norm = math.hypot(*numbers[len(means) :])
-        verdict = judge(loss, grad_norm, scale_can_fall=scale is not None and scale.can_fall)
+        bad_moment = "" if math.isfinite(looked) else _bad_moment(engine)
+        verdict = judge(loss, grad_norm, scale is not None and scale.can_fall, bad_moment=bool(bad_moment))
         metrics = dict(zip(list(means)[1:], others, strict=True))
         held = next(
             (_passed(name, metrics[name], by) for name, by in settings.bounds.items() if metrics.get(name, 0) > by), ""
@@ -98,7 +103,7 @@ def train_step(
     report = StepReport(
         step=step,
         loss=None if verdict.non_finite == "loss" else loss,
-        grad_norm=None if verdict.non_finite else grad_norm,
+        grad_norm=grad_norm if verdict.non_finite in (None, "moment") else None,
         lr=_first(lr),
         weight=size.weight,
         tokens=size.tokens,
@@ -110,6 +115,7 @@ def train_step(
         metrics={**metrics, **_by_group(lr, norms, numbers[len(means) :])},
         held=held,
         spike=spike,
+        moment=bad_moment,
     )
     return replace(report, profile=watch.profile(report.tokens)) if isinstance(watch, Stopwatch) else report
 
@@ -136,6 +142,19 @@ def _without_weight(
         scale=None if scale is None else scale.scale,
         held="nothing to learn from",
     )
+
+
+def _moments_of(engine: Engine, step: int, size: StepSize, settings: StepSettings) -> list[torch.Tensor]:
+    """Those that this step looks at: all, or none where that would take too large a part of its time."""
+    return list(engine.moments().values()) if moments.is_due(step, size.tokens, settings.per_look) else []
+
+
+def _bad_moment(engine: Engine) -> str:
+    """Which one is not finite, in the words of all ranks, which must all ask; empty where a sum of finite ones
+    overflowed."""
+    own = moments.first_bad(engine.moments())
+    found = engine.totals([float(bool(own))])[0]
+    return own or ("one of another rank" if found else "")
 
 
 def _limits(limits: PerGroup[float | None], norms: Mapping[str, float], share: float) -> PerGroup[float | None]:

@@ -107,6 +107,10 @@ class Engine(Protocol):
         """What this rank holds of the parameters that train, by name."""
         ...
 
+    def moments(self) -> Mapping[str, torch.Tensor]:
+        """What this rank holds of the optimizer's state, by parameter, or what they were put together to, and entry."""
+        ...
+
     def gather_state(self) -> dict[str, torch.Tensor]:
         """Full optimizer state by name, for a checkpoint; empty on all ranks but the first. Every rank must ask."""
         ...

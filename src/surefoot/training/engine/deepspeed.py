@@ -137,6 +137,14 @@ class DeepSpeedEngine:
             return self.parameters
         return {name: one.ds_tensor for name, one in self.parameters.items()}  # pyright: ignore[reportAttributeAccessIssue]
 
+    def moments(self) -> Mapping[str, torch.Tensor]:
+        return {
+            f"flat {number}/{entry}": value
+            for number, state in enumerate(self._states())
+            for entry, value in state.items()
+            if isinstance(value, torch.Tensor)
+        }
+
     def gather_state(self) -> dict[str, torch.Tensor]:
         return whole_state(self._shares(), self._states(), self.ranks, self.device)
 

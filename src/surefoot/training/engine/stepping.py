@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from surefoot.training.engine.base import ALL, Elements, Groups, PerGroup, of_group
 from surefoot.training.optimizer import Optimizer
+from surefoot.training.optimizer_state import state_entries
 from surefoot.training.ranks import Ranks, totals
 from surefoot.training.scaling import LossScale
 
@@ -72,6 +73,9 @@ class Stepping(ABC):
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {name: own_part(one) for name, one in self.parameters.items()}
+
+    def moments(self) -> Mapping[str, torch.Tensor]:
+        return {name: own_part(one) for name, one in state_entries(self.optimizer, self.parameters)}
 
     @abstractmethod
     def gather_state(self) -> dict[str, torch.Tensor]: ...
