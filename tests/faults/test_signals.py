@@ -11,7 +11,7 @@ from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, STAGES, Runs
 from faults.trials import fresh_seed, many
 from forkserver import ForkServer
 
-KILLED_RUNS, MANY_KILLED_RUNS = 6, 200
+KILLED_RUNS_OF_A_STAGE, MANY_KILLED_RUNS = 5, 200  # 20 in all, and 200
 STOPPED_RUNS, MANY_STOPPED_RUNS = 8, 100
 MOST_KILLS = 5  # of one run, in the long version
 IN_SAVES = 0.25  # of all kills, at the least
@@ -23,13 +23,15 @@ def runs(tmp_path_factory):
         yield Runs(tmp_path_factory.mktemp("runs"), server)
 
 
-def test_killed_runs_end_as_if_nothing_had_been(runs, tmp_path):
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_runs_end_as_if_nothing_had_been(runs, tmp_path, stage):
     """One combination of each stage, drawn anew; `make soak` has all of them."""
     seed = fresh_seed()
-    print("combinations drawn with seed", seed)
+    print("combination drawn with seed", seed)
     draw = random.Random(seed)
-    few = [(stage, draw.choice(ADAPTERS), draw.choice(PRECISIONS)) for stage in STAGES]
-    assert many("killed runs", KILLED_RUNS, Killing(runs, few, 2), tmp_path) == []
+    killing = Killing(runs, [(stage, draw.choice(ADAPTERS), draw.choice(PRECISIONS))], 2)
+    assert many(f"killed runs of {stage}", KILLED_RUNS_OF_A_STAGE, killing, tmp_path) == []
+    print("kills:", dict(killing.kills))
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_says_so(runs, tmp_path):
