@@ -30,8 +30,9 @@ ODD_WORDS = st.text(max_size=6) | st.sampled_from(
 )
 JSON_LIKE = st.text(alphabet='{}[]",:\\\n\t abuvx019.-eENIa\ufeff\ud7ff', max_size=80).map(str.encode)
 YAML_LIKE = st.text(alphabet="ab:-?[]{}!&*|>'\"%@#,.~<0 1e+\n\t", max_size=80).map(str.encode)
-_JINJA = """{% %} {{ }} {{_ _}} {%_if_messages_%} {%_for_m_in_messages_%} {%_endfor_%} {%_endif_%} {# #} _for_m_in_messages_
-    _endfor_ _if_ _endif_ _set_x_=_ _messages_ [0] [-1:] .content m['role'] _|_ trim join tojson replace('a','b')
+_JINJA = """{% %} {{ }} {{_ _}} {%_if_messages_%} {%_for_m_in_messages_%} {%_endfor_%} {%_endif_%} {# #}
+    _for_m_in_messages_ _endfor_ _if_ _endif_ _set_x_=_
+    _messages_ [0] [-1:] .content m['role'] _|_ trim join tojson replace('a','b')
     indent(9) center(99999) batch(2) map('upper') sort _+_ _*_ _**_ _~_ _//_0 'a' '%s' _%_ 9 99999 ( ) _in_ _not_
     _range (9) _namespace _macro_f(x)_ _endmacro_ _f(1)_ a _recursive_ _loop loop.cycle(1) .__class__ _is_ _none_
     defined _dict _break_ _continue_ raise_exception('a') strftime_now('%Y') {%_generation_%} {%_endgeneration_%}
@@ -40,8 +41,8 @@ JINJA_LIKE = st.lists(
     st.sampled_from([*(piece.replace("_", " ") for piece in _JINJA.split()), "bos_token", "__class__", "\n"]),
     max_size=14,
 ).map("".join)
-_OVERRIDES = """seed=1 data.train[0].weight=1 data.train.9.weight=1 optim.lr=[ = a.b.c=1 .=1 data.train.²=1 [0]=1 0=1 data.0=1
-    optim.betas.0=x batch={size:1} adapter=none data=1"""
+_OVERRIDES = """seed=1 data.train[0].weight=1 data.train.9.weight=1 optim.lr=[ = a.b.c=1 .=1 data.train.²=1 [0]=1 0=1
+    data.0=1 optim.betas.0=x batch={size:1} adapter=none data=1"""
 OVERRIDES = st.just("") | st.text(max_size=12) | st.sampled_from([*_OVERRIDES.split(), f"optim.betas.{DIGITS}=1"])
 GROUPS = st.sampled_from(["data", "optim", "adapter", "batch", "bos", "stage", "duration", "ppo", "guard", "parallel"])
 

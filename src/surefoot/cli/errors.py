@@ -71,7 +71,7 @@ def report_bug(error: Exception, invocation: Invocation) -> None:
 
 
 def _print_traceback(error: Exception) -> None:
-    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    click.echo("".join(map(veiled, traceback.format_exception(error))), err=True, nl=False)
 
 
 def fault_lines(fault: Fault) -> list[str]:
