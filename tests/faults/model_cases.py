@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from faults.case import Case, Words
+from faults.data_cases import dry
 from faults.place import Place
 
 Prepare = Callable[[Place], Words | None]
@@ -55,6 +56,16 @@ def without(*names: str) -> Prepare:
 
 def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Prepare:
     return lambda place: place.weights(change)
+
+
+def fused(own: dict[str, torch.Tensor]) -> None:
+    for layer in (0, 1):
+        path = f"model.layers.{layer}.self_attn"
+        own[f"{path}.qkv_proj.weight"] = torch.cat([own.pop(f"{path}.{part}_proj.weight") for part in "qkv"])
+
+
+def from_under_an_adapter(own: dict[str, torch.Tensor]) -> None:
+    own[QUERY.replace(".weight", ".base_layer.weight")] = own.pop(QUERY)
 
 
 def put(name: str, value: float) -> Prepare:
@@ -236,6 +247,20 @@ MODELS = [
         for name in ("pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.ckpt")
     ),
     Case("M4", "pickled adapter", pickled_adapter, 2, ("out", "pickled", "surefoot convert")),
+    Case(
+        "M6",
+        "matrices of q, k and v in one",
+        dry(weights(fused)),
+        0,
+        ("is in another layout (fused)", "read through rules"),
+    ),
+    Case(
+        "M7",
+        "names from under an adapter",
+        dry(weights(from_under_an_adapter)),
+        0,
+        ("is in another layout (base-layer)", "read through rules"),
+    ),
     Case("M8", "a missing tensor", weights(lambda own: own.pop(NORM)), 2, (NORM,)),
     Case("M8", "a surplus tensor", weights(lambda own: own.update(more=torch.ones(2))), 2, ("more",)),
     Case("M8", "a renamed tensor", weights(lambda own: own.update(more=own.pop(NORM))), 2, (NORM,), faults=2),

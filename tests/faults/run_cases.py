@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from faults.case import Case, Words
 from faults.data_cases import staged
-from faults.place import PROMPTS, ROWS, Place
+from faults.place import PAIRS, PROMPTS, ROWS, Place
+from surefoot import hardware
 
 Prepare = Callable[[Place], Words | None]
 
@@ -129,6 +132,16 @@ def ppo(body: str, **settings: Any) -> Prepare:
     return prepare
 
 
+def other_reference(place: Place) -> Words:
+    """Of a run of the stage dpo, after its second step."""
+    reference = shutil.copytree(place.own_base(), place.folder / "reference")
+    staged("dpo", PAIRS, alignment={"reference": str(reference)})(place)
+    assert place.call("train", place.config(), "duration=2 steps").exit_code == 0
+    tensors = load_file(reference / "model.safetensors")
+    save_file({name: tensor + 1.0 for name, tensor in tensors.items()}, reference / "model.safetensors")
+    return ["train", place.config(), "--resume", "duration=4 steps"]
+
+
 def export(*given: str, spoil: Callable[[Place], object] = nothing) -> Prepare:
     def prepare(place: Place) -> Words:
         place.own_run()
@@ -140,6 +153,26 @@ def export(*given: str, spoil: Callable[[Place], object] = nothing) -> Prepare:
 
 def wider_base(place: Place) -> None:
     place.json(place.own_base() / "config.json", lambda own: own.update(intermediate_size=32))
+
+
+def planned_with(**given: str) -> Prepare:
+    """The plan under these variables of the environment."""
+
+    def prepare(place: Place) -> Words:
+        for name, value in given.items():
+            place.patch.setenv(name, value)
+        return ["plan", place.config()]
+
+    return prepare
+
+
+def other_libraries(place: Place) -> None:
+    then = hardware.versions()
+    place.patch.setattr(hardware, "versions", lambda: {**then, "torch": "9.9.9"})
+
+
+def small_disk(place: Place) -> None:
+    place.patch.setattr(hardware, "free_disk", lambda path: 1000)
 
 
 PRECISION = [
@@ -174,8 +207,17 @@ RUNTIME = [
         writes=True,
     ),
     Case("R1", "no memory for Python", resumed(raising(MemoryError(), 7)), 3, ("out of memory",), writes=True),
+    Case(
+        "R2",
+        "a device that fails at step 7",
+        resumed(raising(torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand more"), 7)),
+        3,
+        ("training", "failed: CUDA error: an illegal memory access was encountered", "go on with --resume"),
+        writes=True,
+    ),
     Case("R10", "a place where nobody writes", not_writable, 3, ("/proc/surefoot-run", "cannot be written")),
     Case("R10", "a file for a run folder", a_file, 2, ("out", "is a file")),
+    Case("R11", "no room for a checkpoint", small_disk, 3, ("are free", "a checkpoint takes", "make room")),
     Case("R13", "a folder in use", in_use, 3, ("is in use by process", "wait for it to end")),
     Case("R13", "a run is there", resumed(nothing), 0, (), writes=True),
     Case(
@@ -271,6 +313,14 @@ RUNTIME = [
     ),
     Case("R17", "another base", resumed(other_base), 4, ("base",)),
     Case(
+        "R19",
+        "another version of torch",
+        resumed(other_libraries),
+        0,
+        ("continuing, but not bit for bit: torch was", "is 9.9.9"),
+        writes=True,
+    ),
+    Case(
         "R21",
         "a run that is finished",
         lambda place: place.own_run() and ["train", place.config(), "--resume"],
@@ -296,6 +346,13 @@ POLICY = [
     ),
     Case(
         "K4", "no room for an answer", ppo("return []", max_new_tokens=64), 2, ("data.max_length", "ppo.max_new_tokens")
+    ),
+    Case(
+        "K8",
+        "another reference under the same name",
+        other_reference,
+        4,
+        ("checkpoint-2", "alignment.reference is not what it was", "restore it"),
     ),
 ]
 EXPORT = [
@@ -389,6 +446,20 @@ CONFIG = [
     ),
     Case("C5", "no length", keys(duration="soon"), 2, ("run.yaml:", "duration", "epochs")),
     Case("C5", "a length of nothing", keys(duration="0 steps"), 2, ("run.yaml:", "duration")),
+    Case(
+        "C6",
+        "what a launcher says of precision",
+        planned_with(ACCELERATE_MIXED_PRECISION="fp16"),
+        0,
+        ("ACCELERATE_MIXED_PRECISION", "overridden"),
+    ),
+    Case(
+        "C6",
+        "a name that nothing reads",
+        planned_with(SDPA_BACKEND="flash"),
+        0,
+        ("SDPA_BACKEND", "ignored", "nothing reads this name"),
+    ),
     Case(
         "C7",
         "a tag that runs code",

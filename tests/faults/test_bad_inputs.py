@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -12,7 +11,6 @@ from faults.case import Case
 from faults.data_cases import CASES as DATA
 from faults.model_cases import CASES as MODELS
 from faults.place import Place
-from faults.proven_elsewhere import PROVEN_ELSEWHERE
 from faults.run_cases import CASES as RUNS
 
 CASES = [*DATA, *MODELS, *RUNS]
@@ -40,15 +38,8 @@ def test_refused(case: Case, place: Place) -> None:
     check(case, result, before, place.snapshot())
 
 
-@pytest.mark.parametrize("fault", PROVEN_ELSEWHERE)
-def test_what_is_proven_elsewhere_is_there(fault: str) -> None:
-    file, _, name = PROVEN_ELSEWHERE[fault].partition("::")
-    assert f"def {name}(" in (Path(__file__).parents[2] / file).read_text(encoding="utf-8")
-
-
 def test_the_table_is_long_and_names_every_case_once() -> None:
     assert len({case.id for case in CASES}) == len(CASES) >= 120
-    assert not {case.fault for case in CASES} & PROVEN_ELSEWHERE.keys()
 
 
 def test_twin_what_is_written_or_said_otherwise_is_noticed(place: Place) -> None:

@@ -17,7 +17,10 @@ from surefoot.config.load import dump_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, IntegrityError
+from surefoot.models.folder import ADAPTER_CONFIG
+from surefoot.models.hub import resolve_folder
 from surefoot.planning.plan import RunPlan
+from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.stages.run_folder import saved_identity
 from surefoot.training.checkpoint import Checkpoint
 
@@ -27,7 +30,9 @@ _MUST_MATCH = {
     "tokenizer": "the tokenizer files are not what they were",
     "template": "the chat template is not what it was",
     "base": "the base model is not what it was",
+    "reference": "the model of alignment.reference is not what it was",
 }
+_OF_THE_BASE = (NONE, ADAPTER_OFF, MODEL, CACHED)  # references that are the base itself
 
 
 def run_identity(
@@ -45,6 +50,7 @@ def run_identity(
         if data.eval_template
         else None,
         "base": base_fingerprint(base),
+        "reference": _reference_fingerprint(plan),
         "versions": hardware.versions(),
         "threads": plan.threads.value,
         "device": plan.device.value,
@@ -53,13 +59,21 @@ def run_identity(
     }
 
 
+def _reference_fingerprint(plan: RunPlan) -> str | None:
+    """Of a reference that is another model or adapter."""
+    chosen = plan.reference.value if plan.reference else NONE
+    return None if chosen in _OF_THE_BASE else base_fingerprint(resolve_folder(chosen, None, weights=True))
+
+
 def base_fingerprint(folder: Path) -> str:
-    """SHA-256 over config.json and, of every weight file, its header and the first bytes of each of its tensors.
+    """SHA-256 over config.json, or an adapter's adapter_config.json, and, of every weight file, its header and the
+    first bytes of each of its tensors.
 
     Hashing all of a large model would take a minute at every start. Whatever trained or merged a tensor changed its
     first bytes as well, so another base is noticed; a single flipped bit further on is not.
     """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    settings = folder / "config.json"
+    digest = hashlib.sha256((settings if settings.exists() else folder / ADAPTER_CONFIG).read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -80,7 +94,7 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence
     faults = [
         Fault(str(checkpoint.folder), what, "restore it, or start another run")
         for key, what in _MUST_MATCH.items()
-        if then.get(key) != now[key]
+        if then.get(key, now[key]) != now[key]  # an older version's checkpoint may lack one
     ]
     if then.get("objective") != now["objective"]:
         losses = [name or "the stage's own" for name in (then.get("objective"), now["objective"])]
