@@ -113,14 +113,9 @@ def settle(
     Raises EnvironmentFault for one that was asked for by name and does not, and, where `resumed`, for one that fails.
     """
     engine = setup.engine
-    found: dict[str, Any] = {}
-    possible: list[FastPath] = []
-    for path in paths:
-        if why := path.obstacle(engine.model):
-            found[path.name] = {"used": False, "obstacle": why}
-            plan = _without(plan, path.name, f"cannot be used: {why}", say, resumed=resumed)
-        else:
-            possible.append(path)
+    obstacles = obstacles_of(paths, engine)
+    plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
+    possible = [path for path in paths if path.name not in obstacles]
     if not possible:
         return Settled(plan, found)
     step = min(setup.state.step + 1, last)
@@ -129,8 +124,8 @@ def settle(
     def run() -> Pass:
         return one_pass(setup, stage, batches, step)
 
-    limit = LIMITS[plan.precision.compute.value]
-    with _nothing_at_zero(engine.parameters.values()):
+    limit = limit_of(plan)
+    with nothing_at_zero(engine.parameters.values()):
         plain = run()
         good: list[FastPath] = []
         for path in possible:
@@ -148,6 +143,20 @@ def settle(
                 what = f"together with others {_sentence(record)}"
                 plan = _weighed(plan, path.name, record, what, say, resumed=resumed)
     return Settled(plan, found)
+
+
+def obstacles_of(paths: Sequence[FastPath], engine: Engine) -> dict[str, str]:
+    """Of those that cannot be put into this model why."""
+    return {path.name: why for path in paths if (why := path.obstacle(engine.model))}
+
+
+def without_blocked(
+    plan: RunPlan, obstacles: Mapping[str, str], say: Callable[[str], None], *, resumed: bool
+) -> tuple[RunPlan, dict[str, Any]]:
+    """The plan with plain paths in place of those, and what is recorded of them. Raises as `settle` does."""
+    for name, why in obstacles.items():
+        plan = _without(plan, name, f"cannot be used: {why}", say, resumed=resumed)
+    return plan, {name: {"used": False, "obstacle": why} for name, why in obstacles.items()}
 
 
 def compared_batches(stage: Stage, engine: Engine, step: int) -> list[Weighted]:
@@ -173,13 +182,18 @@ def _compared(
     return judged(error, limit, resumed=resumed)
 
 
+def limit_of(plan: RunPlan) -> float:
+    """The largest share by which two ways may differ in the run's precision."""
+    return LIMITS[plan.precision.compute.value]
+
+
 def judged(error: float, limit: float, *, resumed: bool) -> dict[str, Any]:
     """The record of a path that was compared."""
     return {"used": resumed or error <= limit, "error": error, "limit": limit, "outside": error > limit}
 
 
 @contextmanager
-def _nothing_at_zero(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+def nothing_at_zero(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Inside, matrices that are 0 hold numbers that make a change of W by B A a tenth or so of W, the same on all
     ranks."""
     zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
