@@ -102,6 +102,11 @@ def test_advice_has_the_gain_where_it_was_measured(gain, words):
     assert total == "0 faults, 1 caution"
 
 
+def test_advice_says_what_is_wrong_and_where():
+    found = exam(caution("DATA-AUDIT", "14 copies", "look", where="data.json"), fault("CONFIG", "both", ""))
+    assert [text for text, _ in advice(found)][:2] == ["CONFIG: both", "DATA-AUDIT: data.json: 14 copies; look"]
+
+
 def test_nothing_found():
     assert [text for text, _ in advice(exam(ok("DISK", "much")))] == ["nothing found: 1 checks"]
 

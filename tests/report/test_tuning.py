@@ -15,10 +15,10 @@ LARGE = Tried({"batch.micro": 16, "compile": "off"}, failure="not enough memory"
 def test_a_line_for_each():
     lines = [" ".join(trial_line(3, one, START).split()) for one in (START, FAST, SLOW, WRONG, LARGE)]
     assert lines == [
-        "3 1,000 tok/s 1 MiB the plan's own choices",
-        "3 1,500 tok/s +50% 2 MiB batch.micro 8",
-        "3 250 tok/s -75% 1 MiB batch.micro 1, given up early",
-        "3 2,000 tok/s +100% 1 MiB batch.micro 4: not taken, the loss of step 1 is off",
+        "3 1,000 tok/s 1.0 MiB the plan's own choices",
+        "3 1,500 tok/s +50% 2.0 MiB batch.micro 8",
+        "3 250 tok/s -75% 1.0 MiB batch.micro 1, given up early",
+        "3 2,000 tok/s +100% 1.0 MiB batch.micro 4: not taken, the loss of step 1 is off",
         "3 - tok/s - batch.micro 16: not enough memory",
     ]
 
@@ -27,7 +27,7 @@ def test_the_account():
     lines = list(outcome_lines(START, FAST, [("data.workers", "the config sets it")], held_up=0.4))
     assert lines[0] == "not varied: data.workers, the config sets it"
     assert "other programs had the processor for 40% of the time" in lines[1]
-    assert lines[2] == "best: batch.micro 8: 1,500 tokens/s and 2 MiB, 1.50 times the plan's own 1,000 and 1 MiB"
+    assert lines[2] == "best: batch.micro 8: 1,500 tokens/s and 2.0 MiB, 1.50 times the plan's own 1,000 and 1.0 MiB"
     assert list(outcome_lines(START, START, [])) == [
         "the plan's own choices stay: nothing is clearly faster than 1,000 tokens/s"
     ]

@@ -180,8 +180,8 @@ def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
 def _stops(audit: Audit) -> Finding:
     """A text that is longer than one example ends in its last piece; a pair has two answers."""
     whole = audit.answers - audit.continued
-    what = "texts" if audit.continued else "answers, two to a pair" if audit.kind == "pairs" else "answers"
-    said = f"{audit.ended:,} of {whole:,} {what}"
+    what = "texts" if audit.continued else "answers (two to a pair)" if audit.kind == "pairs" else "answers"
+    said = f"{audit.ended:,} of {whole:,} {what} end with one"
     return caution("TOK-STOP", said, "raise data.max_length") if audit.ended < whole else ok("TOK-STOP", said)
 
 

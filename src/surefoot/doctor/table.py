@@ -1,4 +1,4 @@
-"""What doctor found, for people: what is wrong first, with what to do, then what was looked at."""
+"""What doctor found, for people: what was looked at; then, where a terminal ends, what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def doctor_table(examination: Examination) -> Table:
     for name in ("code", "verdict", "value", "limit"):
         table.add_column(name, no_wrap=name in ("code", "verdict"), overflow="fold")
     for one in examination.looked_at:
-        value = f"{one.where}: {one.value}" if one.where and not one.value.startswith(one.where) else one.value
-        table.add_row(one.code, Text(one.verdict, _STYLE[one.verdict]), value, one.limit)
+        table.add_row(one.code, Text(one.verdict, _STYLE[one.verdict]), _value(one), one.limit)
     return table
 
 
@@ -37,7 +36,12 @@ def advice(examination: Examination) -> Iterator[tuple[str, str]]:
 
 
 def _advice(one: Finding) -> str:
-    return f"{one.code}: {one.fix}{_gain(one.gain)}"
+    fix = f"; {one.fix}" if one.fix else ""
+    return f"{one.code}: {_value(one)}{fix}{_gain(one.gain)}"
+
+
+def _value(one: Finding) -> str:
+    return f"{one.where}: {one.value}" if one.where and not one.value.startswith(one.where) else one.value
 
 
 def _gain(gain: float | None) -> str:
