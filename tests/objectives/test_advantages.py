@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from surefoot.objectives.advantages import (
     advantages_and_returns,
+    answer_distance,
     answer_kl,
     explained_variance,
     response_mask,
@@ -161,3 +164,27 @@ def test_whitening_hides_nothing_that_is_not_finite(bad):
     assert whiten(LOGPROBS, REAL)[REAL].tolist() == pytest.approx(  # the twin: finite ones are as they were
         (centred / centred[REAL].square().mean().sqrt())[REAL].tolist(), rel=1e-5
     )
+
+
+def test_the_distance_is_never_negative_and_worked_out_by_hand():
+    logprobs = torch.tensor([[-1.0, -2.0, 9.0], [-0.5, 0.0, 0.0]], dtype=torch.float64)
+    reference = torch.tensor([[-0.5, -1.0, 1.0], [-20.0, 0.0, 0.0]], dtype=torch.float64)
+    real = response_mask(torch.tensor([2, 1]), 3)
+    first = (math.exp(0.5) - 1 - 0.5) + (math.exp(1.0) - 1 - 1.0)
+    second = math.exp(-19.5) - 1 + 19.5
+    assert answer_distance(logprobs, reference, real).tolist() == pytest.approx([first, second], rel=1e-12)
+    assert answer_kl(logprobs, reference, real)[0] == -1.5  # what a bound would never see
+    # one odd token: the ratio is held at e^5
+    odd = answer_distance(torch.tensor([[-30.0]]), torch.tensor([[0.0]]), torch.tensor([[True]]))
+    assert odd.item() == pytest.approx(math.exp(5) - 6, rel=1e-6)
+
+
+def test_the_distance_estimates_the_kl():
+    """Draws of a categorical distribution, against the exact sum."""
+    torch.manual_seed(0)
+    p, q = (torch.randn(20, dtype=torch.float64).log_softmax(0) for _ in range(2))
+    exact = (p.exp() * (p - q)).sum().item()
+    drawn = torch.multinomial(p.exp(), 200_000, replacement=True)
+    real = torch.ones(len(drawn), 1, dtype=torch.bool)
+    found = answer_distance(p[drawn][:, None], q[drawn][:, None], real).mean().item()
+    assert found == pytest.approx(exact, rel=0.02)  # 200,000 draws scatter by less than a hundredth

@@ -13,7 +13,7 @@ from surefoot.data.episodes import Episode
 from surefoot.data.mixture import Mixture
 from surefoot.data.rollout_order import Cycles
 from surefoot.errors import Diverged
-from surefoot.stages.ppo_brakes import Figures, find_brake
+from surefoot.stages.ppo_brakes import Figures, find_brake, too_many_left_out
 from surefoot.stages.ppo_memory import Limits, Numbers, PpoMemory
 from surefoot.training.report import Decision, StepReport
 
@@ -185,3 +185,29 @@ def test_what_is_logged_is_finite():
     kept, _ = memory()
     cycle(kept, 1, NONE, ("held", "held"))
     assert kept.metrics() == {"kl_coef": 0.1}
+
+
+def test_a_kl_that_looks_negative_does_not_hide_the_distance():
+    brake = find_brake(replace(GOOD, kl=-3.0, distance=60.0), kl_bound=50.0)
+    assert brake is not None
+    assert brake.learn == "penalty"
+    assert "60 nats per answer" in brake.what
+    assert find_brake(replace(GOOD, kl=-3.0), kl_bound=50.0) is None  # the twin: by the signed estimate alone
+
+
+@pytest.mark.parametrize(
+    ("left_out", "asked", "ends"), [(9, 9, False), (10, 200, False), (10, 199, True), (11, 220, False)]
+)
+def test_so_many_left_out_answers_end_the_run(left_out, asked, ends):
+    assert (too_many_left_out(4, left_out, asked) is not None) == ends
+
+
+def test_left_out_answers_are_counted_over_rollouts_and_in_states_of_before():
+    kept, _ = memory(patience=9)
+    cycle(kept, 1, replace(GOOD, left_out=8))
+    with pytest.raises(Diverged, match=r"step 3: 16 of 32 answers so far"):
+        kept.begin(3, (episode(0),), replace(GOOD, left_out=8))
+    older = dict(kept.to_json())
+    del older["asked"]
+    kept.restore(4, older, {})
+    assert (kept.numbers.left_out, kept.numbers.asked) == (16, 320)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import torch
 
+_LARGEST = 5.0  # log of the largest ratio that an estimate of distance counts
+
 
 def response_mask(lengths: torch.Tensor, width: int) -> torch.Tensor:
     """lengths [E] -> real [E, width]."""
@@ -26,6 +28,15 @@ def answer_kl(logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tenso
     """[E]: sum over each answer of log p - log p_ref. Its mean estimates the KL of the policy from the reference; a
     single answer's can be negative."""
     return (logprobs - reference).where(real, 0.0).sum(dim=1)
+
+
+def answer_distance(logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """[E]: sum over each answer of r - 1 - log r with r = p_ref / p, which is never negative and estimates the same KL
+    (Schulman 2020, "Approximating KL Divergence", k3). For alarms: `answer_kl` falls below 0 where answers are drawn
+    otherwise than their log-probabilities say, and no bound would ever be passed. r is held below e^5, so that one odd
+    token is no alarm."""
+    moved = (reference - logprobs).where(real, 0.0)  # log r
+    return (moved.clamp(max=_LARGEST).exp() - 1 - moved.clamp(max=_LARGEST)).sum(dim=1)
 
 
 def token_rewards(

@@ -1,5 +1,7 @@
 """What keeps PPO from learning from a rollout that would harm it, and from trying for ever.
 
+Answers without a finite score are left out and counted; more than a twentieth of all answers of the run end it.
+
 A brake that finds nothing to learn from holds a rollout back: it is logged, its steps move nothing, and the next
 prompts are answered. So many in a row end the run.
 
@@ -20,12 +22,16 @@ from typing import Literal
 
 from surefoot.errors import Diverged, Fault
 
+MOST_LEFT_OUT = 0.05  # of a run's answers
+FEWEST_LEFT_OUT = 10
+
 
 @dataclass(frozen=True)
 class Figures:
     """Of one rollout. answers: those that count; left_out: those without a token or a finite score; empty: of those
-    that count, with nothing but a stop token. reward, reward_std: of the scores as they came. kl: per answer.
-    response_length: tokens per answer. ended: share of the answers that end with a stop token."""
+    that count, with nothing but a stop token. reward, reward_std: of the scores as they came. kl: per answer;
+    distance: the same by an estimate that is never negative. response_length: tokens per answer. ended: share of the
+    answers that end with a stop token."""
 
     answers: int
     left_out: int
@@ -36,6 +42,7 @@ class Figures:
     response_length: float
     ended: float
     explained_variance: float
+    distance: float = 0.0
 
     def metrics(self) -> dict[str, float]:
         """What is logged with every step of the cycle."""
@@ -61,11 +68,11 @@ def find_brake(figures: Figures, *, kl_bound: float | None) -> Brake | None:
     if figures.empty == figures.answers:
         what = f"all {figures.answers} answers are empty: a stop token and nothing else"
         return Brake(what, "look at data.template and the prompts' ends; the model must answer them before PPO")
-    far = kl_bound is not None and figures.kl > kl_bound
-    if far or not math.isfinite(figures.kl):
-        what = f"the policy is {figures.kl:.4g} nats per answer away from its reference, and ppo.kl_bound is {kl_bound}"
+    away = max(figures.kl, figures.distance) if math.isfinite(figures.kl) else figures.kl
+    if not math.isfinite(away) or (kl_bound is not None and away > kl_bound):
+        what = f"the policy is {away:.4g} nats per answer away from its reference, and ppo.kl_bound is {kl_bound}"
         fix = "raise ppo.kl or set ppo.kl_target, lower optim.lr or ppo.epochs"
-        return Brake(what, fix, "penalty" if math.isfinite(figures.kl) else "nothing")
+        return Brake(what, fix, "penalty" if math.isfinite(away) else "nothing")
     return None
 
 
@@ -86,6 +93,14 @@ def ratio_brake(ratio: float | None, bound: float) -> Brake:
     shown = "no finite number" if ratio is None or not math.isfinite(ratio) else f"{ratio:.4g}"
     what = f"the mean probability ratio was {shown}, and ppo.ratio_bound is {bound:g}"
     return Brake(what, "lower optim.lr, ppo.epochs or ppo.rollout_batches: answers are learned from for too long")
+
+
+def too_many_left_out(step: int, left_out: int, asked: int) -> Diverged | None:
+    """Of all answers of the run so far. A few say nothing of a share."""
+    if left_out < FEWEST_LEFT_OUT or left_out <= MOST_LEFT_OUT * asked:
+        return None
+    what = f"{left_out} of {asked} answers so far had no token or no finite score, more than {MOST_LEFT_OUT:.0%}"
+    return Diverged(Fault(f"step {step}", what, "look at what ppo.reward returns for the answers in samples.jsonl"))
 
 
 def no_recovery(step: int, brake: Brake, in_a_row: int) -> Diverged:

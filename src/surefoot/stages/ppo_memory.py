@@ -19,7 +19,17 @@ from surefoot.data.saved_episodes import episodes_from_tensors, episodes_to_tens
 from surefoot.errors import Fault, IntegrityError
 from surefoot.objectives.kl_control import next_coefficient
 from surefoot.stages.ppo_average import Average
-from surefoot.stages.ppo_brakes import Brake, Figures, find_brake, has_one_score, no_recovery, ratio_brake, same_score
+from surefoot.stages.ppo_brakes import (
+    MOST_LEFT_OUT,
+    Brake,
+    Figures,
+    find_brake,
+    has_one_score,
+    no_recovery,
+    ratio_brake,
+    same_score,
+    too_many_left_out,
+)
 from surefoot.training.report import StepReport
 
 _EPISODES, _AVERAGE = "episodes.", "average."
@@ -29,9 +39,10 @@ _EPISODES, _AVERAGE = "episodes.", "average."
 class Numbers:
     """kl_coef: for the rewards of the next rollout. best: highest mean score of a rollout whose scores varied.
     held_in_a_row, held: rollouts that brakes counted. same, same_in_a_row: the one score of all answers of the last
-    rollout, None where they varied, and for how many rollouts. left_out: answers left out so far. holding: a brake
-    already counted for this cycle. metrics: of the rollout at hand. made_with: what scores and what texts, by key.
-    take_drawn: the log-probabilities of the engine that draws stand for the actor's; the first rollout tells."""
+    rollout, None where they varied, and for how many rollouts. asked, left_out: answers so far, and those of them that
+    were left out. holding: a brake already counted for this cycle. metrics: of the rollout at hand. made_with: what
+    scores and what texts, by key. take_drawn: the log-probabilities of the engine that draws stand for the actor's;
+    the first rollout tells."""
 
     kl_coef: float
     best: float | None = None
@@ -39,6 +50,7 @@ class Numbers:
     held: int = 0
     same: float | None = None
     same_in_a_row: int = 0
+    asked: int = 0
     left_out: int = 0
     holding: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -81,6 +93,7 @@ class PpoMemory:
         for key, then in numbers["made_with"].items():
             if self.numbers.made_with.get(key) != then:
                 raise IntegrityError(Fault(key, "is not what the run began with", "restore it, or start another run"))
+        numbers.setdefault("asked", math.ceil(numbers["left_out"] / MOST_LEFT_OUT))  # an older state counts for none
         self.numbers, self._step = Numbers(**numbers), step
         self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
         if self._average is not None:
@@ -120,12 +133,15 @@ class PpoMemory:
             best=max(figures.reward, -math.inf if old.best is None else old.best) if varied else old.best,
             same=same,
             same_in_a_row=again,
+            asked=old.asked + figures.answers + figures.left_out,
             left_out=old.left_out + figures.left_out,
             holding=False,
             metrics={**figures.metrics(), "kl_coef": old.kl_coef},
         )
         if figures.left_out and figures.answers:
             self._say(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
+            if error := too_many_left_out(step, self.numbers.left_out, self.numbers.asked):
+                raise error
         if brake:
             self._hold(step, brake)
         elif again >= limits.patience:

@@ -23,6 +23,7 @@ from surefoot.models.cast import Cast
 from surefoot.models.rollout import Rollout
 from surefoot.objectives.advantages import (
     advantages_and_returns,
+    answer_distance,
     answer_kl,
     explained_variance,
     response_mask,
@@ -144,6 +145,7 @@ def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
         reward=float(scores.double().mean()),
         reward_std=float(scores.double().std(correction=0)),
         kl=float(answer_kl(logprobs, reference, real).double().mean()),
+        distance=float(answer_distance(logprobs, reference, real).double().mean()),
         response_length=float(lengths.double().mean()),
         ended=sum(answer.stopped for answer in answers) / len(answers),
         explained_variance=explained_variance(values, returns, real),
