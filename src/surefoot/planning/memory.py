@@ -41,6 +41,8 @@ _ACTIVATION = {"relu": 0, "gelu_new": 4}
 _KEPT_ANYWAY = ("v_proj", "gate_proj", "up_proj", "gate_up_proj")
 # `surefoot.kernels.documents.SHORT`: up to how many tokens the form matmul writes a document into the row itself.
 _SHORT = 384
+# `surefoot.models.last_block.WORTH_IT`: where a larger share of all rows is read, none is left out.
+_WORTH_IT = 0.9
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 # What a CPU run on glibc takes besides what is alive (see `surefoot.allocator`): what set-up, interpreter and products
@@ -73,6 +75,7 @@ class Workload:
     documents: str = "plain"  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
     fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
+    prunes: bool = False  # behind its attention, the last layer computes rows that are read and no others
     kind: str = "cuda"  # of device: cpu | cuda | mps
     holes: bool = False  # memory comes from an allocator that leaves holes
 
@@ -106,9 +109,13 @@ def forecast(
     # A layer that is computed again keeps its input. The first ones are: their turn comes when all others are through,
     # so that one layer's activations at a time come back into room that is free again.
     kept = work.passes * again * tokens * work.model.hidden * BYTES[work.precision.unpacked]
-    forward = kept + (layers - again) * per_layer
-    activations = kept + int((max(layers - again, 1) + _BACKWARD) * per_layer)
     positions = int(tokens * supervised)
+    # The last layer is the last to be computed again: where it is, no room is taken off, as others need as much.
+    unread = tokens - positions if work.prunes and again < layers and positions <= _WORTH_IT * tokens else 0
+    less = work.passes * unread_bytes(work, unread)
+    forward = kept + (layers - again) * per_layer - less
+    # The last layer goes backward first, when it is all there.
+    activations = kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
     logits = _logits(work, positions)
     gradients = 4 * (work.trainable + work.learning)
     waiting = gradients if accumulation > 1 else 0
@@ -210,7 +217,8 @@ def unread_bytes(work: Workload, rows: int) -> int:
     none of it in either case, but needs as much less room while it is. At least so much: adapters' A x is not in it."""
     model, b = work.model, work.width
     mlp = _ACTIVATION.get(model.activation, 1) + (2 if model.gated else 0)
-    return rows * (4 * model.hidden + b * (mlp * model.intermediate + model.hidden + model.intermediate))
+    norm = _residual(work) if work.fused_norms else 4
+    return rows * (norm * model.hidden + b * (mlp * model.intermediate + model.hidden + model.intermediate))
 
 
 def _norm_bytes(work: Workload) -> int:

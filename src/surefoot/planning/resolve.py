@@ -153,6 +153,7 @@ def resolve(
         work,
         fast_adapter=kernels.adapter.value == "fast",
         fused_norms=pointwise.value == FUSED,
+        prunes=kernels.last_block.value == "pruned" and config.stage != "ppo",  # whose critic reads all rows
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=adapter is None) if kernels.loss.value == "chunked" and model.family else None,
     )

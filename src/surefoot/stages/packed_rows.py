@@ -87,7 +87,8 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
 
 def as_planned(run: Prepared, plan: RunPlan) -> Stage:
     """The stage with its batches as the plan lays them out."""
-    if plan.kernels.documents.value == run.plan.kernels.documents.value:
+    same = plan.kernels.documents.value == run.plan.kernels.documents.value
+    if same and plan.batch.micro.value == run.plan.batch.micro.value:
         return run.stage
     other = make_stage(run.config, plan, run.stage.data, run.found.rollbacks)
     return replace(run.stage, step_batches=other.step_batches, eval_batches=other.eval_batches)

@@ -201,7 +201,7 @@ def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
     if not (drops or keys & _PLANNED or any(key.startswith("parallel") for key in keys) or now != then):
         return found.plan
     try:
-        anew = make_plan(_as_settled(config, found.plan), lengths=lengths, measurements=found.plan.measurements)
+        anew = make_plan(as_settled(config, found.plan), lengths=lengths, measurements=found.plan.measurements)
     except InputError as error:
         raise InputError([_that_can_be_followed(fault, drops) for fault in error.faults]) from None
     plan = replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
@@ -212,10 +212,13 @@ def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
     return plan
 
 
-def _as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
-    """With the plain paths of the saved plan asked for, so that the forecast of memory counts on no other."""
+def as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
+    """With the plain paths of the plan asked for, so that the forecast of memory counts on no other."""
     kept = {name: PLAIN for name in SWITCHED if getattr(plan.kernels, name).value == PLAIN}
-    return config.model_copy(update={"kernels": config.kernels.model_copy(update=kept)})
+    asked: dict[str, object] = {"kernels": config.kernels.model_copy(update=kept)}
+    if plan.kernels.documents.value == PLAIN:
+        asked["data"] = config.data.model_copy(update={"packing": "off"})
+    return config.model_copy(update=asked)
 
 
 def _plain_as(anew: RunPlan, plan: RunPlan, *names: str) -> RunPlan:

@@ -28,6 +28,7 @@ from surefoot.stages.pace import PaceObserver
 from surefoot.stages.packed_rows import as_planned, settle_packing
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
+from surefoot.stages.room import settle_room
 from surefoot.stages.setup import Setup, set_up
 from surefoot.training.background import background_writer
 from surefoot.training.beat import Activity
@@ -47,13 +48,15 @@ def make_ready(run: Prepared, session: Session, custom: Custom, console: Console
         setup = _set_up(run, session, console)
         together = _settle_at_once(run, setup, custom, console)
         setup = together or _settle_packing(run, setup, console)
-        run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
+        before, run = run, replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
         if custom.objective is not None:
             check_objective(run.config, custom.objective, setup, run.stage)
         own = {"objective": custom.objective_name} if custom.objective else {}
         bos = _verify_bos(run, setup)
         verified = {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
-        return setup if together else _settle(run, setup, console), verified
+        setup = setup if together else _settle(run, setup, console)
+        plan = settle_room(before, setup.plan, setup.engine, partial(_caution, console))
+        return replace(setup, plan=plan), verified
 
 
 def take_steps(
