@@ -135,6 +135,14 @@ def test_every_family_learns_the_same(folders, narrowed, family, kind):
     assert narrowed == [BATCH.weight]
 
 
+@pytest.mark.parametrize("more", [3, 1000])
+def test_some_more_rows_that_nobody_reads_change_nothing(folders, narrowed, monkeypatch, more):
+    """As 16-bit products get them; never more than there are."""
+    monkeypatch.setattr(last_block_module, "even_rows", lambda rows, dtype, device: rows + more)
+    assert differs_by(learner(folders[min(folders)]).double()) <= EXACT
+    assert narrowed == [min(BATCH.weight + more, BATCH.input_ids.numel())]
+
+
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_layers_that_are_built_otherwise(narrowed, name):
     model = flat(name)

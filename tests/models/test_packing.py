@@ -16,6 +16,7 @@ from surefoot.kernels import documents as kernels
 from surefoot.models import documents
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.forward import hidden_states
+from surefoot.models.neftune import embedding_noise, noisy_embeddings
 from surefoot.models.packing import documents_fault, obstacle, packed_attention
 from surefoot.objectives.sft import sft_loss
 
@@ -108,6 +109,64 @@ def test_what_one_document_says_moves_no_other(family, form):
     changes = moved(model, batch, with_another_second(batch))
     assert changes[1] > 0
     assert [change for place, change in enumerate(changes) if place != 1] == [0.0] * (len(LENGTHS) - 1)
+
+
+MORE = 40  # tokens, more than any document has, and than a window of 16
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """Rows end with filling in fp32, too."""
+    monkeypatch.setattr("surefoot.models.forward.even_rows", lambda rows, dtype, device: rows + MORE)
+
+
+def tokens_seen(model, batch):
+    """How many the embeddings are asked for, and the hidden states."""
+    seen = []
+    hook = model.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: seen.append(output.shape[1])
+    )
+    hidden = hidden_states(model, batch)
+    hook.remove()
+    return seen, hidden
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_fills_a_row_up_changes_nothing(family, filled):
+    model = model_of(family)
+    padded = loss_and_gradients(model, collate(examples(), 0))
+    packed_attention("matmul").install(model)
+    assert largest_difference(loss_and_gradients(model, pack(examples())), padded) < FP32_RELATIVE
+    seen, hidden = tokens_seen(model, pack(examples()))
+    assert seen == [sum(LENGTHS) + MORE]
+    assert hidden.shape[1] == sum(LENGTHS)
+
+
+def test_noise_on_embeddings_is_that_of_the_row_without_filling(filled):
+    """Of the documents; filling has none."""
+    model, batch = model_of("llama"), pack(examples())
+    packed_attention("matmul").install(model)
+    with noisy_embeddings(model, 5.0, batch.documents):
+        _, hidden = tokens_seen(model, batch)
+    assert hidden.isfinite().all()
+    noise = embedding_noise(torch.zeros(1, sum(LENGTHS) + MORE, 8), 5.0, LENGTHS)
+    assert noise[:, : sum(LENGTHS)].abs().max() > 0
+    assert not noise[:, sum(LENGTHS) :].any()
+
+
+def test_twin_filling_longer_than_the_documents_is_more_than_a_window_sees(monkeypatch):
+    monkeypatch.setattr("surefoot.models.forward._filling", lambda model, batch: [MORE])
+    model = model_of("mistral")
+    packed_attention("matmul").install(model)
+    with pytest.raises(EnvironmentFault, match=f"of up to {MORE} tokens"):
+        hidden_states(model, pack(examples()))
+
+
+def test_16_bit_rows_share_their_number_of_tokens():
+    model = model_of("llama").bfloat16()
+    packed_attention("matmul").install(model)
+    rows = [pack(examples((14, 16, 9, last))) for last in (9, 12, 16)]
+    assert {tokens_seen(model, row)[0][0] for row in rows} == {48, 56}
 
 
 def test_twin_that_leaks(monkeypatch):

@@ -2,6 +2,8 @@
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.models.product_flops import ProductFlops
 
@@ -62,3 +64,13 @@ def test_products_that_are_added_in_place_count_too():
         torch.zeros(ROWS, WIDTH).addmm_(x, y)
         torch.zeros(2, ROWS, WIDTH).baddbmm_(x.expand(2, -1, -1), y.expand(2, -1, -1))
     assert seen.total == 3 * PRODUCT
+
+
+def test_flash_attention_of_a_cpu_counts_two_products_forward_and_five_backward():
+    q, k, v = (torch.randn(1, 2, 16, WIDTH, requires_grad=True) for _ in range(3))
+    product = 2 * 2 * 16 * 16 * WIDTH
+    with ProductFlops() as seen, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        assert seen.total == 2 * product
+        out.sum().backward()
+    assert seen.total == 7 * product

@@ -97,3 +97,10 @@ def test_an_environment_variable_that_matters_is_part_of_the_machine(tmp_path, m
         monkeypatch.setenv("DNNL_MAX_CPU_ISA", isa)
         open_kept().get("products", QUESTION, dict[str, float], probe)
     assert probe.asked == 2
+
+
+def test_other_kernels_or_probes_are_measured_anew(monkeypatch):
+    before = open_kept().machine["code"]
+    assert open_kept().machine["code"] == before
+    monkeypatch.setattr("surefoot.probe.kept._MEASURED_BY", ("kernels",))  # as if the probes had changed
+    assert open_kept().machine["code"] != before

@@ -28,6 +28,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from surefoot.kernels.shapes import operand_type
+
 _HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest number
 
 
@@ -61,7 +63,7 @@ def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
 @torch.no_grad()
 def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     """The likeliest word at every position, [N]."""
-    weight, bias = _cast(head.weight, head.bias, _compute_type(hidden))
+    weight, bias = _cast(head.weight, head.bias, operand_type(hidden.dtype, hidden.device))
     with torch.autocast(hidden.device.type, enabled=False):
         parts = hidden.to(weight.dtype).split(head.rows)
         return torch.cat([F.linear(part, weight, bias).argmax(dim=-1) for part in parts])
@@ -93,7 +95,7 @@ class _Chunked(torch.autograd.Function):
         summed: bool,
         differentiable: bool,
     ) -> torch.Tensor:
-        dtype = _compute_type(hidden)
+        dtype = operand_type(hidden.dtype, hidden.device)
         x = hidden.to(dtype)
         w, b = _cast(weight, bias, dtype)
         # Without gradients torch still calls an input that could have one in need of it.
@@ -173,14 +175,6 @@ def _lift(bound: torch.Tensor) -> torch.Tensor:
 def _largest(tensor: torch.Tensor) -> torch.Tensor:
     """Magnitude, fp32."""
     return torch.linalg.vector_norm(tensor, torch.inf, dtype=torch.float32)
-
-
-def _compute_type(hidden: torch.Tensor) -> torch.dtype:
-    """What a product of `hidden` is computed in here: autocast leaves fp64 as it is."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return hidden.dtype
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -26,11 +26,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from surefoot.kernels.shapes import even_tokens
+
 # Of a document's products half are masked and computed in vain. Measured on a CPU in bf16, docs/evidence/packing.md.
 SHORT = 384
-# oneDNN makes a kernel for every new shape of 16-bit operands, 5 to 10 ms of them for a document's six products, and
-# keeps 1,024: with a length of its own for each document most are made anew. So lengths are filled up to a multiple.
-_EVEN = 32
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,7 @@ def _narrow_operands() -> Iterator[None]:
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
     """[H, L, D] -> the same, dense and with zeros behind it up to a length that products are at hand for."""
     heads, tokens, width = tensor.shape
-    even = -(-tokens // _EVEN) * _EVEN if tensor.dtype.itemsize == 2 else tokens
-    found = tensor.new_empty(heads, even, width)
+    found = tensor.new_empty(heads, even_tokens(tokens, tensor.dtype, tensor.device), width)
     found[:, :tokens] = tensor
     found[:, tokens:] = 0
     return found

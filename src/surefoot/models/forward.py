@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from surefoot.data.batch import Batch
 from surefoot.data.pack import position_ids
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.kernels.documents import documents_of
+from surefoot.kernels.shapes import even_rows, operand_type
 from surefoot.models.documents import packed_forward, takes_documents
 
 _read: ContextVar[torch.Tensor | None] = ContextVar("read", default=None)
@@ -63,7 +65,7 @@ def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = No
             causal_model(model)(**model_inputs(model, batch))
     finally:
         hook.remove()
-    return seen[0]
+    return seen[0][:, : batch.input_ids.shape[1]]
 
 
 def hidden_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
@@ -103,17 +105,29 @@ def rows_read() -> torch.Tensor | None:
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Without a mask (right padding) none is passed on, so SDPA runs its causal kernels and no [T, T] mask exists.
     With one (left padding) positions count real tokens from 0, as they would without padding. In a packed row they
-    begin anew in each document, and the documents go along. Raises EnvironmentFault where nothing would take them."""
+    begin anew in each document, and the documents go along; the row may end with some that nobody reads, so that its
+    products find their kernels (`surefoot.kernels.shapes`). Raises EnvironmentFault where nothing would take them."""
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "use_cache": False}
     if batch.documents:
         if not takes_documents(causal_model(model)):
             what = "this model's attention does not keep the documents of a packed row apart"
             raise EnvironmentFault(Fault("data.packing", what, "set data.packing: off"))
-        inputs["position_ids"] = position_ids(batch.documents, batch.input_ids.device)
-        inputs["documents"] = documents_of(batch.documents, batch.input_ids.device)
+        filling = _filling(model, batch)
+        documents = (*batch.documents, *filling)
+        inputs["input_ids"] = F.pad(batch.input_ids, (0, sum(filling)))
+        inputs["position_ids"] = position_ids(documents, batch.input_ids.device)
+        inputs["documents"] = documents_of(documents, batch.input_ids.device)
     elif batch.attention_mask is not None:
         inputs["position_ids"] = positions_from_mask(batch.attention_mask)
     return inputs
+
+
+def _filling(model: nn.Module, batch: Batch) -> list[int]:
+    """Tokens of documents to end a packed row with, none of them longer than its own, which a window may limit."""
+    device = batch.input_ids.device
+    tokens, longest = batch.input_ids.shape[1], max(batch.documents)
+    more = even_rows(tokens, operand_type(causal_model(model).dtype, device), device) - tokens
+    return [min(longest, more - begin) for begin in range(0, more, longest)]
 
 
 def _as_packed(batch: Batch) -> AbstractContextManager[object]:

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from surefoot.kernels.shapes import even_rows, operand_type
 from surefoot.models.checkpointing import computed_once, recomputes
 from surefoot.models.dropout import highest_dropout
 from surefoot.models.fast import FastPath, Undo
@@ -116,7 +117,7 @@ class _Pruned:
         if recomputes(layer) and kwargs.get("past_key_values") is not None:
             return None  # transformers drops the cache there
         drops = layer.training and highest_dropout(layer) > 0
-        return None if drops or _watchers(self.block) > self._watching else places
+        return None if drops or _watchers(self.block) > self._watching else _evened(places, hidden)
 
     def _rows(self, places: torch.Tensor, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """[1, N, H]."""
@@ -149,6 +150,17 @@ class _Pruned:
             return None
         (found, places, shape), self._left = self._left, None
         return _spread(output, places, shape) if inputs[0] is found else None
+
+
+def _evened(places: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """With some more of the places in hidden [B, T, H], so that products of these rows find their kernels. They are
+    computed as in a plain pass, and nobody reads them either."""
+    rows = hidden.shape[0] * hidden.shape[1]
+    count = min(even_rows(len(places), operand_type(hidden.dtype, hidden.device), hidden.device), rows)
+    if count == len(places):
+        return places
+    unread = torch.ones(rows, dtype=torch.bool, device=hidden.device).index_fill_(0, places, False)
+    return torch.cat([places, unread.nonzero().squeeze(1)[: count - len(places)]])
 
 
 def _at(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

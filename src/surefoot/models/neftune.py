@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from surefoot.models.forward import causal_model
 
@@ -43,5 +44,6 @@ def embedding_noise(embedded: torch.Tensor, alpha: float, lengths: Sequence[int]
     size = alpha / torch.sqrt(real * embedded.shape[-1])  # [B], or of each document
     if len(lengths) == len(embedded):
         return (draw * size[:, None, None]).to(embedded.dtype)
-    by_token = size.repeat_interleave(real.long(), output_size=embedded.shape[1])  # no sync on a GPU
+    by_token = size.repeat_interleave(real.long(), output_size=sum(lengths))  # no sync on a GPU
+    by_token = F.pad(by_token, (0, embedded.shape[1] - sum(lengths)))  # behind the documents there is filling
     return (draw * by_token[None, :, None]).to(embedded.dtype)

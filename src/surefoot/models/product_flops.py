@@ -21,11 +21,15 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 _ATEN = torch.ops.aten
-# torch counts no product that is added in place.
+# torch counts no product that is added in place, and no flash attention of a CPU.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
     _ATEN.addmm_: flop_registry[_ATEN.addmm],
     _ATEN.baddbmm_: flop_registry[_ATEN.baddbmm],
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATEN._scaled_dot_product_flash_attention],
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _ATEN._scaled_dot_product_flash_attention_backward
+    ],
 }
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 

@@ -22,7 +22,8 @@ from surefoot import durable, hardware
 from surefoot.errors import EnvironmentFault
 
 T = TypeVar("T")
-_FORMAT = 1  # of the files, and of how the probes measure
+_FORMAT = 1  # of the files
+_MEASURED_BY = ("kernels", "probe")  # parts of this package: what is measured, and how
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,19 @@ class Kept:
 
 
 def open_kept() -> Kept:
-    """In the user's cache folder, for this machine with its libraries, threads and environment variables."""
-    return Kept(hardware.cache_folder() / "probes", hardware.describe())
+    """In the user's cache folder, for this machine with its libraries, threads and environment variables, and for this
+    version of what is measured."""
+    return Kept(hardware.cache_folder() / "probes", {**hardware.describe(), "code": _code()})
+
+
+def _code() -> str:
+    """Another one after any change to the kernels or the probes."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for part in _MEASURED_BY:
+        for path in sorted((package / part).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
