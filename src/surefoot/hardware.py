@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -431,6 +432,13 @@ def peak_memory(kind: str) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def process_seconds() -> float:
+    """Wall seconds since this process was started; a clock that was set back in between makes none of them."""
+    import psutil
+
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def settle_allocator(kind: str) -> str:

@@ -36,6 +36,7 @@ from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.lengths import length_facts
+from surefoot.stages.phases import Phases
 from surefoot.stages.planned import make_plan
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.records import DATA
@@ -70,11 +71,16 @@ class Prepared:
 
 
 def prepare(
-    config: RunConfig, found: Claim, console: Console, custom: Custom, commits: Commits | None = None
+    config: RunConfig,
+    found: Claim,
+    console: Console,
+    custom: Custom,
+    commits: Commits | None = None,
+    phases: Phases | None = None,
 ) -> Prepared:
     """Plan, read the data; show each. Every refusal that needs no weights happens here. commits: those that another
-    rank found, in place of the hub's word."""
-    asked = config
+    rank found, in place of the hub's word. phases: is told how long each part took."""
+    asked, phases = config, phases or Phases()
     with _together_with(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
         _say_what_was_found(console, found)
@@ -84,11 +90,14 @@ def prepare(
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     kind = KINDS[config.stage]
+    phases.end("planning")
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)
     answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
     lengths = length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
+    phases.end("data")
     plan = with_template(_plan(config, found, lengths), data)
+    phases.end("probes")
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from surefoot import hardware
 from surefoot.config.schema import RunConfig
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import Voice
@@ -32,6 +33,7 @@ from surefoot.stages.device_faults import device_faults
 from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
 from surefoot.stages.packed_rows import as_planned
+from surefoot.stages.phases import Phases
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
@@ -77,15 +79,17 @@ def train_run(
     profile: which steps are timed.
     origin: the words of another tool that the config came from; its log lines are said beside surefoot's.
     """
+    imports = hardware.process_seconds() if typed else 0.0
     ranks, launcher = find_ranks(config)
     with open_session(ranks, config.parallel.timeout, launcher) as session:
         if not ranks.is_first:
             with silent_console() as silence, captured_libraries(silence):
                 return follow(config, session, custom, silence, profile)
-        asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin)
+        asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin, imports)
         with captured_libraries(console):
             _say(console, asked.voice.started())
             while (code := _lead(config, mode, console, session, asked)) is None:
+                asked = replace(asked, imports=0.0)
                 mode = "resume"  # as the next process would, had this one been killed here
                 gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
             return code
@@ -102,6 +106,7 @@ class Asked:
     custom: Custom
     profile: ProfileWish
     origin: Translation | None
+    imports: float
 
     @property
     def voice(self) -> Voice:
@@ -110,12 +115,13 @@ class Asked:
 
 def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked) -> int | None:
     """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
+    phases = Phases(asked.imports)
     with session.activity.during("planning and reading the data"):
         found = _claim(config, mode, asked.custom)
         if _is_untouched(found):
             console.say(f"{found.folder} is finished; nothing to do")
             return hand_over_end(session)
-        run = prepare(config, found, console, asked.custom)
+        run = prepare(config, found, console, asked.custom, phases=phases)
     if _is_done(run):
         console.say(f"{run.found.folder} is finished; nothing to do")
         return hand_over_end(session)
@@ -125,9 +131,9 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
-    setup, verified = make_ready(run, session, asked.custom, console)
+    setup, verified = make_ready(run, session, asked.custom, console, phases)
     run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
-    shares = session.gather("share", setup.share)
+    shares = session.gather("share", {**setup.share, "start_seconds": phases.to_json()})
     with occupy(run.found) as rejected:
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
@@ -135,6 +141,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         write_records(config, run.found.folder, run.plan, verified, records, asked.origin, shares)
         console.log_to(run.found.folder / "run.log")
         note_rollbacks(run.found.folder)
+        console.say(phases.sentence())
         session.note_with(lambda line: console.note(f"error: {line}"))
         if asked.origin is not None:
             _say(console, asked.voice.ready(run_facts(run, setup)))

@@ -26,6 +26,7 @@ from surefoot.stages.job import make_job
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.pace import PaceObserver
 from surefoot.stages.packed_rows import as_planned, settle_packing
+from surefoot.stages.phases import Phases
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
 from surefoot.stages.room import settle_room
@@ -40,12 +41,16 @@ from surefoot.training.session import Session
 _LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one takes some hundredths of a second
 
 
-def make_ready(run: Prepared, session: Session, custom: Custom, console: Console) -> tuple[Setup, dict[str, Any]]:
+def make_ready(
+    run: Prepared, session: Session, custom: Custom, console: Console, phases: Phases | None = None
+) -> tuple[Setup, dict[str, Any]]:
     """The models, loaded, shared out and held against the plan; and what was found. The run goes on with `Setup.plan`,
-    which may have fewer fast paths."""
+    which may have fewer fast paths. phases: is told how long each part took."""
+    phases = phases or Phases()
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
         setup = _set_up(run, session, console)
+        phases.end("model")
         together = _settle_at_once(run, setup, custom, console)
         setup = together or _settle_packing(run, setup, console)
         before, run = run, replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
@@ -56,6 +61,7 @@ def make_ready(run: Prepared, session: Session, custom: Custom, console: Console
         verified = {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
         setup = setup if together else _settle(run, setup, console)
         plan = settle_room(before, setup.plan, setup.engine, partial(_caution, console))
+        phases.end("comparison")
         return replace(setup, plan=plan), verified
 
 
