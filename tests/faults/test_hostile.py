@@ -16,8 +16,9 @@ from surefoot.data import jinja_limits
 
 
 def left(place: Place) -> list[Path]:
-    """What ran or escaped."""
-    return [path for path in place.folder.parent.rglob("*") if path.name in ("marker", "escaped", "escaped.json")]
+    """What ran or escaped. Above the folder only what lies beside it: the folders of all other tests are there too."""
+    seen = [*place.folder.parent.iterdir(), *place.folder.rglob("*")]
+    return [path for path in seen if path.name in ("marker", "escaped", "escaped.json")]
 
 
 def test_there_are_thirty() -> None:
