@@ -15,7 +15,7 @@ from surefoot.doctor.steps import take
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements
 
-SLOW = 0.15  # seconds that a planted wait takes: far above what these steps take
+SLOW = 0.3  # seconds that a planted wait takes: far above what these steps take, on a busy machine too
 FLASH = AttentionTrial("flash", 1e-6, "")  # as if it were much faster than what runs
 
 
