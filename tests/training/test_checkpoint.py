@@ -280,7 +280,7 @@ def resumed_from_4(tmp_path, engine):
     for step in (2, 4, 6, 8):
         folder = save(tmp_path, engine, RunState(step=step))
         if step > 4:
-            (folder / module.STATE).write_text("{}")
+            (folder / module.OPTIMIZER).write_bytes(b"")
     found, _ = newest_verified(tmp_path)
     assert found.step == 4
     return tmp_path
