@@ -35,7 +35,9 @@ WRONG = {  # top-level key, its text -> the message; the config has stage, model
     ("learning_rte", "1e-4"): "run.yaml:6:1: learning_rte: unknown key; did you mean optim.lr? (key lr under optim)",
     ("outputs", "x"): "run.yaml:6:1: outputs: unknown key; did you mean output?",
     ("zebra", "1"): "run.yaml:6:1: zebra: unknown key; `surefoot explain` lists all keys",
-    ("guard", "{zebra: 1}"): "run.yaml:6:9: guard.zebra: unknown key; guard has max_consecutive, max_recent, spikes, rollback",
+    ("guard", "{zebra: 1}"): (
+        "run.yaml:6:9: guard.zebra: unknown key; guard has max_consecutive, max_recent, spikes, rollback"
+    ),
     ("adapter", "{kind: lora, rank: eight}"): (
         "run.yaml:3:29: adapter.rank: expected a whole number of at least 1, got 'eight' (text); for example `rank: 16`"
     ),

@@ -14,6 +14,7 @@ from surefoot.errors import InputError, IntegrityError
 from surefoot.stages import run as run_module
 from surefoot.stages.ranks import check_several
 from surefoot.stages.rollback_record import RECORD, Recorded, add_rollback, find_checkpoint, read_rollbacks
+from surefoot.training import loop as loop_module
 from surefoot.training.checkpoint import list_checkpoints, read_state, retain
 from surefoot.training.ranks import Ranks
 from surefoot.training.rollback import Rollback
@@ -104,6 +105,32 @@ def test_twin_without_the_skip_the_same_data_diverge_again(world, clean, monkeyp
     result = train(write_config(world, run.name))
     assert result.exit_code == 5
     assert [one.rollback.lost for one in read_rollbacks(run)] == [5, 5]
+
+
+@pytest.mark.parametrize("rollback", ["on", "off"])
+def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once_or_is_gone_with_the_rollback(
+    world, rollback, monkeypatch
+):
+    spoilt, real = [], loop_module.train_step
+
+    def spoiling(engine, *arguments, step, **named):
+        if step == 4 and not spoilt:
+            name = min(engine.parameters)
+            engine.optimizer.state[engine.parameters[name]]["exp_avg"].fill_(float("inf"))
+            spoilt.append(f"{name}/exp_avg")
+        return real(engine, *arguments, step=step, **named)
+
+    monkeypatch.setattr(loop_module, "train_step", spoiling)
+    run = world / f"moment-{rollback}"
+    result = train(write_config(world, run.name, guard={"rollback": rollback}))
+    assert f"a moment of the optimizer is not finite ({spoilt[0]})" in result.output
+    if rollback == "off":
+        assert result.exit_code == 5
+        assert "error: step 4: a moment" in result.output
+        assert [one.step for one in list_checkpoints(run)] == [2]
+    else:
+        assert result.exit_code == 0
+        assert [one.rollback for one in read_rollbacks(run)] == [Rollback(back_to=2, lost=4, ahead=2)]
 
 
 def test_at_most_twice_then_it_ends_as_diverged(world, clean, monkeypatch):
