@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fault_rows import flip, halved, make_table, payload
-from fault_trial import Trial
+from fault_trial import WEIGHTS, Trial
 
 DISK = 24  # MiB of the disk that fills up; a whole run takes 8
 STOPS, row = make_table()
@@ -53,16 +53,15 @@ def full(trial: Trial) -> None:
         shutil.copytree(trial.start, trial.folder, dirs_exist_ok=True)
         trial.train(at="mkdir", do="fill")
         (trial.folder / "filler").unlink(missing_ok=True)
-        first, trial.note = trial.output(), _left(trial)
+        trial.note = _left(trial)
         trial.train(resume=True)
-        weights, log = trial.folder / "out" / "adapter_model.safetensors", first + trial.output()
+        weights = trial.folder / WEIGHTS
         kept = weights.read_bytes() if weights.exists() else None
     finally:
         subprocess.run(["umount", trial.folder], check=True)
-    trial.log.write_text(log)
     if kept:
-        (trial.folder / "out").mkdir()
-        (trial.folder / "out" / "adapter_model.safetensors").write_bytes(kept)
+        (trial.folder / WEIGHTS).parent.mkdir()
+        (trial.folder / WEIGHTS).write_bytes(kept)
 
 
 @row(

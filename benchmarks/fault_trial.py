@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 _SECONDS = 90  # a run takes two to four of them
-_WEIGHTS = "out/adapter_model.safetensors"
+WEIGHTS = "out/adapter_model.safetensors"
 
 
 class Raw(str):
@@ -178,7 +178,8 @@ class Trial:
 
     @property
     def log(self) -> Path:
-        return self.folder / "output.txt"
+        """Not in the folder, whose disk a row may fill."""
+        return self.folder.with_suffix(".txt")
 
     def output(self) -> str:
         logs = (self.log, Path(f"{self.log}-beside"))
@@ -197,7 +198,7 @@ class Trial:
             codes=tuple(self.codes),
             traceback="Traceback (most recent call last)" in text,
             named=bool(says) and all(re.search(one, told, re.IGNORECASE) for one in says),
-            end=_compared(self.folder / _WEIGHTS, self.ended),
+            end=_compared(self.folder / WEIGHTS, self.ended),
             ran=self.marker.exists(),
             note=self.note,
             says=text[-3000:],
@@ -236,6 +237,8 @@ def _compared(path: Path, undisturbed: Path | None) -> str:
 
 def in_words(found: Outcome) -> str:
     """A cell of the table."""
+    if not found.codes:
+        return found.note
     if HANGS in found.codes:
         return "**hangs**"
     codes = ", ".join(map(str, found.codes))

@@ -23,7 +23,7 @@ from fault_inputs import INPUTS
 from fault_rows import Row
 from fault_sides import Side, llamafactory, surefoot, trainer
 from fault_stops import STOPS
-from fault_trial import Outcome, Server, Trial, in_words
+from fault_trial import WEIGHTS, Outcome, Server, Trial, in_words
 from throughput import build_base
 
 TEMPLATE = (
@@ -58,7 +58,7 @@ def outcomes(side: Side, rows: list[Row], folder: Path) -> Iterator[Outcome]:
     broken_off.train(at="step", n=5, do="kill")
     if undisturbed.codes != [0] or broken_off.codes != [-9]:
         raise SystemExit(f"{side.name}: {undisturbed.codes}, {broken_off.codes}\n{undisturbed.output()[-3000:]}")
-    ended = undisturbed.folder / "out" / "adapter_model.safetensors"
+    ended = undisturbed.folder / WEIGHTS
     for number, row in enumerate(rows, 1):
         trial = Trial(side, own / f"{number:02d}", start, server, ended, broken_off.folder)
         row.act(trial)
@@ -67,11 +67,11 @@ def outcomes(side: Side, rows: list[Row], folder: Path) -> Iterator[Outcome]:
 
 
 KINDS = {
+    "went on for ever": lambda one: HANGS in one.codes,
     "the end of the undisturbed run": lambda one: one.codes[-1] == 0 and one.end == "same",
     "said what is wrong, without a traceback": lambda one: one.named and not one.traceback,
     "a traceback that names it": lambda one: one.named and one.traceback,
     "a traceback that does not": lambda one: one.traceback,
-    "went on for ever": lambda one: HANGS in one.codes,
     "exit 0, other weights or NaN, nothing said": lambda one: one.codes[-1] == 0,
     "another exit code, nothing said": lambda one: True,
 }
@@ -80,7 +80,7 @@ KINDS = {
 def counts(found: list[Outcome], sides: list[Side]) -> str:
     """How many outcomes of a side are of each kind: the first one that fits."""
     lines = [f"| | {' | '.join(side.name for side in sides)} |", "|---" * (len(sides) + 1) + "|"]
-    kinds = [(one.side, next(kind for kind, fits in KINDS.items() if fits(one))) for one in found]
+    kinds = [(one.side, next(kind for kind, fits in KINDS.items() if fits(one))) for one in found if one.codes]
     lines += [f"| {kind} | {' | '.join(str(kinds.count((side.name, kind))) for side in sides)} |" for kind in KINDS]
     return "\n".join(lines)
 
