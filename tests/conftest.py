@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 from pictures import blank_pictures
+from unflushed import unflushed
 
 # No deadlines: a shared machine can be slow for a moment. derandomize: a failure here is a failure everywhere.
 settings.register_profile("surefoot", deadline=None, derandomize=True)
@@ -29,6 +30,12 @@ settings.load_profile("surefoot")
 def _cache_of_this_session(tmp_path_factory):
     """Tokenised data goes to a folder of this session, also from child processes."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk():
+    with unflushed():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

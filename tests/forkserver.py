@@ -112,6 +112,7 @@ def serve() -> None:
 
     import surefoot.stages.run  # noqa: F401
     from pictures import blank_pictures
+    from unflushed import unflushed
 
     if "deepspeed" in sys.argv:
         from surefoot.libraries import import_deepspeed
@@ -121,7 +122,7 @@ def serve() -> None:
 
     gc.collect()
     gc.freeze()  # else each child's collector walks through all libraries, and copies the pages it walks over
-    with blank_pictures():
+    with blank_pictures(), unflushed():
         _answer()
 
 

@@ -1,0 +1,21 @@
+"""Nothing waits for the disk: `os.fsync` returns at once.
+
+No test cuts the power, and what a killed process has written is there without a flush; so a flush changes nothing that
+a test can see, and a tiny run makes a hundred. That everything is flushed, and in the right order, is proven by tests
+that stand in the place of the call: tests/test_durable.py and tests/faults.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def unflushed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
