@@ -217,7 +217,10 @@ DATA = st.one_of(
     st.tuples(st.just("d.parquet"), damaged(parquet())),
     st.tuples(st.just("d.jsonl.gz"), damaged(gzip.compress(b'{"text": "a"}\n' * 3, mtime=0))),
 )
-HARD_DATA = [("d.jsonl", content) for content in (b'"\n', b"\n\n", NESTED, HUGE)]
+HARD_DATA = [
+    *(("d.jsonl", content) for content in (b'"\n', b"\n\n", NESTED, HUGE)),
+    ("d.parquet", parquet().replace(b"instruction", b"\x80nstruction")),
+]
 HEADER = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {"format": "pt"}}
 CONFIG = {"model_type": "llama", "hidden_size": 8, "rope_scaling": {"factor": 2.0}, "eos_token_id": [1, 2]}
 TOKENIZER = {

@@ -42,11 +42,12 @@ def _open(name: str, content: bytes | BinaryIO) -> Any:
         raise EnvironmentFault(Fault(name, "Parquet needs pyarrow, which is not installed", _MISSING)) from None
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content) if isinstance(content, bytes) else content)
-    except (pyarrow.ArrowException, OSError) as error:
+        names = file.schema_arrow.names
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of a column's name
         _reraise_foreign(error)
-        what = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
+        what = f"is not a whole Parquet file: {_first_line(error)}"
         raise InputError(Fault(name, what, "it looks cut off or misnamed")) from None
-    if twice := [field for field in file.schema_arrow.names if file.schema_arrow.names.count(field) > 1]:
+    if twice := [field for field in names if names.count(field) > 1]:
         raise InputError(Fault(name, f"has the column {twice[0]!r} twice", "rename one of them"))
     return file
 
@@ -56,9 +57,9 @@ def _next(batches: Iterator[Any], name: str, row: int) -> Any:
 
     try:
         return next(batches, None)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         _reraise_foreign(error)
-        what = f"cannot be read on: {str(error).splitlines()[0]}"
+        what = f"cannot be read on: {_first_line(error)}"
         raise InputError(Fault(f"{name}:{row + 1}", what, "the file is damaged")) from None
 
 
@@ -66,6 +67,10 @@ def _reraise_foreign(error: Exception) -> None:
     """pyarrow itself raises plain OSError; a subclass comes from the file, such as a hub that refuses."""
     if isinstance(error, OSError) and type(error) is not OSError:
         raise error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _cell(scalar: Any, where: str, column: str) -> Any:
