@@ -19,9 +19,10 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.parallel import SINGLE, per_rank
 from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
 
-# Tokens of one micro-batch beyond which more rows bring no speed, only memory. Measured on a 2-core CPU: 1 200 tokens
-# gave 1 370 tokens/s, 3 600 gave 1 550, 7 200 gave 1 050. A GPU is busy from a few thousand on.
-_BUSY = {"cpu": 4096, "mps": 8192, "cuda": 16384}
+# Tokens of one micro-batch beyond which more rows bring no speed, only memory. Measured on a CPU with 125 M parameters:
+# 3 072 is as fast as 4 096 and takes a seventh less memory, 2 048 takes 8 % more time (docs/evidence/memory.md). A GPU
+# is busy from a few thousand on.
+_BUSY = {"cpu": 3072, "mps": 8192, "cuda": 16384}
 
 Recompute = tuple[Choice[bool], int | None]  # whether layers are computed again, and `MemoryPlan.recomputed`
 Forecast = Callable[[int, Recompute], MemoryPlan]  # of so many examples
