@@ -237,6 +237,7 @@ TOKENIZER = {
 MANIFEST = {"schema": 1, "step": 2, "identity": {}, "files": {"a": {"size": 1, "sha256": "0"}}}
 RUN_STATE = json.loads(json.dumps(RunState(step=2, norms=(1.0,), best=Best(2, 1.5), scale=LossScale(8.0)).to_json()))
 LOGGED = b'{"kind": "step", "step": 1, "loss": 1.5}\n{"kind": "eval", "step": 1}\n'
+ENV_AS_TEXT = FILES["sft_config.yaml"].partition("\n  SOME")[0].encode() + b" x\n"
 HARD_CONFIGS = (b"a: &a [*a]", b"? - a\n: b", b"a: " + b"[" * 5000, f"a: {DIGITS}".encode(), b"data:\n  0:\n")
 HARD_COMMANDS = (
     ["WORLD_SIZE=²", "trl", "sft"],
@@ -269,7 +270,9 @@ PARSERS: dict[str, Parser] = {
     "run states": Parser(run_state, damaged_json(RUN_STATE), (HUGE, NESTED, b"{}", b"[]")),
     "logs": Parser(run_log, damaged(LOGGED) | JSON_LIKE, (HUGE, NESTED, b"\xff\n")),
     "files of other tools": Parser(
-        other_tool, OTHER_FILES, (("a.json", HUGE), ("a.json", NESTED), ("a.yaml", f"a: {DIGITS}".encode()))
+        other_tool,
+        OTHER_FILES,
+        (("a.json", HUGE), ("sft_config.yaml", ENV_AS_TEXT), ("a.json", NESTED), ("a.yaml", f"a: {DIGITS}".encode())),
     ),
     "commands of other tools": Parser(other_command, OTHER_COMMANDS, HARD_COMMANDS),
     "scripts": Parser(script, st.one_of(damaged_text(text) for text in SCRIPTS), HARD_SCRIPTS),

@@ -264,8 +264,12 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 
 def _environment(words: Sequence[Word]) -> dict[str, str]:
     """The file's own `env: {NAME: value}`."""
-    held = next((word.value for word in words if word.name == "env"), None) or {}
-    return {str(name): str(value) for name, value in held.items()}
+    word = next((word for word in words if word.name == "env" and word.value), None)
+    if word is None:
+        return {}
+    if not isinstance(word.value, dict):
+        raise InputError(Fault(word.where, "env: expected names with their values", "write env: {NAME: value}"))
+    return {str(name): str(value) for name, value in word.value.items()}
 
 
 def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, ...]] | None:
