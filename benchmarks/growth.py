@@ -1,13 +1,15 @@
 """How a run grows with its data, and with the depth and the width of its model.
 
-    python benchmarks/growth.py [--counts 1000 10000 100000]
-    python benchmarks/growth.py --models 2x256 4x256 8x256 4x512 4x1024
+    python benchmarks/growth.py [--counts 1000 10000 100000] [--rounds 3]
+    python benchmarks/growth.py --models 2x256 4x256 8x256 4x512 4x1024 [--rounds 3]
 
-Data: start, second start and tokens per second of the steps. Models: what a token needs by arithmetic beside what it
-takes. Every line is a fresh process with a cache of its own, on one thread. "tokeniser" is the fast tokenizer alone
-over the same prompts and answers: nobody can start faster the first time. All times are processor time without the
-imports, so that other programs on the machine stretch them little. What a start does however many examples there are:
-plan, load the model, and hold every fast path against the plain one on real micro-batches.
+Data: start, second start, time of a token in the steps, and memory. Models: what a token needs by arithmetic beside
+what it takes. Everything is measured in fresh processes on one thread; after the first starts the rounds go through all
+sizes in turn, and medians are shown. "tokeniser" is the fast tokenizer alone over the same prompts and answers: nobody
+can start faster the first time. All times are processor time without the imports, so that other programs on the machine
+stretch them little. What a start does however many examples there are: plan, load the model, and hold the fast paths
+against the plain model on real micro-batches. Memory is the peak above what stood there after the imports, and what of
+that are pages of the tokenised files, which the system takes back when it needs them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +27,7 @@ from pathlib import Path
 
 from throughput import build_base
 
-STEPS = 12
+STEPS = 20
 WARM_UP = 2
 
 
@@ -41,7 +45,8 @@ def write_world(folder: Path, count: int, records: list[dict]) -> None:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """In this process: seconds to the first step, tokens a second of the steps, GFLOP that a token needs."""
+    """In this process: seconds to the first step, milliseconds of a token in the steps, GFLOP that a token needs, MiB
+    at the peak and of mapped files above those after the imports."""
     import peft  # noqa: F401  imports are not counted
     import transformers  # noqa: F401
 
@@ -51,6 +56,7 @@ def measure(folder: Path) -> dict[str, float]:
     from surefoot.stages.trial import ready
 
     config = load_config(folder / "run.yaml").config
+    held, mapped = resident("VmHWM"), resident("RssFile")
     started = time.process_time()
     with ready(config, STEPS) as one:
         start = time.process_time() - started
@@ -67,10 +73,17 @@ def measure(folder: Path) -> dict[str, float]:
         data = one.run.stage.data.train
         return {
             "start": start,
-            "rate": tokens / seconds,
+            "ms": 1000 * seconds / tokens,
             "tokens": float(data.lengths.sum()),
             "needed": needed / tokens / 1e9,
+            "peak": resident("VmHWM") - held,
+            "mapped": resident("RssFile") - mapped,
         }
+
+
+def resident(name: str) -> float:
+    """MiB of this process, as Linux counts them."""
+    return int(re.findall(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
 
 
 def tokeniser_alone(folder: Path) -> float:
@@ -108,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data/instruct/alpaca_en_demo.json"))
     parser.add_argument("--counts", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", nargs="+", metavar="LAYERSxWIDTH", help="Grow the model in place of the data.")
     asked = parser.parse_args()
     if not asked.data.is_file():
@@ -115,36 +129,45 @@ def main() -> None:
     records = json.loads(asked.data.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as temporary:
         if asked.models:
-            grow_model(Path(temporary), records, asked.models)
+            grow_model(Path(temporary), records, asked.models, asked.rounds)
         else:
-            grow_data(Path(temporary), records, asked.counts)
+            grow_data(Path(temporary), records, asked.counts, asked.rounds)
 
 
-def grow_data(folder: Path, records: list[dict], counts: list[int]) -> None:
-    heads = f"{'first start':>12} {'tokeniser':>10} {'second start':>13} {'tok/s of a step':>16}"
-    print(f"{'examples':>9} {'tokens':>12} {heads}")
+def medians(folders: list[Path], rounds: int) -> list[dict[str, float]]:
+    """Of each world, over rounds that go through all of them in turn."""
+    seen = [[child("run", folder) for folder in folders] for _ in range(rounds)]
+    return [{name: statistics.median(one[name] for one in own) for name in own[0]} for own in zip(*seen, strict=True)]
+
+
+def grow_data(folder: Path, records: list[dict], counts: list[int], rounds: int) -> None:
     build_base(folder / "base", [" ".join(record.values()) for record in records], 2, 256)
+    print(f"{'examples':>9} {'tokens':>12} {'first start':>12} {'tokeniser':>10}", flush=True)
+    worlds = []
     for count in counts:
-        own = folder / str(count)
-        own.mkdir()
-        write_world(own, count, records)
-        first, alone, second = child("run", own), child("tokeniser", own)["seconds"], child("run", own)
-        starts = f"{first['start']:>10.1f} s {alone:>8.1f} s {second['start']:>11.1f} s"
-        print(f"{count:>9,} {first['tokens']:>12,.0f} {starts} {second['rate']:>16,.0f}", flush=True)
+        worlds.append(folder / str(count))
+        worlds[-1].mkdir()
+        write_world(worlds[-1], count, records)
+        first, alone = child("run", worlds[-1]), child("tokeniser", worlds[-1])["seconds"]
+        print(f"{count:>9,} {first['tokens']:>12,.0f} {first['start']:>10.1f} s {alone:>8.1f} s", flush=True)
+    print(f"{'examples':>9} {'second start':>13} {'ms a token':>11} {'peak':>10} {'mapped':>10}")
+    for count, one in zip(counts, medians(worlds, rounds), strict=True):
+        memory = f"{one['peak']:>6.0f} MiB {one['mapped']:>6.0f} MiB"
+        print(f"{count:>9,} {one['start']:>11.2f} s {one['ms']:>11.4f} {memory}", flush=True)
 
 
-def grow_model(folder: Path, records: list[dict], models: list[str]) -> None:
-    print(f"{'model':>9} {'GFLOP a token':>14} {'ms a token':>11} {'GFLOP/s':>9}")
+def grow_model(folder: Path, records: list[dict], models: list[str], rounds: int) -> None:
     texts = [" ".join(record.values()) for record in records]
+    worlds = []
     for model in models:
         layers, width = map(int, model.split("x"))
-        own = folder / model / "data"
-        own.mkdir(parents=True)
+        worlds.append(folder / model / "data")
+        worlds[-1].mkdir(parents=True)
         build_base(folder / model / "base", texts, layers, width)
-        write_world(own, len(records), records)
-        found = child("run", own)
-        took, rate = 1000 / found["rate"], found["needed"] * found["rate"]
-        print(f"{model:>9} {found['needed']:>14.4f} {took:>11.3f} {rate:>9.1f}", flush=True)
+        write_world(worlds[-1], len(records), records)
+    print(f"{'model':>9} {'GFLOP a token':>14} {'ms a token':>11} {'GFLOP/s':>9}", flush=True)
+    for model, one in zip(models, medians(worlds, rounds), strict=True):
+        print(f"{model:>9} {one['needed']:>14.4f} {one['ms']:>11.3f} {1000 * one['needed'] / one['ms']:>9.1f}")
 
 
 if __name__ == "__main__":
