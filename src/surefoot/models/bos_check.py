@@ -77,7 +77,8 @@ def _measure(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False) -> torch.Tensor:
-    """[B, T, H] in float64. silenced: the first embedding of every example is set to zero here."""
+    """[B, T, H] in float64, of the batch's own tokens: what fills a packed row up behind them is scaled, too, and does
+    not count. silenced: the first embedding of every example is set to zero here."""
     seen: list[torch.Tensor] = []
 
     def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -86,15 +87,15 @@ def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False)
     inner = unwrapped(model)
     handle = decoder_layers(inner)[0].register_forward_pre_hook(look, with_kwargs=True)
     try:
-        if not silenced:
+        if silenced:
+            inputs = model_inputs(inner, batch)
+            embedded = inner.get_input_embeddings()(inputs["input_ids"]).clone()
+            embedded[_first_places(batch)] = 0
+            with packed_forward() if batch.documents else nullcontext():
+                inner.get_decoder()(**inputs | {"input_ids": None, "inputs_embeds": embedded})
+        else:
             hidden_states(inner, batch)
-            return seen[0]
-        embedded = inner.get_input_embeddings()(batch.input_ids).clone()
-        embedded[_first_places(batch)] = 0
-        inputs = model_inputs(inner, batch) | {"input_ids": None, "inputs_embeds": embedded}
-        with packed_forward() if batch.documents else nullcontext():
-            inner.get_decoder()(**inputs)
-        return seen[0]
+        return seen[0][:, : batch.input_ids.shape[1]]
     finally:
         handle.remove()
 
