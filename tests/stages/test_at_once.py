@@ -7,11 +7,13 @@ import io
 import json
 
 import pytest
+import torch
 
 from layouts import run_config
+from surefoot.errors import EnvironmentFault
 from surefoot.models import documents, fast_adapters
 from surefoot.report.console import Console
-from surefoot.stages import at_once, fast_paths
+from surefoot.stages import at_once, fast_paths, packed_rows
 from surefoot.stages.run import train_run
 from tiny import tiny_llama
 
@@ -109,3 +111,30 @@ def test_one_path_alone_needs_no_look_at_all(workplace, tmp_path, passes):
     assert found.keys() == {"documents"}
     assert "together" not in found["documents"]
     assert len(passes) == TOGETHER
+
+
+ENVIRONMENT = {
+    "cpu failed: CUDA error": torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    "out of memory on cpu": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+}
+
+
+@pytest.mark.parametrize("said", ENVIRONMENT)
+@pytest.mark.parametrize("where", ["together", "packed rows", "packed pass", "alone"])
+def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, tmp_path, monkeypatch, where, said):
+    def fail(*_):
+        raise ENVIRONMENT[said]
+
+    packing, way = "packed" in where, {}
+    if where != "together":
+        monkeypatch.setattr("surefoot.stages.steps.settle_at_once", lambda *_: None)
+    if packing:
+        monkeypatch.setitem(documents.FORMS, "sdpa", fail)
+        way = {"kernels": {"adapter": "plain"}}
+    else:
+        monkeypatch.setattr(fast_adapters, "adapted", fail)
+    if where == "packed pass":
+        monkeypatch.setattr(packed_rows, "leak_of", lambda *_: (0.0, ""))
+    with pytest.raises(EnvironmentFault, match=f"set-up: {said}"):
+        train(workplace, tmp_path / "run", **way)
+    assert not (tmp_path / "run").exists()

@@ -6,7 +6,8 @@ import torch
 from layouts import run_config
 from plans import run_plan
 from surefoot.errors import EnvironmentFault
-from surefoot.stages.device_faults import device_faults
+from surefoot.stages.device_faults import device_faults, is_device_error
+from surefoot.stages.memory_faults import is_out_of_memory
 
 PLAN = run_plan(trainable=1, parameters=1)
 
@@ -28,6 +29,22 @@ def test_a_device_that_fails_is_an_environment_fault(error):
     assert fault.what == f"cpu failed: {str(error).splitlines()[0]}"
     assert "--resume" in fault.fix
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be …"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+)
+def test_what_a_driver_or_a_library_cannot_allocate_is_lack_of_memory(error):
+    assert is_out_of_memory(error)
+    assert not is_device_error(error)
+    said = r"training: out of memory on cpu; go on with --resume batch\.micro"
+    with pytest.raises(EnvironmentFault, match=said), device_faults("training", run_config(), PLAN):
+        raise error
 
 
 def test_memory_that_a_device_lacks_is_told_as_memory():

@@ -202,6 +202,21 @@ def test_so_many_left_out_answers_end_the_run(left_out, asked, ends):
     assert (too_many_left_out(4, left_out, asked) is not None) == ends
 
 
+def test_rollouts_without_one_finite_score_count_with_the_next_that_has_some():
+    kept, _ = memory(patience=9)
+    cycle(kept, 1, NONE, ("held", "held"))
+    cycle(kept, 3, NONE, ("held", "held"))
+    with pytest.raises(Diverged, match=r"step 5: 16 of 24 answers so far"):
+        kept.begin(5, (episode(0),), GOOD)
+
+
+def test_a_checkpoint_that_carries_nothing_is_as_the_run_begins():
+    kept, _ = memory()
+    before = kept.to_json()
+    kept.restore(0, {}, {})
+    assert kept.to_json() == before
+
+
 def test_left_out_answers_are_counted_over_rollouts_and_in_states_of_before():
     kept, _ = memory(patience=9)
     cycle(kept, 1, replace(GOOD, left_out=8))

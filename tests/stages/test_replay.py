@@ -216,6 +216,33 @@ def test_an_exception_in_a_module_is_kept_and_raised_again(folder, monkeypatch):
     assert "reproduced: the same exception at the same place" in said
 
 
+def raising(error):
+    def act(engine):
+        raise error
+
+    return act
+
+
+def test_nothing_of_a_device_that_failed_is_kept(folder, monkeypatch):
+    before_step(monkeypatch, BAD_STEP, raising(torch.AcceleratorError("CUDA error: uncorrectable ECC error")))
+    result = train(folder, "device")
+    assert result.exit_code == 3
+    assert "training: cpu failed: CUDA error: uncorrectable ECC error" in result.output
+    assert not list((folder / "device").glob("failure-*"))
+
+
+@pytest.mark.parametrize("part", ["place_of_error", "write_failure"])
+def test_what_cannot_be_kept_never_hides_the_error_of_the_run(folder, monkeypatch, part):
+    def broken(*given, **named):
+        raise KeyError("not this one")
+
+    before_step(monkeypatch, BAD_STEP, raising(ZeroDivisionError("the run's own")))
+    monkeypatch.setattr(failures_module, part, broken)
+    result = train(folder, f"hidden-{part}")
+    assert isinstance(result.exception, ZeroDivisionError) or "the run's own" in result.output
+    assert "step 3: what went wrong could not be written: 'not this one'" in result.output
+
+
 @pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 4, "dropout": 0.1}, None])
 def test_weights_that_were_too_large_to_keep_come_from_the_last_checkpoint(folder, monkeypatch, adapter):
     """A loss that is NaN at step 6 alone: step 5 and, from the base model, the steps 1 to 5 are taken again."""

@@ -1,6 +1,9 @@
 """A run whose data make the loss NaN goes back to a healthy checkpoint and around them: every stage, at most twice."""
 
+import io
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -9,13 +12,16 @@ from bad_examples import spoil
 from rollback_runs import STEPS, examples_by_step, one_of_each, rollback_world, write_config
 from surefoot import durable
 from surefoot.cli.main import main
+from surefoot.config.load import load_config
 from surefoot.config.schema import RunConfig
-from surefoot.errors import InputError, IntegrityError
+from surefoot.errors import EnvironmentFault, Fault, InputError, IntegrityError
+from surefoot.report.console import Console
 from surefoot.stages import run as run_module
 from surefoot.stages.ranks import check_several
 from surefoot.stages.rollback_record import RECORD, Recorded, add_rollback, find_checkpoint, read_rollbacks
 from surefoot.training import loop as loop_module
 from surefoot.training.checkpoint import list_checkpoints, read_state, retain
+from surefoot.training.failure import failures_in
 from surefoot.training.ranks import Ranks
 from surefoot.training.rollback import Rollback
 
@@ -108,9 +114,8 @@ def test_twin_without_the_skip_the_same_data_diverge_again(world, clean, monkeyp
 
 
 @pytest.mark.parametrize("rollback", ["on", "off"])
-def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once_or_is_gone_with_the_rollback(
-    world, rollback, monkeypatch
-):
+def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once(world, rollback, monkeypatch):
+    """With rollback as well: no data are to blame, so none are passed over."""
     spoilt, real = [], loop_module.train_step
 
     def spoiling(engine, *arguments, step, **named):
@@ -123,14 +128,36 @@ def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once_or_is_gone_with_t
     monkeypatch.setattr(loop_module, "train_step", spoiling)
     run = world / f"moment-{rollback}"
     result = train(write_config(world, run.name, guard={"rollback": rollback}))
-    assert f"a moment of the optimizer is not finite ({spoilt[0]})" in result.output
-    if rollback == "off":
-        assert result.exit_code == 5
-        assert "error: step 4: a moment" in result.output
-        assert [one.step for one in list_checkpoints(run)] == [2]
-    else:
-        assert result.exit_code == 0
-        assert [one.rollback for one in read_rollbacks(run)] == [Rollback(back_to=2, lost=4, ahead=2)]
+    assert result.exit_code == 5
+    assert f"error: step 4: a moment of the optimizer is not finite ({spoilt[0]})" in result.output
+    assert [one.step for one in list_checkpoints(run)] == [2]
+    assert not (run / RECORD).exists()
+
+
+def test_ppo_goes_back_to_a_checkpoint_before_step_1_and_resumes_from_it(world, clean, monkeypatch):
+    """The first evaluation is the best one so far, and is saved."""
+    spoil(one_of_each(clean("ppo"), (1, 2)), monkeypatch)
+    run = world / "zero-ppo"
+    data = {"train": str(world / "prompts.json"), "eval": str(world / "few.json"), "max_length": 64}
+    (world / "few.json").write_text(json.dumps([{"prompt": "Say sky."}, {"prompt": "Say sea."}]))
+    ways = {"checkpoint": {"every": "3 steps", "keep": 2}, "eval_at_start": True}
+    result = train(write_config(world, run.name, "ppo", data=data, duration="4 steps", **ways))
+    assert result.exit_code == 0, result.output
+    assert [one.rollback.back_to for one in read_rollbacks(run)] == [0]
+
+
+def test_a_rollback_that_cannot_be_written_down_hides_no_divergence(world, clean, monkeypatch):
+    def full(*_):
+        raise EnvironmentFault(Fault(RECORD, "no space left on the disk", "make room"))
+
+    spoil(one_of_each(clean("sft"), (4, 5)), monkeypatch)
+    monkeypatch.setattr("surefoot.stages.roll_back.add_rollback", full)
+    run = world / "unwritten"
+    result = train(write_config(world, run.name))
+    assert result.exit_code == 5
+    assert "the run does not go back, as that could not be written down" in result.output
+    assert "no space left on the disk" in result.output
+    assert "step 5: the loss was not finite, 2 times in a row" in result.output
 
 
 def test_at_most_twice_then_it_ends_as_diverged(world, clean, monkeypatch):
@@ -145,6 +172,9 @@ def test_at_most_twice_then_it_ends_as_diverged(world, clean, monkeypatch):
     kinds = [event["kind"] for event in events_of(run) if event["kind"] in ("rollback", "diverged")]
     assert kinds.count("rollback") == 2
     assert kinds[-1] == "diverged"
+    # the first three, and the newest; the same step of another try has a folder of its own
+    names = ["failure-4", "failure-5", "failure-3-rollback-1", "failure-4-rollback-2"]
+    assert [path.name for path in failures_in(run)] == names
     again = train(write_config(world, run.name), "--resume")  # goes on from step 2, with the data that it skipped to
     assert again.exit_code == 5
     assert len(read_rollbacks(run)) == 2
@@ -215,3 +245,14 @@ def test_several_processes_are_refused_in_one_line(world):
         InputError, match=r"guard.rollback: a run goes back to a checkpoint in one process, and this one"
     ):
         check_several(config, Ranks(0, 2, 0))
+
+
+def test_several_processes_are_refused_before_anything_is_planned(world):
+    path = write_config(world, "several", parallel={"nproc": 2})
+    planned = CliRunner().invoke(main, ["plan", path])
+    assert planned.exit_code == 2
+    assert "guard.rollback: a run goes back to a checkpoint in one process, and this one has 2" in planned.output
+    session = SimpleNamespace(ranks=Ranks(0, 2, 0))  # has nothing else: nobody has begun
+    asked = cast(Any, SimpleNamespace(imports=0.0, dry_run=True))
+    with pytest.raises(InputError, match=r"guard\.rollback"):
+        run_module._lead(load_config(path).config, "resume", Console(io.StringIO()), cast(Any, session), asked)

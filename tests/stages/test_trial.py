@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import zoo
 from surefoot.config.load import check_config
-from surefoot.stages.trial import Rival, run_trial
+from surefoot.stages import steps
+from surefoot.stages.trial import Rival, ready, run_trial
 
 STEPS, WARM_UP = 2, 2
 
@@ -66,3 +68,17 @@ def test_processor_time_is_a_clock_too(config):
 )
 def test_steps_are_compared_in_sum_with_as_many_of_the_rivals(seconds, beaten):
     assert Rival((1.0, 2.0, 4.0), 1.5).beats(seconds) is beaten
+
+
+def test_steps_are_those_of_the_plan_that_set_up_has_settled(config, monkeypatch):
+    """As where the device has less room than was planned with."""
+
+    def halved(run, plan, *_):
+        return replace(plan, batch=replace(plan.batch, micro=replace(plan.batch.micro, value=1), tokens=None))
+
+    with ready(config, 1) as one:
+        assert (one.plan.batch.micro.value, len(one.batches(1))) == (2, 1)
+    monkeypatch.setattr(steps, "settle_room", halved)
+    with ready(config, 1) as one:
+        assert (one.plan.batch.micro.value, len(one.batches(1))) == (1, 2)
+        assert one.setup.plan == one.plan

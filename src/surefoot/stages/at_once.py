@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
 from surefoot.errors import EnvironmentFault, Fault
@@ -23,6 +21,7 @@ from surefoot.models.dropout import highest_dropout
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.planning.packing import PLAIN
+from surefoot.stages.device_faults import is_of_the_environment
 from surefoot.stages.fast_paths import (
     GO_ON,
     Settled,
@@ -98,7 +97,7 @@ def _all_in(
             if error <= limit_of(setup.plan):
                 return _Seen(error, moved)
     except RuntimeError as caught:
-        if isinstance(caught, torch.OutOfMemoryError) or (engine.world > 1 and not resumed):
+        if is_of_the_environment(caught) or (engine.world > 1 and not resumed):
             raise
         if engine.world > 1:
             what = f"fast paths fail on this model ({reason_of(caught)}), and the run began with them"

@@ -15,7 +15,7 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.memory_faults import memory_faults
+from surefoot.stages.memory_faults import is_out_of_memory, memory_faults
 
 # torch has a class for what the driver reports; what the libraries on top of it report is a plain RuntimeError.
 _LIBRARY = re.compile(r"\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_\w+|\b(CUDA|HIP|MPS|NCCL) error\b")
@@ -41,8 +41,14 @@ def device_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
 
 def is_device_error(error: BaseException) -> bool:
     """Of the device, or of a library that drives it; memory that it lacks is none."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or (
         isinstance(error, RuntimeError) and bool(_LIBRARY.search(str(error)))
     )
+
+
+def is_of_the_environment(error: BaseException) -> bool:
+    """A device that failed, or memory that was lacking: no word on what was computed, and no other way to compute it
+    would help."""
+    return is_out_of_memory(error) or is_device_error(error)

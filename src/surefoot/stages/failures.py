@@ -1,4 +1,4 @@
-"""What a run keeps of a step that went wrong: the folder `failure-STEP`, and a word on how to run it again.
+"""What a run keeps of a step that went wrong: a folder `failure-STEP`, and a word on how to run it again.
 
 Weights that train are saved with it where they are small, as an adapter's are; those of full fine-tuning of a large
 model are not, and a replay takes the last checkpoint before the step and the steps from there.
@@ -14,15 +14,15 @@ import torch
 
 from surefoot import durable, hardware
 from surefoot.config.dump import dump_plain, plain_config
-from surefoot.errors import EnvironmentFault
 from surefoot.planning.serial import plan_to_json
 from surefoot.redaction import veiled, veiled_value
 from surefoot.report.flight import FLIGHT, recent
+from surefoot.stages.device_faults import is_device_error
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.stages.setup import Setup
 from surefoot.training.diagnose import Finding, place_of_error
-from surefoot.training.failure import Failure, failures_in, write_failure
+from surefoot.training.failure import Failure, failure_folder, failures_in, write_failure
 from surefoot.training.recorder import Attempt
 from surefoot.training.report import StepReport
 from surefoot.training.step import draw_number
@@ -44,14 +44,30 @@ class FailureRecorder:
         self._keep(attempt, finding, None, report)
 
     def crashed(self, attempt: Attempt, error: Exception) -> None:
-        self._keep(attempt, None, error, None)
+        if not is_device_error(error):  # from then on no number of the device can be trusted
+            self._keep(attempt, None, error, None)
 
     def _keep(
         self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
     ) -> None:
-        engine, folder = self._setup.engine, self._run.found.folder
+        try:
+            failure = self._failure(attempt, finding, error, report)
+            written = self._write(attempt, failure)
+        except Exception as trouble:  # whatever it is: the run has a trouble of its own to tell
+            self._say(f"step {attempt.step}: what went wrong could not be written: {trouble}")
+            return
+        origin = finding.origin if finding else None
+        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
+        if failure.bad_weights:
+            what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
+        self._say(f"step {attempt.step}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
+
+    def _failure(
+        self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
+    ) -> Failure:
+        engine = self._setup.engine
         own = sum(batch.weight for batch in attempt.micro_batches)
-        failure = Failure(
+        return Failure(
             step=attempt.step,
             kind="non_finite" if error is None else "crash",
             seed=self._setup.settings.seed,
@@ -70,27 +86,21 @@ class FailureRecorder:
             bad_weights=tuple(self._bad_weights()),
             rollbacks=self._run.found.rollbacks,
         )
-        try:
-            self._make_room(folder, attempt.step)
-            written = write_failure(
-                folder,
-                failure,
-                attempt.micro_batches,
-                self._weights(folder),
-                texts=self._texts(),
-                identity=self._run.identity,
-            )
-        except (EnvironmentFault, OSError, TypeError, ValueError, RuntimeError) as trouble:
-            self._say(f"step {attempt.step}: what went wrong could not be written: {trouble}")
-            return
-        origin = finding.origin if finding else None
-        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
-        if failure.bad_weights:
-            what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
-        self._say(f"step {attempt.step}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
 
-    def _make_room(self, folder: Path, step: int) -> None:
-        there = [path for path in failures_in(folder) if path.name != f"failure-{step}"]
+    def _write(self, attempt: Attempt, failure: Failure) -> Path:
+        folder = self._run.found.folder
+        self._make_room(folder, failure_folder(folder, failure))
+        return write_failure(
+            folder,
+            failure,
+            attempt.micro_batches,
+            self._weights(folder),
+            texts=self._texts(),
+            identity=self._run.identity,
+        )
+
+    def _make_room(self, folder: Path, own: Path) -> None:
+        there = [path for path in failures_in(folder) if path != own]
         if len(there) >= MOST:
             durable.remove(there[-1])
 

@@ -33,6 +33,7 @@ from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.models.last_block import last_block_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import Choice, DType, RunPlan
+from surefoot.stages.device_faults import is_of_the_environment
 from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
@@ -174,7 +175,7 @@ def _compared(
     try:
         error = largest_difference(engine, plain, run())
     except RuntimeError as fault:
-        if isinstance(fault, torch.OutOfMemoryError) or (engine.world > 1 and not resumed):
+        if is_of_the_environment(fault) or (engine.world > 1 and not resumed):
             raise
         return {"used": False, "fault": next(iter(str(fault).splitlines()), "")}
     finally:

@@ -7,7 +7,7 @@ and what each rank reads for itself (data, base model) is compared with what the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from surefoot.report.console import Console
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom
 from surefoot.stages.device_faults import device_faults
-from surefoot.stages.packed_rows import as_planned
 from surefoot.stages.prepare import Prepared, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.revisions import commits_from_json, commits_to_json
@@ -62,8 +61,7 @@ def follow(
     with session.activity.during("reading the data"):
         run = prepare(config, _claimed(config, given), console, custom, commits_from_json(given["commits"]))
     _compare(run.identity, given["identity"])
-    setup, _ = make_ready(run, session, custom, console)
-    run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
+    run, setup, _ = make_ready(run, session, custom, console)
     session.gather("share", setup.share)
     with device_faults("training", config, run.plan):
         outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile)

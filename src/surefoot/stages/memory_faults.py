@@ -12,8 +12,12 @@ from surefoot.config.schema import RunConfig
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.plan import RunPlan
 
-# torch raises a class of its own on accelerators and a plain RuntimeError from its CPU allocator.
-_CPU_ALLOCATOR = re.compile(r"DefaultCPUAllocator|not enough memory: you tried to allocate|can't allocate memory")
+# torch raises a class of its own where its allocator on accelerators fails, a plain RuntimeError from its CPU
+# allocator, and what it raises for an error of the device where the driver or a library allocates by itself.
+_WORDS = re.compile(
+    r"DefaultCPUAllocator|not enough memory: you tried to allocate|can't allocate memory"
+    r"|\b(CUDA|HIP) error: out of memory|\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED"
+)
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 
@@ -33,7 +37,7 @@ def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and bool(_CPU_ALLOCATOR.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_WORDS.search(str(error)))
 
 
 def advice(config: RunConfig, plan: RunPlan) -> str:

@@ -30,6 +30,7 @@ from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reaso
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import PLAIN, without_packing
 from surefoot.planning.plan import RunPlan
+from surefoot.stages.device_faults import is_of_the_environment
 from surefoot.stages.fast_paths import (
     GO_ON,
     STAYS,
@@ -118,7 +119,7 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
         try:
             error = largest_difference(setup.engine, plain, one_pass(setup, run.stage, batches, step))
         except RuntimeError as caught:
-            if isinstance(caught, torch.OutOfMemoryError) or (setup.engine.world > 1 and not resumed):
+            if is_of_the_environment(caught) or (setup.engine.world > 1 and not resumed):
                 raise  # other ranks wait in the middle of the pass
             return undo, _Trial(0.0, moved, reason_of(caught))
     return undo, _Trial(error, moved, "")
@@ -140,7 +141,7 @@ def leak_of(setup: Setup, batch: Batch) -> tuple[float, str]:
         share = leak(two[0] - one[0], first)
     except (EnvironmentFault, RuntimeError) as caught:
         # Parts of parameters are handed round within the forward pass: there the ranks do wait.
-        if isinstance(caught, torch.OutOfMemoryError) or setup.plan.parallel.engine.value in CUTTING:
+        if is_of_the_environment(caught) or setup.plan.parallel.engine.value in CUTTING:
             raise
         fault = reason_of(caught)
     share, failed = setup.engine.totals([share, float(bool(fault))])

@@ -39,7 +39,7 @@ from surefoot.planning.tokenizer import plan_max_length
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.measured import measured_attention, measured_pointwise, measured_products, measured_threads
-from surefoot.stages.ranks import ranks_facts
+from surefoot.stages.ranks import check_rollback, ranks_facts
 from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def make_plan(
     Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached or a library that is
     asked for does not work here.
     """
+    ranks = ranks_facts(config)
+    check_rollback(config, ranks.world)
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
     model = as_trained(facts_of(folder), config)
     tokenizer = read_tokenizer_facts(folder)
@@ -73,7 +75,6 @@ def make_plan(
     if hardware is None:
         require_libraries(config, found.kind)
         require_trackers(config.report_to)
-    ranks = ranks_facts(config)
     roles = _roles(config, folder)
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:

@@ -87,7 +87,10 @@ class PpoMemory:
 
     def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """As after step `step`. carried, tensors: what `to_json` and `tensors` gave then. Raises IntegrityError where
-        scores or texts are not what they were."""
+        scores or texts are not what they were. Nothing is carried by checkpoints before step 1 of earlier versions: all
+        is as it begins then."""
+        if not carried:
+            return
         numbers = dict(carried)
         records = numbers.pop("records")
         for key, then in numbers["made_with"].items():
@@ -140,12 +143,13 @@ class PpoMemory:
         )
         if figures.left_out and figures.answers:
             self._say(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
-            if error := too_many_left_out(step, self.numbers.left_out, self.numbers.asked):
-                raise error
         if brake:
             self._hold(step, brake)
         elif again >= limits.patience:
             self._note_same(step, same_score(figures, again), again, figures.reward)
+        # Rollouts without one score are borne as `patience` has it, and counted with the first that has some.
+        if figures.answers and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.asked)):
+            raise error
 
     def learned(self, report: StepReport) -> None:
         self._step = report.step

@@ -32,12 +32,11 @@ from surefoot.stages.custom import NOTHING, Custom
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
-from surefoot.stages.packed_rows import as_planned
 from surefoot.stages.phases import Phases
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
-from surefoot.stages.ranks import check_several, find_ranks
+from surefoot.stages.ranks import check_rollback, check_several, find_ranks
 from surefoot.stages.records import write_records
 from surefoot.stages.revisions import HUB, commits_to_json
 from surefoot.stages.roll_back import make_stage, roll_back
@@ -116,6 +115,7 @@ class Asked:
 def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked) -> int | None:
     """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
     phases = Phases(asked.imports)
+    check_rollback(config, session.ranks.world)  # a resumed run is not planned anew
     with session.activity.during("planning and reading the data"):
         found = _claim(config, mode, asked.custom)
         if _is_untouched(found):
@@ -131,8 +131,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
-    setup, verified = make_ready(run, session, asked.custom, console, phases)
-    run = replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
+    run, setup, verified = make_ready(run, session, asked.custom, console, phases)
     shares = session.gather("share", {**setup.share, "start_seconds": phases.to_json()})
     with occupy(run.found) as rejected:
         for folder in rejected:
@@ -160,7 +159,10 @@ def _went_back(run: Prepared, error: StepsLost, console: Console) -> bool:
     config, found = run.config, run.found
     if config.guard.rollback == "off":
         return False
-    made = roll_back(found.folder, make_stage(config, run.plan, run.stage.data), found.rollbacks, error)
+    try:
+        made = roll_back(found.folder, make_stage(config, run.plan, run.stage.data), found.rollbacks, error)
+    except SurefootError as trouble:  # what ended the run is told still
+        made = f"guard.rollback: the run does not go back, as that could not be written down: {trouble}"
     console.say(made if isinstance(made, str) else made.sentence, style="yellow")
     return not isinstance(made, str)
 

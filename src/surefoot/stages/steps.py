@@ -43,9 +43,9 @@ _LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one
 
 def make_ready(
     run: Prepared, session: Session, custom: Custom, console: Console, phases: Phases | None = None
-) -> tuple[Setup, dict[str, Any]]:
-    """The models, loaded, shared out and held against the plan; and what was found. The run goes on with `Setup.plan`,
-    which may have fewer fast paths. phases: is told how long each part took."""
+) -> tuple[Prepared, Setup, dict[str, Any]]:
+    """The run with the plan that it goes on with, which may have fewer fast paths, and its batches; the models, loaded,
+    shared out and held against the plan; and what was found. phases: is told how long each part took."""
     phases = phases or Phases()
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
@@ -62,7 +62,8 @@ def make_ready(
         setup = setup if together else _settle(run, setup, console)
         plan = settle_room(before, setup.plan, setup.engine, partial(_caution, console))
         phases.end("comparison")
-        return replace(setup, plan=plan), verified
+        settled = replace(before, plan=plan, stage=as_planned(before, plan))
+        return settled, replace(setup, plan=plan), verified
 
 
 def take_steps(

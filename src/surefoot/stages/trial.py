@@ -55,7 +55,8 @@ class Trial:
     the last of these. seconds, waiting: of a timed step, its best round, and what of it went by before its batches were
     there. tokens: real input tokens, by timed step. memory: bytes at the peak, above what the process held before.
     forecast: the plan's. spread: how many times as long its slowest round took as its fastest. held_up: share of the
-    time that went by without this process at work on a CPU, as where other programs run. beside: None where all
+    time that went by without this process at work on a CPU, as where other programs run; 0 with several threads, whose
+    processor time does not tell. beside: None where all
     steps were taken; else how many times as fast as the rival it was until it was given up."""
 
     losses: tuple[float | None, ...]
@@ -118,7 +119,7 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
         config = config.model_copy(update={"output": str(folder)})
         with open_session(ALONE, config.parallel.timeout) as session:
             run = prepare(config, Claim(folder, "new"), console, NOTHING)
-            setup, _ = make_ready(run, session, NOTHING, console)
+            run, setup, _ = make_ready(run, session, NOTHING, console)
             start = KINDS[config.stage].start
             if start is not None:
                 stage = start(config, run.plan, run.stage, setup, run.tokenizer, lambda *_, **__: None)
@@ -175,7 +176,7 @@ def run_trial(
         memory=peak if device == "cuda" else peak - before,
         forecast=forecast,
         spread=max(whole) / min(whole) if others else 1.0,
-        held_up=max(0.0, 1 - cpu / wall) if device == "cpu" else 0.0,
+        held_up=max(0.0, 1 - cpu / wall) if device == "cpu" and one.plan.threads.value == 1 else 0.0,
         beside=sum(rival.seconds[: len(pace)]) / sum(pace) if rival is not None and beaten else None,
     )
 

@@ -6,6 +6,9 @@
     config.yaml, plan.json, environment.json, flight.jsonl (the steps before it)
     MANIFEST.json         sizes and hashes of all these, and what the run belongs to
 
+A run that went back to a checkpoint may lose the same step anew: after its n-th rollback the name is
+`failure-STEP-rollback-n`.
+
 The folder appears whole or not at all. Nothing in it is code. Weights that train are held back from moving by the guard
 when a step is not finite, so they are those that the step began with; frozen ones are the base model's.
 """
@@ -13,6 +16,7 @@ when a step is not finite, so they are those that the step began with; frozen on
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +36,7 @@ from surefoot.training.scaling import LossScale
 
 SCHEMA = 1
 RECORD, BATCH, WEIGHTS = "failure.json", "batch.safetensors", "weights.safetensors"
-_NAME = "failure-"
+_NAME = re.compile(r"failure-(?P<step>\d+)(-rollback-(?P<rollbacks>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -105,14 +109,16 @@ class Kept:
     weights: dict[str, torch.Tensor] | None
 
 
-def failure_folder(run: Path, step: int) -> Path:
-    return run / f"{_NAME}{step}"
+def failure_folder(run: Path, failure: Failure) -> Path:
+    after = f"-rollback-{len(failure.rollbacks)}" if failure.rollbacks else ""
+    return run / f"failure-{failure.step}{after}"
 
 
 def failures_in(run: Path) -> list[Path]:
-    """Those of a run folder, by their steps."""
-    found = [path for path in run.glob(f"{_NAME}*") if (path / MANIFEST).is_file()]
-    return sorted((path for path in found if path.name.removeprefix(_NAME).isdecimal()), key=_step)
+    """Those of a run folder, in the order in which the run came by them."""
+    found = {path: name for path in run.glob("failure-*") if (name := _NAME.fullmatch(path.name))}
+    whole = [path for path in found if (path / MANIFEST).is_file()]
+    return sorted(whole, key=lambda path: (int(found[path]["rollbacks"] or 0), int(found[path]["step"])))
 
 
 def write_failure(
@@ -127,7 +133,7 @@ def write_failure(
     """Returns the folder. texts: further files by name. Raises EnvironmentFault where the disk refuses, TypeError for
     batches of an unknown kind."""
     tensors, layout = batches_to_file(batches)
-    folder = failure_folder(run, failure.step)
+    folder = failure_folder(run, failure)
     with durable.staged_folder(folder, replace=True) as staging:
         durable.write_json(staging / RECORD, {**failure.to_json(), "batches": layout})
         save_file(tensors, staging / BATCH)
@@ -161,7 +167,3 @@ def read_failure(folder: Path) -> Kept:
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"cannot be read ({type(error).__name__}: {error})"
         raise IntegrityError(Fault(str(folder / RECORD), what)) from None
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix(_NAME))

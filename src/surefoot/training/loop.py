@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from surefoot.data.batch import Weighted
-from surefoot.errors import Fault, SurefootError
+from surefoot.errors import Diverged, Fault, SurefootError
 from surefoot.objectives.base import Objective
 from surefoot.training import spikes
 from surefoot.training.engine import Engine
@@ -106,9 +106,8 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop; then the last
     checkpoint is whole.
 
-    Raises StepsLost after `max_consecutive` non-finite steps in a row, more than `max_recent` within a short time, or
-    for a moment of the optimizer that is not finite;
-    the last checkpoint stays as it is.
+    Raises StepsLost after `max_consecutive` non-finite steps in a row or more than `max_recent` within a short time,
+    Diverged for a moment of the optimizer that is not finite; the last checkpoint stays as it is.
     """
     outcome = _train(job, state, observer, stop)
     _tell_saved(job, observer, wait=True)
@@ -116,6 +115,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
 
 
 def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
+    state = _carrying(job, state)  # a checkpoint may come before the first step
     if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
         state, saved = _evaluate_and_save(job, state, observer)
         if not saved and stop.requested:
@@ -242,13 +242,13 @@ def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None
         observer.evaluation(report, state, improved=False)
 
 
-def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> StepsLost:
+def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> Diverged:
     numbers = ", ".join(str(number) for number in report.examples[:16])
     more = f" and {len(report.examples) - 16} more" if len(report.examples) > 16 else ""
     if report.non_finite == "moment":
         what = f"a moment of the optimizer is not finite ({report.moment}), in spite of finite gradients; {origin}"
         fix = "weights are as before this step; resume from the last checkpoint, and test the memory if it comes again"
-        return StepsLost(Fault(f"step {report.step}", what, fix), report.step)
+        return Diverged(Fault(f"step {report.step}", what, fix))  # not the data's fault: there is nothing to go around
     what = "the loss" if report.non_finite == "loss" else "the gradient norm"
     guard = state.guard
     in_a_row = guard.consecutive >= max_consecutive
