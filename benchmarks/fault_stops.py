@@ -15,6 +15,15 @@ STOPS, row = make_table()
 NAMED = "refused, named"
 SAME = "goes on, same end"
 OLDER = "named, the older checkpoint taken, same end"
+_REASON = r"(damaged|verif|valid|missing|no such file|hash|SHA|has \d+ bytes)"
+
+
+def _blamed(checkpoint: str) -> str:
+    """A line that says what is wrong with it: that it was saved, or is gone on from, is no word about the fault."""
+    return rf"{checkpoint}\b.*{_REASON}|{_REASON}.*{checkpoint}\b"
+
+
+FOURTH, SECOND = _blamed("checkpoint-4"), _blamed("checkpoint-2")
 
 # --- stopping --------------------------------------------------------------------------------------------------------
 
@@ -25,7 +34,7 @@ def killed(trial: Trial) -> None:
     trial.train(resume=True)
 
 
-@row("SIGKILL in the middle of a save, resumed", "older checkpoint taken, same end", r"checkpoint-4")
+@row("SIGKILL in the middle of a save, resumed", "older checkpoint taken, same end", FOURTH)
 def killed_in_save(trial: Trial) -> None:
     trial.train(at="open", name=trial.side.files["last"], do="kill")
     trial.train(resume=True)
@@ -84,7 +93,7 @@ def occupied(trial: Trial) -> None:
 # --- damage to what a resumed run starts from ------------------------------------------------------------------------
 
 
-@row("newest checkpoint: weights cut in half", OLDER, r"checkpoint-4")
+@row("newest checkpoint: weights cut in half", OLDER, FOURTH)
 def cut_weights(trial: Trial) -> None:
     _damaged(trial, "weights", halved)
 
@@ -94,12 +103,12 @@ def flipped_weights(trial: Trial) -> None:
     _damaged(trial, "weights", lambda path: flip(path, -1002))
 
 
-@row("newest checkpoint: weights missing", OLDER, r"checkpoint-4")
+@row("newest checkpoint: weights missing", OLDER, FOURTH)
 def no_weights(trial: Trial) -> None:
     _damaged(trial, "weights", Path.unlink)
 
 
-@row("newest checkpoint: optimizer state cut in half", OLDER, r"checkpoint-4")
+@row("newest checkpoint: optimizer state cut in half", OLDER, FOURTH)
 def cut_optimizer(trial: Trial) -> None:
     _damaged(trial, "optimizer", halved)
 
@@ -119,7 +128,7 @@ def no_random(trial: Trial) -> None:
     _damaged(trial, "random", Path.unlink)
 
 
-@row("newest checkpoint: run state cut in half", OLDER, r"checkpoint-4")
+@row("newest checkpoint: run state cut in half", OLDER, FOURTH)
 def cut_state(trial: Trial) -> None:
     _damaged(trial, "state", halved)
 
@@ -127,13 +136,13 @@ def cut_state(trial: Trial) -> None:
 @row(
     "newest checkpoint: a pickle with a payload for optimizer state",
     "nothing run",
-    r"checkpoint-4|pickle|weights_only",
+    FOURTH + r"|pickle|weights_only",
 )
 def pickled_state(trial: Trial) -> None:
     _damaged(trial, "optimizer", lambda path: path.write_bytes(payload(trial)))
 
 
-@row("every checkpoint damaged", "exit 4, named", r"checkpoint-4", r"checkpoint-2")
+@row("every checkpoint damaged", "exit 4, named", FOURTH, SECOND)
 def all_damaged(trial: Trial) -> None:
     trial.resumable()
     for path in (trial.folder / "out").glob(f"checkpoint-*/{trial.side.files['weights']}"):

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,6 +48,8 @@ class ForkServer:
     as much as several runs. deepspeed: whether it is imported once as well."""
 
     _shared: ClassVar[tuple[object, subprocess.Popen[str]] | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # one request at a time
+    _number: ClassVar[int] = 0  # of the last request; its answer begins with it
 
     def __init__(self, deepspeed: bool = False):
         self._words = ["deepspeed"] if deepspeed else []
@@ -62,14 +64,15 @@ class ForkServer:
 
     def _process(self) -> subprocess.Popen[str]:
         wanted = (self._words, self._environment)
-        if ForkServer._shared is None or ForkServer._shared[0] != wanted:
+        shared = ForkServer._shared
+        if shared is None or shared[0] != wanted or shared[1].poll() is not None:
             _end_shared()
             command = [sys.executable, __file__, *self._words]
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
             )
-            ForkServer._shared = wanted, process
-        return ForkServer._shared[1]
+            ForkServer._shared = shared = wanted, process
+        return shared[1]
 
     def run(
         self,
@@ -82,15 +85,23 @@ class ForkServer:
     ) -> int:
         """folder: the working folder of the command, if not this process's own. ranks: as how many the command is run;
         the code is then the first one that is not 0. bad: records whose loss is NaN."""
-        process = self._process()
-        assert process.stdin
-        assert process.stdout
         folder = folder or Path.cwd()
         request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder), "ranks": ranks}
         request["bad"] = list(bad)
-        process.stdin.write(json.dumps(request) + "\n")
+        with ForkServer._lock:
+            return self._ask(request)
+
+    def _ask(self, request: dict[str, Any]) -> int:
+        process = self._process()
+        assert process.stdin
+        assert process.stdout
+        ForkServer._number += 1
+        process.stdin.write(json.dumps({**request, "number": ForkServer._number}) + "\n")
         process.stdin.flush()
-        return int(process.stdout.readline())
+        answer = process.stdout.readline()
+        number, _, code = answer.partition(" ")
+        assert number == str(ForkServer._number), f"the server's answer to request {ForkServer._number}: {answer!r}"
+        return int(code)
 
 
 @atexit.register
@@ -100,7 +111,8 @@ def _end_shared() -> None:
     _, process = ForkServer._shared
     ForkServer._shared = None
     assert process.stdin
-    process.stdin.close()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
     process.wait(timeout=30)
 
 
@@ -138,7 +150,7 @@ def _answer() -> None:
                 _child(request)
             children.append(child)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(next((code for code in codes if code), 0), flush=True)
+        print(request["number"], next((code for code in codes if code), 0), flush=True)
 
 
 def _free_port() -> int:

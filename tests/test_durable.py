@@ -15,6 +15,7 @@ import pytest
 
 from surefoot import disk, durable
 from surefoot.errors import EnvironmentFault
+from unflushed import TRUE_FSYNC
 
 
 def files_under(folder: Path) -> list[str]:
@@ -33,7 +34,7 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
     """The order of flushes and renames, by file name."""
     seen: list[tuple[str, str]] = []
     names: dict[int, str] = {}
-    real_open, real_fsync, real_replace, real_rename = os.open, os.fsync, os.replace, os.rename
+    real_open, real_fsync, real_replace, real_rename = os.open, TRUE_FSYNC, os.replace, os.rename
 
     def open_(path, *args, **kwargs):
         handle = real_open(path, *args, **kwargs)
@@ -244,6 +245,14 @@ def test_require_writable_leaves_nothing(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match="Not a directory"):
         durable.require_writable(tmp_path / "file" / "a")
+
+
+def test_what_stands_for_a_flush_in_tests_refuses_what_is_not_open(tmp_path):
+    handle = os.open(tmp_path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fsync(handle)
 
 
 # --- the checks above have teeth -------------------------------------------------------------------------------------

@@ -49,6 +49,15 @@ def test_a_form_is_the_formula(name, dtype, kv_heads):
     assert worst(run(FORMS[name], *given), run(plain, *in_double(*given))) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("name", ["matmul", "sdpa"])
+def test_inputs_may_lie_transposed_in_memory(name):
+    qkv, gradient = inputs(torch.float32)
+    turned = [one.detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for one in qkv]
+    assert turned[0].stride(-1) != 1
+    wanted = run(plain, *in_double(qkv, gradient))
+    assert worst(run(FORMS[name], turned, gradient), wanted) < TOLERANCE[torch.float32]
+
+
 def test_the_formula_by_hand():
     """Two documents of two tokens, one head of one number: every softmax is of at most two numbers."""
     q, k, v = ([2.0, 1.0, 3.0, -1.0], [1.0, 0.5, 2.0, 1.0], [10.0, 20.0, 30.0, 40.0])

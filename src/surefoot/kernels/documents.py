@@ -135,6 +135,7 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], scale: float
     ) -> torch.Tensor:
+        q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v))  # the kernel takes it for 1
         output = _like_rows(q)
         sums = q.new_empty(q.shape[:2], dtype=_wide(q.dtype))
         with torch.autocast(q.device.type, enabled=False):

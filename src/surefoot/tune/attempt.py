@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter
 
+from surefoot.redaction import veiled
 from surefoot.stages.trial import Clock, Rival, Trial
 
 _TRIAL = TypeAdapter(Trial)
@@ -74,6 +75,7 @@ class Workshop:
         self._program = [sys.executable, "-m", "surefoot.tune.worker", *(["fork"] if forks else [])]
         self._forks, self._printed = forks, printed
         self._worker: subprocess.Popen[str] | None = None
+        self._asked = 0
 
     def attempt(self, request: Request, *, limit: float | None = None) -> Answer:
         """limit: seconds after which the trial is killed."""
@@ -89,13 +91,12 @@ class Workshop:
         if timer:
             timer.start()
         try:
-            said = self._ask(worker, request)
+            said = self._ask(worker, request)  # None from a process that ended
         finally:
             if timer:
                 timer.cancel()
-        whole_line = said.endswith("\n")
-        answer: dict[str, Any] = json.loads(said) if whole_line else {"ended": worker.wait()}
-        if not whole_line or late.is_set() or not self._forks:
+        answer: dict[str, Any] = {"ended": worker.wait()} if said is None else said
+        if said is None or late.is_set() or not self._forks:
             self.end()
         whole = time.monotonic() - started
         if late.is_set() and "ended" in answer:
@@ -103,7 +104,7 @@ class Workshop:
         if "ended" in answer:
             return Answer(None, self._ending(answer["ended"]), whole)
         if "error" in answer:
-            return Answer(None, answer["error"], whole)
+            return Answer(None, veiled(answer["error"]), whole)
         return Answer(_TRIAL.validate_python(answer["trial"]), "", whole)
 
     def _start(self) -> subprocess.Popen[str]:
@@ -118,21 +119,28 @@ class Workshop:
         )
         return self._worker
 
-    def _ask(self, worker: subprocess.Popen[str], request: Request) -> str:
-        """The answer's line; empty, or a piece of one, from a process that ended."""
+    def _ask(self, worker: subprocess.Popen[str], request: Request) -> dict[str, Any] | None:
+        """None where the process ended without an answer. What else it said about an earlier request is passed over."""
         assert worker.stdin is not None
         assert worker.stdout is not None
+        self._asked += 1
         with suppress(BrokenPipeError):
-            worker.stdin.write(json.dumps(asdict(request)) + "\n")
+            worker.stdin.write(json.dumps({"number": self._asked, **asdict(request)}) + "\n")
             worker.stdin.flush()
-        return worker.stdout.readline()
+        while (line := worker.stdout.readline()).endswith(
+            "\n"
+        ):  # a piece of a line is the last word of what was killed
+            answer = json.loads(line)
+            if answer["number"] == self._asked:
+                return answer
+        return None
 
     def _ending(self, code: int) -> str:
         if code in _OUT_OF_MEMORY:
             return "killed, as the system does to what takes too much memory"
         self._printed.seek(max(0, self._printed.seek(0, os.SEEK_END) - _TAIL))
         last = self._printed.read().decode("utf-8", "replace").strip().splitlines() or ["no word"]
-        return f"broke off with exit code {code}: {last[-1]}"
+        return f"broke off with exit code {code}: {veiled(last[-1])}"
 
     def end(self) -> None:
         """Whatever it is at."""

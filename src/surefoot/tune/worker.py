@@ -1,10 +1,11 @@
 """`python -m surefoot.tune.worker [fork]`: trials, each in a process of its own, so that its peak of memory is its own.
 
-stdin: a line of JSON for each trial, {"config": plain values, "steps": …, "rounds": …, "rival": …, "clock": …}. stdout:
-a line of JSON for each, {"trial": …}, {"error": sentence}, or {"ended": exit code} of a process that said nothing;
-whatever libraries print goes to stderr. With `fork` the libraries, most of what a short trial costs, are imported once,
-and every trial is a copy of this process. Without, there is one trial, in this process: where a GPU is used that must
-not have been touched before a fork.
+stdin: a line of JSON for each trial, {"number": …, "config": plain values, "steps": …, "rounds": …, "rival": …,
+"clock": …}. stdout: a line of JSON for each, with its number, {"trial": …}, {"error": sentence}, or {"ended": exit
+code}; a process that is killed between its answer and its end leaves both. Whatever libraries print goes to stderr.
+With `fork` the libraries, most of what a short trial costs, are imported once, and every trial is a copy of this
+process. Without, there is one trial, in this process: where a GPU is used that must not have been touched before a
+fork.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ def main() -> None:
     os.dup2(2, 1)
     with os.fdopen(answers, "w", encoding="utf-8") as out:
         for line in sys.stdin:
+            asked = json.loads(line)
             if "fork" not in sys.argv[1:]:
-                _answer(json.loads(line), out)
+                _answer(asked, out)
                 return
-            if code := _in_a_copy(json.loads(line), out):
-                _say({"ended": code}, out)
+            if code := _in_a_copy(asked, out):
+                _say(asked, {"ended": code}, out)
 
 
 def _in_a_copy(asked: dict[str, Any], out: TextIO) -> int:
@@ -42,7 +44,7 @@ def _in_a_copy(asked: dict[str, Any], out: TextIO) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
     hardware.end_with(here)
     _answer(asked, out)
-    sys.exit()
+    os._exit(0)  # what libraries do at the end, and how that ends, is nobody's answer
 
 
 def _answer(asked: dict[str, Any], out: TextIO) -> None:
@@ -55,13 +57,13 @@ def _answer(asked: dict[str, Any], out: TextIO) -> None:
             rival=Rival(tuple(rival["seconds"]), rival["margin"]) if rival else None,
             clock=asked["clock"],
         )
-        _say({"trial": asdict(trial)}, out)
+        _say(asked, {"trial": asdict(trial)}, out)
     except SurefootError as error:
-        _say({"error": str(error.faults[0]) if error.faults else str(error)}, out)
+        _say(asked, {"error": str(error.faults[0]) if error.faults else str(error)}, out)
 
 
-def _say(answer: dict[str, Any], out: TextIO) -> None:
-    out.write(json.dumps(answer) + "\n")
+def _say(asked: dict[str, Any], answer: dict[str, Any], out: TextIO) -> None:
+    out.write(json.dumps({"number": asked["number"], **answer}) + "\n")
     out.flush()
 
 
