@@ -15,6 +15,7 @@ from surefoot.report.results import ALL
 from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
+from surefoot.stages.phases import START
 from surefoot.stages.records import ENVIRONMENT
 from surefoot.stages.run_folder import CONFIG, PLAN, saved_identity, with_defaults
 from surefoot.training.checkpoint import list_checkpoints
@@ -35,7 +36,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
         names=_names(a, b),
         config=tuple(config_differences(a, b)),
         plan=tuple(diff_plans(*plans)),
-        environment=tuple(diff_values(*(_optional(folder / ENVIRONMENT) for folder in (a, b)))),
+        environment=tuple(diff_values(*(_environment(folder) for folder in (a, b)))),
         data=tuple(diff_values(_inputs(a), _inputs(b))),
         results=side_by_side(_figures(a, rows[0]), _figures(b, rows[1])),
         curves={key: shared_curve(*rows, key) for key in ("loss", "eval_loss")},
@@ -60,6 +61,14 @@ def logged_rows(run: Path) -> list[Row]:
 
 def _figures(run: Path, rows: list[Row]) -> dict[str, Any]:
     return _optional(run / ALL) | ({"peak_memory": rows[-1].get("peak_memory")} if rows else {})
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    """What the run ran on and with; how long the start took differs from run to run."""
+    found = _optional(run / ENVIRONMENT)
+    if "ranks" in found:
+        found["ranks"] = [{key: value for key, value in rank.items() if key != START} for rank in found["ranks"]]
+    return found
 
 
 def _optional(path: Path) -> dict[str, Any]:

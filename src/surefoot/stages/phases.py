@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 
+START = "start_seconds"  # the key of environment.json, for each rank
 _SHOWN = 0.05  # seconds; less is not worth a word
 
 

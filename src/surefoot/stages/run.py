@@ -32,7 +32,7 @@ from surefoot.stages.custom import NOTHING, Custom
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
-from surefoot.stages.phases import Phases
+from surefoot.stages.phases import START, Phases
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
@@ -132,7 +132,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
     check_several(config, session.ranks)
     hand_over(session, run)
     run, setup, verified = make_ready(run, session, asked.custom, console, phases)
-    shares = session.gather("share", {**setup.share, "start_seconds": phases.to_json()})
+    shares = session.gather("share", {**setup.share, START: phases.to_json()})
     with occupy(run.found) as rejected:
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
