@@ -155,8 +155,8 @@ def test_golden(decide, model, tokenizer, machine, request_, expected):
 
 @pytest.mark.parametrize(("packing", "more"), [("on", True), ("off", False)])
 def test_the_forecast_knows_the_form_of_packed_rows(decide, packing, more):
-    """Which stores probabilities; in padded rows, the twin, nothing depends on it."""
-    request = {"data": DATA | {"packing": packing}}
+    """sdpa joins the outputs of short documents; in padded rows, the twin, nothing depends on it."""
+    request = {"data": DATA | {"packing": packing, "max_length": 256}}
     found = []
     for form in ("matmul", "sdpa"):
         trials = tuple(AttentionTrial(one, 1.0 if one == form else 2.0, "") for one in ("matmul", "sdpa", "padded"))
@@ -166,7 +166,7 @@ def test_the_forecast_knows_the_form_of_packed_rows(decide, packing, more):
         ("matmul", "sdpa") if more else ("plain", "plain")
     )
     assert matmul.batch.micro.value == sdpa.batch.micro.value
-    assert (matmul.memory.activations > 1.1 * sdpa.memory.activations) == more
+    assert (sdpa.memory.activations > 1.02 * matmul.memory.activations) == more
     assert more or matmul.memory == sdpa.memory
 
 
