@@ -135,7 +135,13 @@ class DeepSpeedEngine:
     def weights(self) -> Mapping[str, torch.Tensor]:
         if self._stage < 3:
             return self.parameters
-        return {name: one.ds_tensor for name, one in self.parameters.items()}  # pyright: ignore[reportAttributeAccessIssue]
+        return {name: self._own_part(one) for name, one in self.parameters.items()}
+
+    def _own_part(self, parameter: Any) -> torch.Tensor:
+        """What this rank holds of a parameter that is cut. Shares are of one size; what the last have beyond the
+        parameter's end is memory that nobody wrote."""
+        share = parameter.ds_tensor.flatten()
+        return share[: max(0, parameter.ds_numel - self.rank * len(share))]
 
     def moments(self) -> Mapping[str, torch.Tensor]:
         return {
