@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.kernels.shapes import even_rows, even_tokens, operand_type
+from surefoot.kernels.shapes import even_rows, even_tokens
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
@@ -31,10 +31,3 @@ def test_tokens_by_hand(tokens, even):
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float32, "cpu"), (torch.float64, "cpu"), (BF16, "cuda")])
 def test_others_are_left_as_they_are(dtype, device):
     assert even_rows(1001, dtype, torch.device(device)) == even_tokens(1001, dtype, torch.device(device)) == 1001
-
-
-def test_what_autocast_computes_in():
-    with torch.autocast("cpu", BF16):
-        assert operand_type(torch.float32, CPU) == BF16
-        assert operand_type(torch.float64, CPU) == torch.float64
-    assert operand_type(torch.float32, CPU) == torch.float32

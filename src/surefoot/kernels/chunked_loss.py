@@ -28,7 +28,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from surefoot.kernels.shapes import operand_type
+from surefoot.kernels.types import operand_type, wide_type
 
 _HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest number
 
@@ -73,7 +73,7 @@ def plain_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
     """The same by torch's own parts, all logits at once: [N], differentiable in everything."""
     logits = F.linear(hidden, head.weight, head.bias)
     with torch.autocast(hidden.device.type, enabled=False):
-        return F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="none")
+        return F.cross_entropy(logits.to(wide_type(logits.dtype)), targets, reduction="none")
 
 
 def _losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor, *, summed: bool) -> torch.Tensor:
@@ -100,10 +100,10 @@ class _Chunked(torch.autograd.Function):
         w, b = _cast(weight, bias, dtype)
         # Without gradients torch still calls an input that could have one in need of it.
         needs_hidden, needs_weight, needs_bias = (one and differentiable for one in ctx.needs_input_grad[:3])
-        losses = torch.empty(len(x), dtype=_wide(dtype), device=x.device)
+        losses = torch.empty(len(x), dtype=wide_type(dtype), device=x.device)
         d_hidden = torch.empty_like(x) if needs_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=_wide(dtype)) if needs_weight else None
-        d_bias = torch.zeros_like(bias, dtype=_wide(dtype)) if needs_bias and bias is not None else None
+        d_weight = torch.zeros_like(weight, dtype=wide_type(dtype)) if needs_weight else None
+        d_bias = torch.zeros_like(bias, dtype=wide_type(dtype)) if needs_bias and bias is not None else None
         wanted = needs_hidden or needs_weight or needs_bias
         lift = _lift(2 * _largest(w)) if wanted and dtype == torch.float16 else None
         with torch.autocast(x.device.type, enabled=False):
@@ -175,10 +175,6 @@ def _lift(bound: torch.Tensor) -> torch.Tensor:
 def _largest(tensor: torch.Tensor) -> torch.Tensor:
     """Magnitude, fp32."""
     return torch.linalg.vector_norm(tensor, torch.inf, dtype=torch.float32)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _cast(

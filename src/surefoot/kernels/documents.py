@@ -27,6 +27,7 @@ import torch
 from torch.nn import functional as F
 
 from surefoot.kernels.shapes import even_tokens
+from surefoot.kernels.types import wide_type
 
 # Of a document's products half are masked and computed in vain. Measured on a CPU in bf16, docs/evidence/packing.md.
 SHORT = 384
@@ -57,7 +58,7 @@ def documents_of(lengths: Sequence[int], device: torch.device) -> Documents:
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
     """The reference: every step stored, softmax in fp32 or wider."""
     k, v = (_repeated(tensor[0], q.shape[1])[None] for tensor in (k, v))
-    wide = _wide(q.dtype)
+    wide = wide_type(q.dtype)
     found = []
     for begin, end in _spans(documents.lengths):
         logits = (q[:, :, begin:end].to(wide) @ k[:, :, begin:end].to(wide).transpose(2, 3)) * scale
@@ -137,7 +138,7 @@ class _Products(torch.autograd.Function):
     ) -> torch.Tensor:
         q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v))  # the kernel takes it for 1
         output = _like_rows(q)
-        sums = q.new_empty(q.shape[:2], dtype=_wide(q.dtype))
+        sums = q.new_empty(q.shape[:2], dtype=wide_type(q.dtype))
         with torch.autocast(q.device.type, enabled=False):
             for begin, end in _spans(lengths):
                 keys, values = (_repeated(tensor[:, begin:end], len(q)) for tensor in (k, v))
@@ -170,7 +171,7 @@ class _Products(torch.autograd.Function):
 
 def _probabilities(queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Tensor:
     """[H, L, L] in the type of the queries, from logits that are not rounded to it. sums: [H, up to L]."""
-    wide = _wide(queries.dtype)
+    wide = wide_type(queries.dtype)
     shift = F.pad(sums, (0, queries.shape[1] - sums.shape[1])).neg_().unsqueeze(2)
     with _products_of(queries.dtype):
         logits = torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2))
@@ -215,10 +216,6 @@ def _write(place: torch.Tensor, product: torch.Tensor, scale: float) -> None:
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """[K, N, D] -> [heads, N, D]."""
     return tensor if len(tensor) == heads else tensor.repeat_interleave(heads // len(tensor), dim=0)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _like_rows(tensor: torch.Tensor) -> torch.Tensor:

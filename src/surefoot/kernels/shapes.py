@@ -28,13 +28,6 @@ def even_tokens(tokens: int, dtype: torch.dtype, device: torch.device) -> int:
     return _up(tokens, _TOKENS) if _counts(dtype, device) else tokens
 
 
-def operand_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What a product's operand of this type is computed in here: autocast leaves fp64 as it is."""
-    if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
-        return torch.get_autocast_dtype(device.type)
-    return dtype
-
-
 def _counts(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype.itemsize == 2
 

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.kernels.shapes import even_rows, operand_type
+from surefoot.kernels.shapes import even_rows
+from surefoot.kernels.types import operand_type
 from surefoot.models.checkpointing import computed_once, recomputes
 from surefoot.models.dropout import highest_dropout
 from surefoot.models.fast import FastPath, Undo
