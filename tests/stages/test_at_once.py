@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from layouts import run_config
+from sky import write_sky
 from surefoot.errors import EnvironmentFault
 from surefoot.models import documents, fast_adapters
 from surefoot.report.console import Console
@@ -24,8 +25,7 @@ TOGETHER = 2  # passes: plain and with everything
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 17)]
-    (folder / "rows.json").write_text(json.dumps(rows))
+    write_sky(folder, 16)
     tiny_llama(folder / "base", hidden=64)
     return folder
 

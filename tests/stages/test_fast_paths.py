@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from layouts import run_config
+from sky import write_sky
 from surefoot.errors import EnvironmentFault
 from surefoot.models import fast_adapters
 from surefoot.planning.plan import KernelsPlan
@@ -31,8 +32,7 @@ PREFERENCES = [{"prompt": f"Say {n}.", "chosen": "sky " * n, "rejected": "sea"} 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 9)]
-    (folder / "rows.json").write_text(json.dumps(rows))
+    write_sky(folder, 8)
     (folder / "pairs.json").write_text(json.dumps(PREFERENCES))
     tiny_llama(folder / "base")
     return folder

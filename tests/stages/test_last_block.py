@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from layouts import run_config
+from sky import sky_rows
 from surefoot.models import last_block
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console
@@ -24,7 +25,7 @@ SAME = 1e-4  # losses of four steps in fp32: rounding, which the optimizer carri
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 9)]
+    rows = sky_rows(8)
     for name, records in {"sft": rows, "dpo": PAIRS, "reward": PAIRS, "kto": LABELLED}.items():
         (folder / f"{name}.json").write_text(json.dumps(records))
     tiny_llama(folder / "base")

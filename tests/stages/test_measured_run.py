@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from layouts import run_config
+from sky import write_sky
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
 from surefoot.stages import planned
@@ -23,8 +24,7 @@ STEPS = 3
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 23)]
-    (folder / "rows.json").write_text(json.dumps(rows))
+    write_sky(folder, 22)
     tiny_llama(folder / "base", hidden=NARROW)
     return folder
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import io
-import json
 
 import pytest
 import torch
 
 from layouts import run_config
 from plans import adapter_plan, precision_plan, run_plan
+from sky import write_sky
 from surefoot.errors import EnvironmentFault
 from surefoot.report.console import Console
 from surefoot.stages import run as stage
@@ -74,8 +74,7 @@ def test_advice_is_what_this_run_can_still_do():
 
 @pytest.fixture
 def config(tmp_path):
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 9)]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    write_sky(tmp_path, 8)
     return run_config(
         model=str(tiny_llama(tmp_path / "base")),
         data={"train": str(tmp_path / "rows.json")},

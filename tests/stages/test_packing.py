@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from layouts import run_config
+from sky import write_sky
 from surefoot.errors import EnvironmentFault, InputError
 from surefoot.kernels import documents as kernels
 from surefoot.models import documents
@@ -34,8 +35,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 23)]
-    (folder / "rows.json").write_text(json.dumps(rows))
+    write_sky(folder, 22)
     (folder / "texts.json").write_text(json.dumps([{"text": "the heron sees the sky " * n} for n in range(1, 13)]))
     tiny_llama(folder / "base", hidden=64)
     return folder

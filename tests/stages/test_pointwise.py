@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from layouts import run_config
+from sky import write_sky
 from surefoot.errors import EnvironmentFault
 from surefoot.kernels import pointwise
 from surefoot.planning.measurements import PointwiseTrial
@@ -27,8 +28,7 @@ FASTER = (PointwiseTrial("norm", 0.02, 0.01, ""), PointwiseTrial("rotary", 0.02,
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 9)]
-    (folder / "rows.json").write_text(json.dumps(rows))
+    write_sky(folder, 8)
     tiny_llama(folder / "base")
     tiny_llama(folder / "wide", hidden=NARROW)
     return folder

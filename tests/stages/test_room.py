@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from layouts import run_config
+from sky import write_sky
 from surefoot import hardware
 from surefoot.hardware import GIB
 from surefoot.objectives import sft
@@ -26,8 +27,7 @@ SIZE = 16
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * (n + 8)} for n in range(1, 40)]
-    (folder / "rows.json").write_text(json.dumps(rows))
+    write_sky(folder, 39, more=8)
     tiny_llama(folder / "base", hidden=32)
     return folder
 

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from layouts import run_config
+from sky import write_sky
 from surefoot.errors import EnvironmentFault, InputError
 from surefoot.models.neftune import embedding_noise
 from surefoot.models.quantised import is_quantised
@@ -47,8 +48,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
-    rows = [{"instruction": f"Say {n}.", "input": "", "output": "sky " * n} for n in range(1, 13)]
-    (folder / "rows.json").write_text(json.dumps(rows))
+    write_sky(folder, 12)
     tiny_llama(folder / "base", hidden=64)
     return folder
 
