@@ -77,7 +77,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """In this process: the forecast of the plan, the peak, and what the parts of the forecast are."""
     import torch
 
-    from surefoot import hardware
+    from surefoot import hardware, process
     from surefoot.config.load import load_config
     from surefoot.data.batch import Batch
     from surefoot.objectives.sft import sft_loss
@@ -103,7 +103,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     config = load_config(path).config
     plan = make_plan(config, measure=False)
     tokenizer = planned_tokenizer(base, plan.tokenizer)
-    hardware.bound_product_caches("cpu")
+    process.bound_product_caches("cpu")
     torch.ones(8, 8).bfloat16() @ torch.ones(8, 8).bfloat16()  # the libraries' own buffers
     before, code = _status("VmRSS"), _status("RssFile")
     setup = set_up(config, plan, base, tokenizer, None)

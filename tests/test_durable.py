@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -191,42 +190,6 @@ def test_sha256_file(tmp_path, monkeypatch):
     data = bytes(range(256)) * 3
     (tmp_path / "a").write_bytes(data)
     assert durable.sha256_file(tmp_path / "a") == hashlib.sha256(data).hexdigest()
-
-
-def test_only_one_holds_a_folder_and_it_leaves_nothing(tmp_path):
-    folder = tmp_path / "new"
-    with durable.locked(folder):
-        holder = f"{folder}: is in use by process {os.getpid()} on "
-        with pytest.raises(EnvironmentFault, match=re.escape(holder)), durable.locked(folder):
-            pass
-        assert files_under(folder) == [".lock"]
-    assert files_under(folder) == []
-    with durable.locked(folder):
-        pass
-
-
-def test_a_lock_file_that_its_holder_removed_keeps_nobody_out(tmp_path, monkeypatch):
-    """Between opening and locking the file another process ends: the lock must be taken on the file that is there."""
-    flock, first = durable._flock, []
-
-    def removed_first(handle, path):
-        if not first:
-            first.append(handle)
-            path.unlink()
-        flock(handle, path)
-
-    monkeypatch.setattr(durable, "_flock", removed_first)
-    with durable.locked(tmp_path), pytest.raises(EnvironmentFault), durable.locked(tmp_path):
-        pass
-
-
-def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable.fcntl, "flock", fail(errno.ENOSYS))
-    with durable.locked(tmp_path):
-        pass
-    monkeypatch.setattr(durable.fcntl, "flock", fail(errno.EIO))
-    with pytest.raises(EnvironmentFault), durable.locked(tmp_path):
-        pass
 
 
 def test_only_what_killed_writes_left_is_cleared(tmp_path):

@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import os
 import platform
 import socket
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from surefoot import hardware
 from surefoot.errors import InputError
-from surefoot.hardware import ENVIRONMENT_NAMES, GIB, describe, detect, preset, read_environment, versions
+from surefoot.hardware import GIB, describe, detect, preset, versions
 
 
 def test_presets_are_described_and_not_present():
@@ -70,15 +69,6 @@ class TestContainerLimit:
         assert hardware._host_memory() == (10 * 2**20, 10 * 2**20)
 
 
-def test_only_names_that_matter_are_read(monkeypatch):
-    monkeypatch.setenv("SDPA_BACKEND", "flash")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    seen = read_environment()
-    assert seen["SDPA_BACKEND"] == "flash"
-    assert set(seen) <= set(ENVIRONMENT_NAMES)
-    assert not [name for name in ENVIRONMENT_NAMES if "TOKEN" in name or "KEY" in name or "DIR" in name]
-
-
 def test_versions_come_without_imports():
     found = versions()
     assert found["python"] == platform.python_version()
@@ -95,24 +85,3 @@ def test_the_description_names_neither_host_nor_user_nor_folder(monkeypatch):
     assert found["cpu"]
     private = [socket.gethostname(), str(Path.home()), str(Path.cwd()), "hf_secret", f"/{getpass.getuser()}"]
     assert not [word for word in private if word in text]
-
-
-@pytest.mark.parametrize(
-    ("told", "parent"),
-    [
-        ({hardware.LAUNCHER: "77"}, 77),
-        ({"TORCHELASTIC_RUN_ID": "none"}, os.getppid()),  # torchrun's ranks are its children
-        ({hardware.LAUNCHER: "77", "TORCHELASTIC_RUN_ID": "none"}, 77),
-        ({}, None),  # started by hand: whoever did may leave
-    ],
-    ids=["surefoot", "torchrun", "surefoot under torchrun", "by hand"],
-)
-def test_a_rank_knows_the_launcher_that_it_ends_with(monkeypatch, told, parent):
-    rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    for name in (hardware.LAUNCHER, "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {**rank, **told}.items():
-        monkeypatch.setenv(name, value)
-    launch = hardware.find_launch()
-    assert launch is not None
-    assert launch.parent == parent

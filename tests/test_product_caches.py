@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from surefoot import hardware
+from surefoot import process
 
 NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 SHAPES = 600  # more than the bound, and fewer than the 1,024 that are kept without
@@ -17,18 +17,18 @@ GROWTH = """
 import sys
 from pathlib import Path
 import torch
-from surefoot import hardware
+from surefoot import process
 
 def resident():
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
 torch.set_num_threads(1)
 if sys.argv[1] == "bounded":
-    hardware.bound_product_caches("cpu")
+    process.bound_product_caches("cpu")
 weight = torch.randn(64, 64).bfloat16()
 torch.nn.functional.linear(torch.ones(8, 64).bfloat16(), weight)
 if sys.argv[1] == "late":
-    hardware.bound_product_caches("cpu")
+    process.bound_product_caches("cpu")
 before = resident()
 for rows in range(16, 16 + SHAPES):
     torch.nn.functional.linear(torch.ones(rows, 64).bfloat16(), weight)
@@ -61,7 +61,7 @@ def unset(monkeypatch):
 @pytest.mark.usefixtures("unset")
 def test_what_the_environment_says_stands(monkeypatch):
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
-    hardware.bound_product_caches("cpu")
+    process.bound_product_caches("cpu")
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256"
 
@@ -69,11 +69,11 @@ def test_what_the_environment_says_stands(monkeypatch):
 @pytest.mark.usefixtures("unset")
 def test_the_older_name_counts_as_said(monkeypatch):
     monkeypatch.setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "7")
-    hardware.bound_product_caches("cpu")
+    process.bound_product_caches("cpu")
     assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
 
 
 @pytest.mark.usefixtures("unset")
 def test_other_devices_are_left_alone():
-    hardware.bound_product_caches("cuda")
+    process.bound_product_caches("cuda")
     assert not any(name in os.environ for name in NAMES)

@@ -26,12 +26,10 @@ from surefoot import disk
 from surefoot.errors import EnvironmentFault, Fault
 
 if sys.platform != "win32":
-    import fcntl
+    pass
 
 LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)  # what `_hidden_beside` makes
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # file systems that keep none
-_HOLDER = re.compile(rb"process ([0-9]{1,9}) on (.+)", re.DOTALL)  # what a lock file says
 _REPLACED = ".replaced-"
 _CHUNK = 1 << 20  # bytes per read when hashing
 _unfinished: set[Path] = set()  # hidden files and folders that this process is filling
@@ -217,79 +215,6 @@ def require_writable(folder: Path) -> None:
     with faults_named(folder):
         disk.make_folder(probe)
         disk.remove_folder(probe)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Be the only process that works in `folder` (made if missing) while the block runs.
-
-    The kernel holds the lock and drops it with the process, however that ends. Raises EnvironmentFault that names the
-    holder. Windows, and file systems that keep no locks, do without.
-    """
-    path = Path(folder) / LOCK
-    with faults_named(Path(folder)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if sys.platform == "win32":
-            handle = None
-        else:
-            handle = _lock(path)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            with suppress(OSError):
-                disk.unlink(path)  # before the lock is dropped: afterwards the file may be another's
-            os.close(handle)
-
-
-def is_in_use(folder: Path) -> bool:
-    """Whether a process holds `locked(folder)`, by the name in its lock file: to try the lock would keep out a run that
-    starts in that moment. A process on another machine counts for as long as its file stands."""
-    path = Path(folder) / LOCK
-    try:
-        holder = _HOLDER.fullmatch(path.read_bytes()[:200]) if path.is_file() and not path.is_symlink() else None
-    except OSError:
-        return False
-    if holder is None:
-        return False
-    if sys.platform == "win32" or holder[2].decode("utf-8", "replace") != os.uname().nodename:
-        return True
-    try:
-        os.kill(int(holder[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is there, and another user's
-        return True
-    return True
-
-
-def _lock(path: Path) -> int:
-    """The open lock file, locked and with the name of this process in it."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            _flock(handle, path)
-            current = path.exists() and os.path.samestat(os.fstat(handle), path.stat())
-            if current:
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()} on {os.uname().nodename}".encode())
-                return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)  # its holder removed it in between: this one would keep nobody out
-
-
-def _flock(handle: int, path: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(handle, 200).decode("utf-8", "replace").strip() or "another process"
-        fault = Fault(str(path.parent), f"is in use by {holder}", "wait for it to end, or choose another folder")
-        raise EnvironmentFault(fault) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
 
 
 def sha256_file(path: Path) -> str:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from runfolders import log_more, log_rows, train_row, write_run
-from surefoot import durable
+from surefoot import durable, folder_lock
 from surefoot.board import listing
 from surefoot.board.listing import Overview, list_runs
 
@@ -40,7 +40,8 @@ def test_status_step_and_numbers(root):
 
 def test_a_run_at_work_is_running_until_its_process_ends(root):
     code = (
-        "import sys; from surefoot import durable\nwith durable.locked(sys.argv[1]): print('held', flush=True); input()"
+        "import sys; from surefoot.folder_lock import locked\n"
+        "with locked(sys.argv[1]): print('held', flush=True); input()"
     )
     command = [sys.executable, "-c", code, str(root / "killed")]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -55,9 +56,9 @@ def test_a_run_at_work_is_running_until_its_process_ends(root):
 
 
 def test_looking_takes_no_lock(root):
-    with durable.locked(root / "killed"):
-        assert durable.is_in_use(root / "killed")
-    assert not durable.is_in_use(root / "killed")
+    with folder_lock.locked(root / "killed"):
+        assert folder_lock.is_in_use(root / "killed")
+    assert not folder_lock.is_in_use(root / "killed")
     Overview(root).glances()
     assert not (root / "killed" / durable.LOCK).exists()
 

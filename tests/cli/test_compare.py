@@ -25,7 +25,7 @@ from surefoot.report.comparison import (
     verdict_lines,
 )
 from surefoot.report.verify_table import MOST_SHOWN
-from surefoot.training.checkpoint import sealed
+from surefoot.training.manifest import sealed
 from tiny import tiny_llama
 
 RECORDS = [

@@ -95,7 +95,7 @@ def test_twin_a_wider_pattern_would_be_noticed(hub: HubStub, run: Path, monkeypa
 def check(folder: Path, prefix: str = "") -> list[object]:
     from dataclasses import replace
 
-    from surefoot.training.checkpoint import check_files
+    from surefoot.training.manifest import check_files
 
     return [replace(one, name=prefix + one.name) for one in check_files(folder)]
 

@@ -63,7 +63,8 @@ def train(server, base, tmp_path, output):
 
 def test_a_folder_in_use_is_refused_until_its_process_ends(train, output):
     code = (
-        "import sys; from surefoot import durable\nwith durable.locked(sys.argv[1]): print('held', flush=True); input()"
+        "import sys; from surefoot.folder_lock import locked\n"
+        "with locked(sys.argv[1]): print('held', flush=True); input()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

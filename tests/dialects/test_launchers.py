@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.dialects import launchers
 from surefoot.dialects.launch import Options, read_command
 from surefoot.dialects.llamafactory import tool
@@ -129,12 +129,12 @@ def test_flags_of_the_launcher_say_the_engine_too():
 
 def test_what_tools_read_from_the_environment_is_handed_to_them():
     counted = {"NNODES", "NPROC_PER_NODE", "MIN_NNODES", "MAX_NNODES", "ALLOW_EXTRA_ARGS", *tool._REFUSED_SWITCHES}
-    assert counted <= set(hardware.LAUNCH_NAMES)
-    assert {"WORLD_SIZE", "WANDB_PROJECT", "ACCELERATE_MIXED_PRECISION"} <= set(hardware.LAUNCH_NAMES)
+    assert counted <= set(process.LAUNCH_NAMES)
+    assert {"WORLD_SIZE", "WANDB_PROJECT", "ACCELERATE_MIXED_PRECISION"} <= set(process.LAUNCH_NAMES)
 
 
 def test_only_names_that_matter_leave_the_environment(monkeypatch):
     monkeypatch.setenv("NNODES", "2")
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
-    assert hardware.launch_environment()["NNODES"] == "2"
-    assert "HF_TOKEN" not in hardware.launch_environment()
+    assert process.launch_environment()["NNODES"] == "2"
+    assert "HF_TOKEN" not in process.launch_environment()

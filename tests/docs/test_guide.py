@@ -11,7 +11,7 @@ import yaml
 from forkserver import ForkServer
 from layouts import LLAMA31_8B, llama3_tokenizer, run_config
 from pages import CONFIGURATION, GUIDE, names, table
-from surefoot import hardware
+from surefoot import hardware, process
 from surefoot.config.resume_policy import POLICIES
 from surefoot.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 from surefoot.planning.environment import VARIABLES
@@ -69,7 +69,7 @@ def test_the_choices_are_those_of_a_plan(tmp_path):
 def test_the_environment_table_has_every_variable_and_its_verdict():
     said = {name: row[1] for row in table(GUIDE, "variable", "verdict", "effect") for name in names(row[0])}
     assert said == {name: variable.verdict for name, variable in VARIABLES.items()}
-    assert set(said) == set(hardware.ENVIRONMENT_NAMES)
+    assert set(said) == set(process.ENVIRONMENT_NAMES)
 
 
 def test_the_log_fields_are_those_of_a_log(finished):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from surefoot.config.load import check_config
-from surefoot.hardware import TerminalWishes
+from surefoot.process import TerminalWishes
 from surefoot.report.console import open_console
 from surefoot.stages.custom import NOTHING
 from surefoot.stages.job import make_schedule

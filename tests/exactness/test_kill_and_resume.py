@@ -15,8 +15,10 @@ import pytest
 import yaml
 
 from forkserver import ForkServer
+from surefoot import durable
 from surefoot.report.verification import compare_folders
 from surefoot.training.checkpoint import verify_checkpoint
+from surefoot.training.manifest import sealed
 from tiny import tiny_llama
 
 ADAPTERS = ["full", "lora", "dora"]
@@ -175,8 +177,6 @@ def test_two_fresh_runs_are_identical(server, world, uninterrupted):
 @pytest.mark.parametrize("lost", ["optimizer.safetensors", "state.json"])
 def test_twin_a_resume_that_loses_something_is_noticed(server, world, uninterrupted, lost):
     """Put another step's file into a checkpoint (manifest mended, so that it verifies): the end must differ."""
-    import surefoot.training.checkpoint as module
-
     output = world[0] / f"twin-{lost}"
     config = write_config(world, "lora", "fp32", output)
     log = output.with_suffix(".txt")
@@ -186,8 +186,8 @@ def test_twin_a_resume_that_loses_something_is_noticed(server, world, uninterrup
     shutil.copy(older / lost, newer / lost)
     content["files"][lost] = {
         "size": (newer / lost).stat().st_size,
-        "sha256": module.durable.sha256_file(newer / lost),
+        "sha256": durable.sha256_file(newer / lost),
     }
-    module.durable.write_json(newer / "MANIFEST.json", module.sealed(content))
+    durable.write_json(newer / "MANIFEST.json", sealed(content))
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
     assert compare_folders(uninterrupted("lora", "fp32"), output) != []

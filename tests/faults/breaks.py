@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from surefoot import disk, durable
-from surefoot.training import checkpoint, step
+from surefoot import disk, folder_lock
+from surefoot.training import checkpoint, manifest, step
 from surefoot.training.guard import Verdict
 
 BREAKS = {
@@ -36,9 +36,10 @@ def broken(name: str | None) -> Iterator[None]:
             patch.setattr(disk, "sync", lambda path: None)
             patch.setattr(disk, "sync_file", lambda file: None)
         elif name == "hash":
-            patch.setattr(checkpoint, "check_against", partial(checkpoint.check_against, hashed_up_to=0))
+            for module in (manifest, checkpoint):
+                patch.setattr(module, "check_against", partial(manifest.check_against, hashed_up_to=0))
         elif name == "lock":
-            patch.setattr(durable, "_flock", lambda handle, path: None)
+            patch.setattr(folder_lock, "_flock", lambda handle, path: None)
         elif name == "guard":
             patch.setattr(step, "judge", lambda *arguments, **named: Verdict("stepped", None))
         elif name == "order":

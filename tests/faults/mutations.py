@@ -10,7 +10,7 @@ from pathlib import Path
 
 from faults.histories import loaded, save
 from surefoot.durable import json_text
-from surefoot.training.checkpoint import MANIFEST
+from surefoot.training.manifest import MANIFEST
 
 BLOCK = 64  # bytes, at most, that are zeroed or exchanged
 

@@ -19,7 +19,8 @@ from surefoot.report.journal import salvage
 from surefoot.report.observer import RunObserver
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.stages.publish import is_published
-from surefoot.training.checkpoint import check_files, newest_verified
+from surefoot.training.checkpoint import newest_verified
+from surefoot.training.manifest import check_files
 
 TOY_SAVES = ((1, 0), (2, 0), (3, 0), (3, 3), (4, 0), (5, 0))
 

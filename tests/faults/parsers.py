@@ -54,7 +54,8 @@ from surefoot.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.report import journal
-from surefoot.training.checkpoint import STATE, Checkpoint, read_manifest, read_state
+from surefoot.training.checkpoint import STATE, Checkpoint, read_state
+from surefoot.training.manifest import read_manifest
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import Best, RunState
 

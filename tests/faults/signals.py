@@ -12,7 +12,8 @@ from typing import Any
 
 from faults.stages import STEPS, Runs
 from surefoot.report.verification import compare_folders
-from surefoot.training.checkpoint import MANIFEST, list_checkpoints, newest_verified
+from surefoot.training.checkpoint import list_checkpoints, newest_verified
+from surefoot.training.manifest import MANIFEST
 
 KILLED, STOPPED = -9, 75
 GRACE = 30.0  # seconds that a run has to save what it has, as preempting machines give it

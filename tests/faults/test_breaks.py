@@ -11,7 +11,7 @@ from faults.mutations import mutate_once
 from faults.outages import fail_everywhere, toy_outage
 from faults.poison import poison_once
 from faults.trials import many
-from surefoot import durable
+from surefoot import folder_lock
 from surefoot.errors import EnvironmentFault
 
 TRIALS = 20
@@ -20,13 +20,13 @@ SEED = 0  # the same trials in each build and at any time: whether a build is no
 
 def lock_once(draw: random.Random, folder) -> str:
     """A second one in the same folder is refused, and gets in after the first."""
-    with durable.locked(folder):
+    with folder_lock.locked(folder):
         try:
-            with durable.locked(folder):
+            with folder_lock.locked(folder):
                 return "two are at work in one folder"
         except EnvironmentFault:
             pass
-    with durable.locked(folder):
+    with folder_lock.locked(folder):
         return ""
 
 

@@ -13,7 +13,8 @@ from faults.test_power_loss import write_config
 from faults.trials import many
 from surefoot.cli.main import main
 from surefoot.stages.publish import is_published
-from surefoot.training.checkpoint import MANIFEST, check_files, verify_checkpoint
+from surefoot.training.checkpoint import verify_checkpoint
+from surefoot.training.manifest import MANIFEST, check_files
 
 SHORT, LONG, LAST = 3, 60, 6
 

@@ -13,13 +13,13 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from surefoot.hardware import TerminalWishes
+from surefoot.process import TerminalWishes
 from surefoot.report.console import Console, as_plain_text, clean, open_console
 
 NOTHING_WISHED = TerminalWishes(no_color=False, force_color=False, dumb=False)
 PROGRAM = """
 import sys
-from surefoot.hardware import terminal_wishes
+from surefoot.process import terminal_wishes
 from surefoot.report.console import open_console
 from surefoot.report.progress import Progress
 from surefoot.report.pace import Timing

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.errors import EnvironmentFault
 from surefoot.libraries import is_installed
 from surefoot.report.trackers import adapters, fan_out
@@ -46,7 +46,7 @@ def facts(tmp_path: Path) -> RunFacts:
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in hardware._NO_TELEMETRY.items():
+    for name, value in process._NO_TELEMETRY.items():
         monkeypatch.setenv(name, value)
 
 
@@ -212,12 +212,12 @@ TRACKIO = """
 import json, os, sys
 from pathlib import Path
 from dataclasses import replace
-from surefoot import hardware
+from surefoot import process
 from surefoot.report.trackers.adapters import make_trackers
 from surefoot.report.trackers.base import RunFacts
 from surefoot.report.trackers.fan_out import Trackers
 
-hardware.refuse_telemetry()
+process.refuse_telemetry()
 rows, config, folder = json.loads(sys.argv[1])
 facts = RunFacts(Path(folder), project="birds", name="heron", offline=True, config=config, step=0, run_id=None)
 ids, names = {}, set()
@@ -416,10 +416,10 @@ def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.M
 
 
 def test_telemetry_of_others_is_refused_unless_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in hardware._NO_TELEMETRY:
+    for name in process._NO_TELEMETRY:
         monkeypatch.delenv(name)
     monkeypatch.setenv("DO_NOT_TRACK", "0")
-    hardware.refuse_telemetry()
+    process.refuse_telemetry()
     assert os.environ["DO_NOT_TRACK"] == "0"
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"

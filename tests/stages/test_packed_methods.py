@@ -67,7 +67,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def train(world, tmp_path, monkeypatch):
     """Keys of the config by name. Returns the run folder."""
-    monkeypatch.setattr(reference_cache.hardware, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(reference_cache.process, "cache_folder", lambda: tmp_path / "cache")
 
     def run(name: str, *, packing="on", resume=False, **changes) -> Path:
         stage = changes.get("stage", "sft")

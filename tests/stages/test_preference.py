@@ -189,7 +189,7 @@ def test_the_plan_counts_a_second_model(train):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setattr(reference_cache.hardware, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(reference_cache.process, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "reference"
 
 

@@ -14,7 +14,7 @@ from surefoot.errors import InputError
 from surefoot.stages import provenance
 from surefoot.stages.identity import base_fingerprint
 from surefoot.stages.open_model import open_for_use
-from surefoot.training.checkpoint import MANIFEST, manifest
+from surefoot.training.manifest import MANIFEST, manifest
 from tiny import tiny_llama
 
 

@@ -18,8 +18,8 @@ from surefoot.stages import replay as replay_module
 from surefoot.stages import sft as sft_module
 from surefoot.stages.replay import replay
 from surefoot.training import loop as loop_module
-from surefoot.training.checkpoint import sealed
 from surefoot.training.failure import read_failure
+from surefoot.training.manifest import sealed
 
 BAD_STEP = 3
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from layouts import run_config
-from surefoot import hardware
+from surefoot import process
 from surefoot.errors import InputError
 from surefoot.families.model_facts import read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
@@ -23,7 +23,7 @@ LONG = [{"instruction": "Say heron often.", "input": "", "output": " ".join(["he
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
     """Prepare LONG for a model of 512 positions; change: what to do to the plan of the tokens before."""
-    monkeypatch.setattr(hardware, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(process, "cache_folder", lambda: tmp_path / "cache")
     base = tiny_llama(tmp_path / "base")
     (tmp_path / "train.json").write_text(json.dumps(LONG))
 

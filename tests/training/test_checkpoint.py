@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 
+from surefoot import durable
 from surefoot.errors import Diverged, EnvironmentFault, IntegrityError
 from surefoot.training import checkpoint as module
 from surefoot.training.checkpoint import (
@@ -22,6 +23,7 @@ from surefoot.training.checkpoint import (
     set_aside_newer,
     verify_checkpoint,
 )
+from surefoot.training.manifest import MANIFEST, sealed
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import Best, RunState
@@ -77,7 +79,7 @@ def test_only_finished_checkpoints_match(tmp_path, engine):
     (tmp_path / ".checkpoint-9.1-0123abcd.tmp").mkdir()
     (tmp_path / "checkpoint-x").mkdir()
     assert [c.step for c in list_checkpoints(tmp_path)] == [1]
-    module.durable.clear_temporary(tmp_path)
+    durable.clear_temporary(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-x"]
 
 
@@ -97,7 +99,7 @@ def test_saving_the_same_step_again_replaces_it(tmp_path, engine):
 
 def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path, engine, monkeypatch):
     save(tmp_path, engine, RunState(step=3))
-    rename, calls = module.durable.os.rename, []
+    rename, calls = durable.os.rename, []
 
     def killed_at_the_second(source, target):
         calls.append(target)
@@ -105,12 +107,12 @@ def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path,
             raise KeyboardInterrupt
         rename(source, target)
 
-    monkeypatch.setattr(module.durable.os, "rename", killed_at_the_second)
+    monkeypatch.setattr(durable.os, "rename", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, engine, RunState(step=3, evaluated=3))
     monkeypatch.undo()
     assert newest_verified(tmp_path) == (None, [])  # looking moves nothing
-    module.durable.restore_replaced(tmp_path)  # as resuming does first
+    durable.restore_replaced(tmp_path)  # as resuming does first
     assert newest_verified(tmp_path)[0].step == 3
 
 
@@ -151,8 +153,8 @@ def test_twin_without_hashes_a_flipped_bit_is_loaded(tmp_path, engine, monkeypat
     data[-1] ^= 1
     path.write_bytes(bytes(data))
     assert verify_checkpoint(folder)
-    expected = json.loads((folder / module.MANIFEST).read_text())["files"]
-    monkeypatch.setattr(module.durable, "sha256_file", lambda p: expected[p.name]["sha256"])
+    expected = json.loads((folder / MANIFEST).read_text())["files"]
+    monkeypatch.setattr(durable, "sha256_file", lambda p: expected[p.name]["sha256"])
     assert verify_checkpoint(folder) == []
 
 
@@ -171,27 +173,27 @@ def test_twin_without_hashes_a_flipped_bit_is_loaded(tmp_path, engine, monkeypat
 )
 def test_a_manifest_that_was_edited_is_found(tmp_path, engine, edit):
     folder = save(tmp_path, engine, RunState(step=1))
-    content = json.loads((folder / module.MANIFEST).read_text())
-    (folder / module.MANIFEST).write_text(module.durable.json_text({**content, **edit}))
+    content = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(durable.json_text({**content, **edit}))
     assert verify_checkpoint(folder)
 
 
 def test_a_manifest_without_a_digest_as_older_versions_wrote_it_is_read(tmp_path, engine):
     folder = save(tmp_path, engine, RunState(step=1))
-    content = json.loads((folder / module.MANIFEST).read_text())
+    content = json.loads((folder / MANIFEST).read_text())
     del content["sha256"]
-    (folder / module.MANIFEST).write_text(json.dumps({**content, "schema": 1}, indent=2))
+    (folder / MANIFEST).write_text(json.dumps({**content, "schema": 1}, indent=2))
     assert verify_checkpoint(folder) == []
-    (folder / module.MANIFEST).write_text(json.dumps(content, indent=2))  # of today, it must have one
+    (folder / MANIFEST).write_text(json.dumps(content, indent=2))  # of today, it must have one
     assert verify_checkpoint(folder)
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/hostname", "a/../../b"])
 def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, engine, name):
     folder = save(tmp_path, engine, RunState(step=1))
-    content = json.loads((folder / module.MANIFEST).read_text())
+    content = json.loads((folder / MANIFEST).read_text())
     content["files"][name] = content["files"]["model.safetensors"]
-    (folder / module.MANIFEST).write_text(module.durable.json_text(module.sealed(content)))
+    (folder / MANIFEST).write_text(durable.json_text(sealed(content)))
     (fault,) = verify_checkpoint(folder)
     assert "outside its folder" in str(fault)
 
@@ -215,7 +217,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_found(tmp_path, engine):
 
 def test_checkpoints_but_none_valid(tmp_path, engine):
     folder = save(tmp_path, engine, RunState(step=1))
-    (folder / module.MANIFEST).unlink()
+    (folder / MANIFEST).unlink()
     with pytest.raises(IntegrityError, match="no checkpoint verifies"):
         newest_verified(tmp_path)
 
@@ -298,8 +300,8 @@ def test_rejected_checkpoints_do_not_displace_good_ones(resumed_from_4, engine):
     aside = set_aside_newer(resumed_from_4, 4)
     assert [path.name for path in aside] == [".rejected-checkpoint-8", ".rejected-checkpoint-6"]
     goes_on_to_5(resumed_from_4, engine)
-    module.durable.clear_temporary(resumed_from_4)
-    assert all((path / module.MANIFEST).is_file() for path in aside)  # still there to be looked at
+    durable.clear_temporary(resumed_from_4)
+    assert all((path / MANIFEST).is_file() for path in aside)  # still there to be looked at
     clear_rejected(resumed_from_4)
     assert sorted(path.name for path in resumed_from_4.iterdir()) == ["checkpoint-4", "checkpoint-5"]
 

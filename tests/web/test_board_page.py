@@ -6,7 +6,7 @@ import pytest
 
 from runfolders import NASTY, log_more, log_rows, train_row, write_run
 from serving import serving
-from surefoot import durable
+from surefoot import folder_lock
 from surefoot.board.streams import follow_run
 from surefoot.board.tail import Tail
 
@@ -54,7 +54,7 @@ def test_the_overview_follows(board, open_page, root):
     row = page.get_by_role("row", name="going")
     assert "Stopped" in row.inner_text()
     page.get_by_role("link", name="going").focus()
-    with durable.locked(root / "going"):
+    with folder_lock.locked(root / "going"):
         row.get_by_text("Running").wait_for(timeout=PATIENCE)
         log_more(root / "going", [train_row(281, 900, 0.5)])
         row.get_by_text("281 / 900").wait_for(timeout=PATIENCE)

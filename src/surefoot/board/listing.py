@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot import durable
+from surefoot import folder_lock
 from surefoot.board.tail import last_records
 from surefoot.report.curves import number
 from surefoot.report.events import EVENTS
@@ -66,7 +66,7 @@ def is_run(folder: Path) -> bool:
 
 
 def status_now(folder: Path, events: Sequence[dict[str, object]]) -> Status:
-    return status_of(events, locked=durable.is_in_use(folder), published=is_plain(folder / MANIFEST))
+    return status_of(events, locked=folder_lock.is_in_use(folder), published=is_plain(folder / MANIFEST))
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Overview:
 
     def _glance(self, run: Run) -> Glance:
         paths = [run.folder / name for name in (LOG, EVENTS, MANIFEST)]
-        signature = (*map(_signature, paths), durable.is_in_use(run.folder))
+        signature = (*map(_signature, paths), folder_lock.is_in_use(run.folder))
         known = self._known.get(run.id)
         if known is None or known[0] != signature:
             known = (signature, _look(run))

@@ -74,7 +74,7 @@ def capture(
 
     import sys
 
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.report.capture_table import layer_table, warning_lines
     from surefoot.report.console import open_console
     from surefoot.stages.capture import capture as run_capture
@@ -93,7 +93,7 @@ def capture(
         against=against,
         overwrite=overwrite,
     )
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     console.say(captured.described)
     for caution in captured.cautions:
         console.say(f"caution: {caution}", style="yellow")
@@ -125,11 +125,11 @@ def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
 def _show_comparison(found: CaptureComparison, out: Path) -> None:
     import sys
 
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.report.capture_table import difference_table
     from surefoot.report.console import open_console
 
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     console.say(f"A {found.reference}, B {found.other}")
     for note in found.notes:
         console.say(f"caution: {note}", style="yellow")

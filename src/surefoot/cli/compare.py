@@ -23,7 +23,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     import json
     import sys
 
-    from surefoot import durable, hardware
+    from surefoot import durable, process
     from surefoot.report.comparison import comparison_tables, comparison_to_json, curve_picture, verdict_lines
     from surefoot.report.console import open_console
     from surefoot.report.plots import png
@@ -35,7 +35,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     if as_json:
         click.echo(json.dumps(comparison_to_json(found), indent=2, ensure_ascii=False))
         return
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     for table in comparison_tables(found):
         console.show(table)
         console.say()

@@ -27,7 +27,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     loaded = load_or_exit(config, overrides)
 
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.models.hub import resolve_folder
     from surefoot.planning.notes import Notes
     from surefoot.report.console import open_console
@@ -44,7 +44,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
         click.echo(json.dumps(audit_to_json(prepared), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     console.show(audit_report(prepared))
     for caution in notes.cautions:
         console.say(f"caution: {caution}", style="yellow")

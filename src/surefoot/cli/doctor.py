@@ -52,11 +52,11 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
 
 
 def _show(found: Examination) -> None:
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.doctor.table import advice, doctor_table
     from surefoot.report.console import open_console
 
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     console.show(doctor_table(found))
     for line, style in advice(found):
         console.say(line, style=style)

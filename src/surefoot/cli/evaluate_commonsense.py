@@ -80,7 +80,7 @@ def commonsense(
     import json
     import sys
 
-    from surefoot import durable, hardware
+    from surefoot import durable, process
     from surefoot.report.console import open_console
     from surefoot.report.plots import png
     from surefoot.report.score_table import draw_scores, score_table
@@ -105,7 +105,7 @@ def commonsense(
         overwrite=overwrite,
         only=only,  # pyright: ignore[reportArgumentType]
     )
-    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     found = evaluate_commonsense(opened, asked, model=model, adapter=adapter, say=console.say)
     rows, headings = score_rows(found, chosen), [one.label for one in chosen]
     stem = f"{list(found.labels.values())[-1]}-commonsense"

@@ -64,7 +64,7 @@ def harness(
     import json
     import sys
 
-    from surefoot import durable, hardware
+    from surefoot import durable, process
     from surefoot.report.console import open_console
     from surefoot.report.harness_table import harness_table
     from surefoot.report.plots import png
@@ -98,7 +98,7 @@ def harness(
     if as_json:
         click.echo(json.dumps(as_plain, indent=2, ensure_ascii=False, default=str))
         return
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     if limit is not None:
         console.say(f"caution: the first {limit} documents of each task alone")
     console.show(harness_table({side: metrics_of(one) for side, one in found.items()}))

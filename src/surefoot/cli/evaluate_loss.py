@@ -53,7 +53,7 @@ def loss(
     import json
     import sys
 
-    from surefoot import durable, hardware
+    from surefoot import durable, process
     from surefoot.report.console import open_console
     from surefoot.report.loss_table import loss_lines, loss_table
     from surefoot.stages.measure_loss import loss_to_json, measure_loss
@@ -70,7 +70,7 @@ def loss(
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     for line in loss_lines(measured.audit, measured.results, measured.max_length):
         console.say(line)
     console.show(loss_table(measured.results))

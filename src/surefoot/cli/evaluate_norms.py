@@ -47,7 +47,7 @@ def norms(
     import json
     import sys
 
-    from surefoot import durable, hardware
+    from surefoot import durable, process
     from surefoot.report.console import open_console
     from surefoot.report.norm_pictures import layer_table, norm_table
     from surefoot.stages.measure_norms import measure_model_norms, norms_to_json, results_to_json
@@ -68,7 +68,7 @@ def norms(
     if as_json:
         click.echo(json.dumps(norms_to_json(found, model, adapter), indent=2, ensure_ascii=False))
         return
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     report = next(iter(found.reports.values()))
     console.say(f"{report.texts} texts, {report.tokens} tokens ({found.origin})")
     console.show(layer_table(results_to_json(found)))

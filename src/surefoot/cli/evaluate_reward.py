@@ -53,7 +53,7 @@ def reward(
     import json
     import sys
 
-    from surefoot import durable, hardware
+    from surefoot import durable, process
     from surefoot.objectives.calibration import calibration_bins
     from surefoot.report.calibration import calibration_picture
     from surefoot.report.console import open_console
@@ -74,7 +74,7 @@ def reward(
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     for line in reward_lines(measured.audit, found):
         console.say(line)
     console.show(calibration_table(calibration_bins(measured.sums)))

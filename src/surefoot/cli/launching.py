@@ -29,7 +29,7 @@ from typing import IO
 
 import click
 
-from surefoot import durable, hardware
+from surefoot import durable, hardware, process
 from surefoot.errors import EnvironmentFault
 
 _GRACE = 20.0  # seconds that ranks have to say why the first one failed
@@ -46,7 +46,7 @@ def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
     port, threads = _free_port(), max(1, hardware.usable_cores() // count)
     command = [sys.executable, "-m", "surefoot", *words]
     children = [
-        _Child(rank, command, hardware.rank_environment(rank, count, port, threads), run) for rank in range(count)
+        _Child(rank, command, process.rank_environment(rank, count, port, threads), run) for rank in range(count)
     ]
     with _Signals(children) as signals:
         try:

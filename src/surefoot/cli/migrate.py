@@ -29,7 +29,7 @@ def migrate(config: Path, model: str, out: Path | None, machine: str | None, try
     given = _given(config)
     out = out or config.with_name(f"{config.stem}-{_name(model)}.yaml")
 
-    from surefoot import durable, hardware
+    from surefoot import durable, hardware, process
     from surefoot.errors import Fault, InputError
     from surefoot.report.console import open_console
     from surefoot.report.migration_table import migration_report
@@ -38,9 +38,9 @@ def migrate(config: Path, model: str, out: Path | None, machine: str | None, try
     if out.exists():
         raise InputError(Fault(str(out), "already exists", "name another file with --out"))
     described = hardware.preset(machine) if machine else None
-    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     with open(os.devnull, "w", encoding="utf-8") as nothing:  # the steps of a trial are not worth reading
-        quiet = open_console(nothing, hardware.terminal_wishes())
+        quiet = open_console(nothing, process.terminal_wishes())
         found = migrate_config(given, model, described, try_out=quiet if try_out else None)
     out.parent.mkdir(parents=True, exist_ok=True)
     durable.write_text(out, found.text)

@@ -34,7 +34,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
         _show_scale(loaded.config, machine)
         return
 
-    from surefoot import hardware
+    from surefoot import hardware, process
     from surefoot.stages.planned import make_plan
 
     described = hardware.preset(machine) if machine else None
@@ -49,7 +49,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     from surefoot.report.console import open_console
     from surefoot.report.plan_table import plan_table
 
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     console.show(plan_table(made))
     if described is None:
         _say_disk(loaded.config, made, console)
@@ -64,12 +64,12 @@ def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
 
 
 def _show_scale(config: RunConfig, machine: str) -> None:
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.report.console import open_console
     from surefoot.report.scale_table import scale_table
     from surefoot.stages.scale import forecast_scale
 
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     console.show(scale_table(forecast_scale(config, machine)))
     console.say(
         "on paper: one example of data.max_length at once and four in a row on each GPU; docs/scale.md says how"

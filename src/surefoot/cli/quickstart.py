@@ -33,10 +33,10 @@ def quickstart(out: Path, adapter: Any, seed: int, resume: bool, overwrite: bool
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
 
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.quickstart.run import quickstart as run
     from surefoot.report.console import open_console
 
-    console = open_console(sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stdout, process.terminal_wishes())
     mode = "resume" if resume else "overwrite" if overwrite else "new"
     return run(out, adapter, mode, seed, console, ["surefoot", *sys.argv[1:]])

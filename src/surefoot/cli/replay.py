@@ -22,13 +22,13 @@ def replay(folder: Path, plain: bool, as_json: bool) -> int:
     import json
     import sys
 
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.report.capture import captured_libraries
     from surefoot.report.console import open_console
     from surefoot.report.replay_view import bad_weights, origin_json, value_words, verdict
     from surefoot.stages.replay import replay as run_again
 
-    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     with captured_libraries(console):
         found = run_again(folder, plain=plain)
     then, now = found.then, found.now

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot import durable, hardware
+from surefoot import durable, process
 from surefoot.cli.errors import Invocation
 from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.translated import checked, recognised, with_command
@@ -121,16 +121,16 @@ def _train(
     read_from: Path | None = None,
 ) -> int:
     """profile: steps to profile, and every how many steps to print times."""
-    launch = hardware.find_launch()
+    launch = process.find_launch()
     if launch is None and (config.parallel.nproc or 1) > 1:
         from surefoot.cli.launching import start_ranks
 
         typed = click.get_current_context().ensure_object(Invocation).typed
         return start_ranks(config.parallel.nproc or 1, typed, Path(config.output))
     if launch is not None:
-        hardware.quiet_sockets()
+        process.quiet_sockets()
     if launch is not None and launch.parent is not None:
-        hardware.end_with(launch.parent)
+        process.end_with(launch.parent)
     from surefoot.report.console import open_console
     from surefoot.stages.profiling import ProfileWish
     from surefoot.stages.push import check_push, push_run
@@ -141,7 +141,7 @@ def _train(
         check_push(config, name)
     typed = _typed(origin)
     with open(os.devnull, "w", encoding="utf-8") if quiet or not first else nullcontext(sys.stdout) as stream:
-        console = open_console(stream, hardware.terminal_wishes())
+        console = open_console(stream, process.terminal_wishes())
         if origin is not None:
             console.say(_read_as(origin, read_from))
         steps, every = profile
@@ -156,12 +156,11 @@ def _train(
 def _typed(origin: Translation | None) -> list[str]:
     """The command that was given, for the hint how to resume; with what another tool read from the environment, so that
     it means the same in another shell."""
-    from surefoot import hardware
 
     words = list(click.get_current_context().ensure_object(Invocation).typed)
     if origin is not None and "--" in words:
         at = words.index("--") + 1
-        own = hardware.launch_environment()
+        own = process.launch_environment()
         told = [f"{name}={value}" for name, value in origin.environment.items() if own.get(name) == value]
         words[at:at] = [word for word in told if word not in words]
     return ["surefoot", *veiled_words(words)]  # run.log keeps it
@@ -202,7 +201,7 @@ def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
 def _sigterm_heard() -> Iterator[None]:
     """Raises _Terminated in the block. Not in one of several ranks, which may wait for each other where nothing is
     heard: they end by the signal itself, all of them."""
-    if threading.current_thread() is not threading.main_thread() or hardware.find_launch() is not None:
+    if threading.current_thread() is not threading.main_thread() or process.find_launch() is not None:
         yield
         return
 

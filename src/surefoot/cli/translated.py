@@ -37,7 +37,7 @@ def is_command(ctx: click.Context) -> bool:
 
 
 def reading_options(*, allow_unknown: bool = False) -> Options:
-    from surefoot import hardware
+    from surefoot import hardware, process
     from surefoot.config.yaml_reader import read_text
     from surefoot.dialects.launch import Options
 
@@ -51,7 +51,7 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
         return checkpoint.folder.name if checkpoint else None
 
     folder = Path.cwd().as_posix()
-    return Options(allow_unknown, hardware.accelerators(), read, hardware.launch_environment(), newest, folder)
+    return Options(allow_unknown, hardware.accelerators(), read, process.launch_environment(), newest, folder)
 
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:

@@ -36,7 +36,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     loaded = load_or_exit(config, overrides)
     out = out or config.with_name(f"{config.stem}-tuned.yaml")
 
-    from surefoot import durable, hardware
+    from surefoot import durable, hardware, process
     from surefoot.config.dump import dump_plain
     from surefoot.errors import STOPPED_EXIT_CODE
     from surefoot.report.console import open_console
@@ -46,7 +46,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
 
     _require_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    console = open_console(sys.stderr if as_json else sys.stdout, hardware.terminal_wishes())
+    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     tried: list[Tried] = []
 
     def told(one: Tried) -> None:

@@ -24,7 +24,7 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     import json
     import sys
 
-    from surefoot import hardware
+    from surefoot import process
     from surefoot.config.dump import shown
     from surefoot.errors import IntegrityError
     from surefoot.report.console import open_console
@@ -38,7 +38,7 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(verdict(checks, differences), indent=2))
     else:
-        console = open_console(sys.stdout, hardware.terminal_wishes())
+        console = open_console(sys.stdout, process.terminal_wishes())
         console.show(files_table(checks))
         if differences and other:
             for one in config_differences(folder, other):

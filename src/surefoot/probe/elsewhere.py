@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.planning.plan import DType
 from surefoot.probe.matmul import product_rates
 
@@ -37,7 +37,7 @@ def rates_without(
             capture_output=True,
             text=True,
             timeout=_PATIENCE,
-            env=hardware.environment_without(names),
+            env=process.environment_without(names),
             check=True,
         )
         return json.loads(done.stdout.splitlines()[-1])

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from surefoot import durable, hardware
+from surefoot import durable, hardware, process
 from surefoot.errors import EnvironmentFault
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Kept:
 def open_kept() -> Kept:
     """In the user's cache folder, for this machine with its libraries, threads and environment variables, and for this
     version of what is measured."""
-    return Kept(hardware.cache_folder() / "probes", {**hardware.describe(), "code": _code()})
+    return Kept(process.cache_folder() / "probes", {**hardware.describe(), "code": _code()})
 
 
 def _code() -> str:

@@ -22,7 +22,7 @@ import rich.console
 from rich.text import Text
 
 from surefoot import durable
-from surefoot.hardware import TerminalWishes
+from surefoot.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
 _ASCII = {"·": "|", "…": "...", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "✓": "ok"}

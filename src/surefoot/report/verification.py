@@ -12,17 +12,14 @@ from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
 from surefoot.training.checkpoint import (
-    MANIFEST,
     TRAINER_STATE,
-    FileCheck,
-    check_against,
     check_checkpoint,
-    check_files,
     is_checkpoint,
     list_checkpoints,
     newest_verified,
 )
 from surefoot.training.compare import Difference, compare_checkpoints, compare_weights
+from surefoot.training.manifest import MANIFEST, FileCheck, check_against, check_files
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import torch
 
-from surefoot import hardware
+from surefoot import hardware, process
 from surefoot.config.load import LoadedConfig, check_config, load_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenise import ReadRecord
@@ -74,7 +74,7 @@ def train(
         raise InputError(Fault("train", "resume continues a run and overwrite replaces it", "give one of them"))
     chosen = _config(config, overrides)
     # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
-    console = open_console(stream or sys.stdout, replace(hardware.terminal_wishes(), force_color=False))
+    console = open_console(stream or sys.stdout, replace(process.terminal_wishes(), force_color=False))
     custom = Custom(objective, metrics or {}, read_record, reward)
     with _torch_as_it_was():
         mode = "resume" if resume else "overwrite" if overwrite else "new"

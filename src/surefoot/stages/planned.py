@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot import hardware as machine
+from surefoot import process
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
@@ -70,7 +71,7 @@ def make_plan(
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
     model = as_trained(facts_of(folder), config)
     tokenizer = read_tokenizer_facts(folder)
-    environment = {} if hardware else machine.read_environment()  # this machine's says nothing of another
+    environment = {} if hardware else process.read_environment()  # this machine's says nothing of another
     found = hardware or machine.detect()
     if hardware is None:
         require_libraries(config, found.kind)
@@ -89,7 +90,7 @@ def make_plan(
             ranks=ranks,
             roles=roles,
         )
-        machine.bound_product_caches(found.kind)  # the probes compute this process's first products
+        process.bound_product_caches(found.kind)  # the probes compute this process's first products
         seen = _measure(config, model, found, environment, lengths)
     return resolve(
         config,

@@ -29,7 +29,7 @@ def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
     """What differs from what the run wrote. trained: a run folder, checkpoint or adapter; base: the model under it, or
     the same folder. Nothing is known of folders that surefoot did not write."""
     from surefoot.stages.identity import base_fingerprint
-    from surefoot.training.checkpoint import MANIFEST, check_files, read_manifest
+    from surefoot.training.manifest import MANIFEST, check_files, read_manifest
 
     if not (trained / MANIFEST).is_file():
         if not (trained / "plan.json").is_file():

@@ -31,18 +31,9 @@ from surefoot.stages.kinds import KINDS
 from surefoot.stages.publish_merged import publish_merged, without_adapter
 from surefoot.stages.records import ORIGIN
 from surefoot.stages.timetable import Timetable
-from surefoot.training.checkpoint import (
-    MANIFEST,
-    OPTIMIZER,
-    STAGE,
-    STATE,
-    TRAINER_STATE,
-    clear_rejected,
-    manifest,
-    read_manifest,
-    verify_checkpoint,
-)
+from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
 from surefoot.training.goal import LOSS
+from surefoot.training.manifest import MANIFEST, manifest, read_manifest
 from surefoot.training.report import EvalReport
 from surefoot.training.state import RunState
 

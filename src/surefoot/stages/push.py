@@ -20,7 +20,7 @@ from surefoot.hub.push import push_files, require_right
 from surefoot.locations import looks_local
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.report.verification import is_finished
-from surefoot.training.checkpoint import check_files
+from surefoot.training.manifest import check_files
 
 CARD = "README.md"
 BASE = "base_model_name_or_path"  # key of adapter_config.json

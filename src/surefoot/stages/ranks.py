@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.planning.parallel import RanksFacts
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the plan asks here, and a plan for another machine needs no
 
 def ranks_facts(config: RunConfig) -> RanksFacts:
     """For the plan: the processes that a launcher has started, or that the config asks for."""
-    launch = hardware.find_launch()
+    launch = process.find_launch()
     if launch is not None:
         return RanksFacts(launch.world, launch.local_world, config.parallel.nproc is not None)
     count = config.parallel.nproc or 1
@@ -32,17 +32,17 @@ def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
     from surefoot.training.ranks import ALONE, Ranks
 
     check_launch(config)
-    launch = hardware.find_launch()
+    launch = process.find_launch()
     if launch is None:
         return ALONE, None
-    hardware.take_device(launch.local_rank, launch.local_world)
+    process.take_device(launch.local_rank, launch.local_world)
     return Ranks(launch.rank, launch.world, launch.local_rank), launch.parent
 
 
 def check_launch(config: RunConfig) -> None:
     """Raises InputError where the config asks for another number of processes than there are. Called by whoever runs
     the config in this very process."""
-    launch, asked = hardware.find_launch(), config.parallel.nproc
+    launch, asked = process.find_launch(), config.parallel.nproc
     here = 1 if launch is None else launch.local_world
     if asked is None or asked == here:
         return

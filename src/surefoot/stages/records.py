@@ -14,7 +14,7 @@ from surefoot.dialects.translation import Translation
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_to_json
 from surefoot.stages.run_folder import CONFIG, PLAN
-from surefoot.training.checkpoint import MANIFEST
+from surefoot.training.manifest import MANIFEST
 
 ENVIRONMENT = "environment.json"
 DATA = "data.json"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from surefoot import durable, hardware
+from surefoot import durable, hardware, process
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.cache import cache_key
@@ -60,7 +60,7 @@ def cached_reference(
 ) -> Reference:
     """base: the reference itself. at_hand: asking for it loads nothing. Every rank must call this; each computes its
     share."""
-    folder = hardware.cache_folder() / "reference" / _key(config, plan, data)
+    folder = process.cache_folder() / "reference" / _key(config, plan, data)
     known = _agreed(_read(folder), setup.engine)
     if known is not None and at_hand:
         known = _agreed(_checked(known, plan, data, setup, base, say), setup.engine)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot import durable
+from surefoot import durable, folder_lock
 from surefoot.config.dump import shown
 from surefoot.config.load import plain_config
 from surefoot.config.resume_policy import Change, diff_configs
@@ -21,13 +21,8 @@ from surefoot.families.templates import is_file
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.stages.rollback_record import find_checkpoint
-from surefoot.training.checkpoint import (
-    MANIFEST,
-    Checkpoint,
-    list_checkpoints,
-    read_manifest,
-    set_aside_newer,
-)
+from surefoot.training.checkpoint import Checkpoint, list_checkpoints, set_aside_newer
+from surefoot.training.manifest import MANIFEST, read_manifest
 from surefoot.training.rollback import Rollback
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -77,7 +72,7 @@ def occupy(claim: Claim) -> Iterator[list[Path]]:
     process left. Yields where the rejected checkpoints are now. Raises EnvironmentFault or InputError where another
     process was faster. A link to a folder stays a link."""
     folder = claim.folder
-    with durable.locked(folder.resolve()):
+    with folder_lock.locked(folder.resolve()):
         if _steps(folder) != claim.steps and claim.mode == "resume":
             raise EnvironmentFault(
                 Fault(str(folder), "another process trained in it meanwhile", "start this one again")
@@ -143,7 +138,7 @@ def _is_run_folder(folder: Path) -> bool:
 
 
 def _resume(config: RunConfig, folder: Path) -> Claim:
-    with durable.locked(folder):  # else it could be another process's, at work between two renames
+    with folder_lock.locked(folder):  # else it could be another process's, at work between two renames
         durable.restore_replaced(folder)
     checkpoint, rejected, rollbacks = find_checkpoint(folder)
     if checkpoint is None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.models.attention import attention_context
@@ -97,8 +97,8 @@ def set_up(
     require_libraries(config, plan.device.value)
     torch.set_num_threads(plan.threads.value)
     set_tf32(plan.precision)
-    hardware.bound_product_caches(plan.device.value)
-    allocator = hardware.settle_allocator(plan.device.value)
+    process.bound_product_caches(plan.device.value)
+    allocator = process.settle_allocator(plan.device.value)
     device = torch.device(plan.device.value)
     choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
     at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere

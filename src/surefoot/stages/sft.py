@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
@@ -133,7 +133,7 @@ def _prepare(
         train_on=data.train_on,
         encoding=data.encoding,
         seed=config.seed,
-        cache=hardware.cache_folder(),
+        cache=process.cache_folder(),
         chunks=config.stage == "pretrain",
         read_record=read_record,
         kind=kind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.config.load import plain_config
 from surefoot.config.schema import RunConfig
 from surefoot.report.console import Console
@@ -18,7 +18,7 @@ from surefoot.training.state import RunState
 def open_trackers(config: RunConfig, run: Path, state: RunState, console: Console) -> Trackers:
     """Not started yet: it is a context manager. state: where the run goes on, with the ids of earlier sessions."""
     if config.report_to:
-        hardware.refuse_telemetry()
+        process.refuse_telemetry()
 
     def say(text: str) -> None:
         console.say(text, style="yellow")

@@ -29,8 +29,8 @@ from surefoot import durable
 from surefoot.data.batch import Weighted
 from surefoot.data.batch_file import batches_from_file, batches_to_file
 from surefoot.errors import Fault, InputError, IntegrityError
-from surefoot.training.checkpoint import MANIFEST, check_files, manifest
 from surefoot.training.diagnose import Finding, Origin
+from surefoot.training.manifest import MANIFEST, check_files, manifest
 from surefoot.training.rollback import Rollback
 from surefoot.training.scaling import LossScale
 

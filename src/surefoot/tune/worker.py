@@ -16,14 +16,14 @@ import sys
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.config.load import check_config
 from surefoot.errors import SurefootError
 from surefoot.stages.trial import Rival, run_trial
 
 
 def main() -> None:
-    hardware.end_with(os.getppid())
+    process.end_with(os.getppid())
     answers = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(answers, "w", encoding="utf-8") as out:
@@ -42,7 +42,7 @@ def _in_a_copy(asked: dict[str, Any], out: TextIO) -> int:
     copy = os.fork()
     if copy:
         return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
-    hardware.end_with(here)
+    process.end_with(here)
     _answer(asked, out)
     os._exit(0)  # what libraries do at the end, and how that ends, is nobody's answer
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from surefoot import hardware
+from surefoot import process
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.libraries import is_installed
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker
@@ -186,17 +186,17 @@ def require_trackers(names: Iterable[str]) -> None:
 def _mlflow_store() -> str | None:
     """None: what MLflow chooses. A folder of files is what mlflow-skinny has besides servers; MLflow 3 wants to be told
     that files are meant."""
-    store = hardware.mlflow_store()
+    store = process.mlflow_store()
     if store is None and not is_installed(_DATABASES):
         store = Path("mlruns").absolute().as_uri()
     if store is not None and urlsplit(store).scheme in {"", "file"}:
-        hardware.allow_mlflow_files()
+        process.allow_mlflow_files()
     return store
 
 
 def _unopened_database() -> str:
     """The kind of database that MLFLOW_TRACKING_URI names and MLflow lacks the library for; else empty."""
-    kind = urlsplit(hardware.mlflow_store() or "").scheme.partition("+")[0]
+    kind = urlsplit(process.mlflow_store() or "").scheme.partition("+")[0]
     return kind if kind in _DATABASE_KINDS and not is_installed(_DATABASES) else ""
 
 

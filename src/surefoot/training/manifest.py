@@ -1,0 +1,115 @@
+"""Manifests: what files a folder was published with, by size and SHA-256.
+
+`MANIFEST.json` is written last, and vouches for itself as well: safetensors loads flipped bits without complaint, so
+the hashes are what makes a folder trustworthy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from surefoot import durable
+from surefoot.errors import Fault, IntegrityError
+
+SCHEMA = 2
+_WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves
+MANIFEST = "MANIFEST.json"
+_DIGEST = "sha256"
+
+
+def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes and hashes of the files among `paths`, which lie in `folder`."""
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
+        for path in paths
+        if path.is_file()
+    }
+    return sealed({"schema": SCHEMA, "step": step, "identity": identity, "files": files})
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with the SHA-256 of all else in it, as it is written."""
+    rest = {key: value for key, value in content.items() if key != _DIGEST}
+    return {**rest, _DIGEST: hashlib.sha256(durable.json_text(rest).encode()).hexdigest()}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; IntegrityError when it is missing, torn, changed or of another schema."""
+    path = folder / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        schema = content["schema"]
+    except FileNotFoundError:
+        raise IntegrityError(Fault(str(path), "is missing: this checkpoint was never finished")) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise IntegrityError(Fault(str(path), f"cannot be read ({error})")) from None
+    if schema not in (SCHEMA, _WITHOUT_DIGEST):
+        raise IntegrityError(Fault(str(path), f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
+    if not _is_whole(content):
+        raise IntegrityError(Fault(str(path), "lacks what a manifest has, or names files outside its folder"))
+    if schema == SCHEMA and (text != durable.json_text(content) or sealed(content) != content):
+        raise IntegrityError(Fault(str(path), "has another content than was written (SHA-256 differs)"))
+    if schema == _WITHOUT_DIGEST and _DIGEST in content:
+        raise IntegrityError(Fault(str(path), f"has another content than was written: its schema was {SCHEMA}"))
+    return content
+
+
+def _is_whole(content: Any) -> bool:
+    """Of the right form, with names of files below its folder."""
+    match content:
+        case {"step": int(), "identity": dict(), "files": dict(files)}:
+            return all(_is_entry(name, entry) for name, entry in files.items())
+    return False
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    match entry:
+        case {"size": int(), "sha256": str()}:
+            path = PurePosixPath(name)
+            return not path.is_absolute() and ".." not in path.parts
+    return False
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file of a manifest. fault: what is wrong with it, None when every byte is as it was written."""
+
+    name: str
+    size: int
+    sha256: str
+    fault: Fault | None
+
+
+def check_files(folder: Path, hashed_up_to: int | None = None) -> list[FileCheck]:
+    """Hash every file that the folder's manifest names. IntegrityError when the manifest itself cannot be used.
+
+    hashed_up_to: of files with more bytes only the size is looked at.
+    """
+    return check_against(folder, read_manifest(folder)["files"], hashed_up_to)
+
+
+def check_against(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], hashed_up_to: int | None = None
+) -> list[FileCheck]:
+    """files: name -> `size` in bytes and `sha256`, as they were written. hashed_up_to: as in `check_files`."""
+    return [
+        FileCheck(name, expected["size"], expected["sha256"], _file_fault(folder / name, expected, hashed_up_to))
+        for name, expected in files.items()
+    ]
+
+
+def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | None) -> Fault | None:
+    if not path.is_file():
+        return Fault(str(path), "is missing")
+    if path.stat().st_size != expected["size"]:
+        return Fault(str(path), f"has {path.stat().st_size} bytes, not {expected['size']}")
+    hashed = hashed_up_to is None or expected["size"] <= hashed_up_to
+    if hashed and durable.sha256_file(path) != expected["sha256"]:
+        return Fault(str(path), "has another content than was written (SHA-256 differs)")
+    return None
