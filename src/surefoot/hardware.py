@@ -45,8 +45,8 @@ _CPU_FLAGS = (
 class Hardware:
     """One accelerator (or the CPU) as the plan sees it. memory: bytes that one process can use.
 
-    free: bytes that nobody uses right now, None where nobody looked. flash_attention_2: whether the flash-attn package
-    is installed, None where nobody can know.
+    free: bytes that nobody uses right now, None where nobody looked. flash_attention_2, triton: whether the package is
+    installed, None where nobody can know.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Hardware:
     preset: bool  # True: described, not present; nothing can be measured
     free: int | None = None
     flash_attention_2: bool | None = None
+    triton: bool | None = None
     holes: bool = False  # CPU: memory comes from an allocator that leaves holes, see `surefoot.allocator`
 
 
@@ -102,7 +103,7 @@ def detect() -> Hardware:
     """This machine: the CUDA device of this process, the first unless it took another, else the CPU."""
     import torch
 
-    installed = importlib.util.find_spec("flash_attn") is not None
+    flash, triton = (importlib.util.find_spec(name) is not None for name in ("flash_attn", "triton"))
     threads = torch.get_num_threads()
     if torch.cuda.is_available():
         device = torch.cuda.current_device()
@@ -113,7 +114,8 @@ def detect() -> Hardware:
             memory=properties.total_memory,
             preset=False,
             free=torch.cuda.mem_get_info(device)[0],
-            flash_attention_2=installed,
+            flash_attention_2=flash,
+            triton=triton,
         )
     total, free = _host_memory()
     flags = _cpu_flags()
@@ -128,7 +130,8 @@ def detect() -> Hardware:
         cores=threads,
         preset=False,
         free=free,
-        flash_attention_2=installed,
+        flash_attention_2=flash,
+        triton=triton,
         holes=is_glibc(),
     )
 

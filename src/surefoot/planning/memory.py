@@ -75,6 +75,7 @@ class Workload:
     documents: str = "plain"  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
     fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
+    fused_gates: bool = False  # silu(gate) up by arithmetic of our own, which keeps gate and up alone
     prunes: bool = False  # behind its attention, the last layer computes rows that are read and no others
     kind: str = "cuda"  # of device: cpu | cuda | mps
     holes: bool = False  # memory comes from an allocator that leaves holes
@@ -146,7 +147,7 @@ def _holes(work: Workload, activations: int, tokens: int, logits: int, positions
     if tokens * model.hidden * b >= LARGE:
         small = 0
     elif tokens * model.intermediate * b >= LARGE:
-        mlp = _ACTIVATION.get(model.activation, 1) + (2 if model.gated else 0)
+        mlp = _mlp_tensors(work)
         small = max(0, activations - model.layers * tokens * b * mlp * model.intermediate)
     rows = positions if work.loss_rows is None else min(positions, work.loss_rows)
     share = _HOLES_AGAIN if recomputes else _HOLES
@@ -204,7 +205,7 @@ def _layer_bytes(work: Workload, tokens: int, length: int) -> int:
         linear_inputs = b * (_adapted_inputs(work) if adapted else _inputs(model.layer_linears) // model.layers)
     else:  # with dropout on the adapter's input, its output is kept instead
         linear_inputs = 0 if work.adapter and work.adapter.dropout else 4 * (2 * model.hidden + model.intermediate)
-    mlp = _ACTIVATION.get(model.activation, 1) + (2 if model.gated else 0)
+    mlp = _mlp_tensors(work)
     dropped = 2 * b * model.hidden if model.dropouts else 0
     per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp * model.intermediate
     per_token += dropped + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
@@ -216,9 +217,16 @@ def unread_bytes(work: Workload, rows: int) -> int:
     attention the norm's input, and of the MLP the products and what enters them. A layer that is computed again keeps
     none of it in either case, but needs as much less room while it is. At least so much: adapters' A x is not in it."""
     model, b = work.model, work.width
-    mlp = _ACTIVATION.get(model.activation, 1) + (2 if model.gated else 0)
+    mlp = _mlp_tensors(work)
     norm = _residual(work) if work.fused_norms else 4
     return rows * (norm * model.hidden + b * (mlp * model.intermediate + model.hidden + model.intermediate))
+
+
+def _mlp_tensors(work: Workload) -> int:
+    """How many tensors of the MLP's width it keeps: what the activation does, its output and up."""
+    if work.fused_gates:
+        return 2
+    return _ACTIVATION.get(work.model.activation, 1) + (2 if work.model.gated else 0)
 
 
 def _norm_bytes(work: Workload) -> int:
