@@ -170,7 +170,7 @@ def test_under_adapters_of_our_own(folders, narrowed, family, kind):
 
 def test_over_norms_and_rotations_of_our_own(folders, narrowed):
     model = learner(folders["llama3"], "lora")
-    pointwise_path().install(model)
+    pointwise_path("cpu").install(model)
     assert not obstacle(model)
     assert differs_by(model) <= FP32
     assert narrowed == [BATCH.weight]

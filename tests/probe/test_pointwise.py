@@ -1,10 +1,13 @@
 """The accuracy gate for norms and turns: ours pass and are timed, wrong ones do not and are not."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from surefoot.kernels.forms import BLOCKS
+from surefoot.planning.measurements import PointwiseSizes
 from surefoot.probe.attention import GATE
 from surefoot.probe.pointwise import pointwise_trials
 from surefoot.stages.measured import pointwise_ways
@@ -14,12 +17,12 @@ CPU = torch.device("cpu")
 
 def trials(dtype="fp32", *, norm=None, turn=None):
     """norm, turn: in place of ours."""
-    ways = pointwise_ways()
+    ways = pointwise_ways(BLOCKS)
     if norm:
         ways = replace(ways, norms=[(plain, norm(ours)) for plain, ours in ways.norms])
     if turn:
         ways = replace(ways, turn=(ways.turn[0], turn(ways.turn[1])))
-    found = pointwise_trials(ways, 96, 4, 24, dtype, CPU, budget=0.0)
+    found = pointwise_trials(ways, PointwiseSizes(96, 4, 24), dtype, CPU, budget=0.0)
     return {trial.part: trial for trial in found}
 
 
@@ -38,7 +41,7 @@ def test_twin_a_norm_without_its_eps_is_not_timed():
 
     def without(ours):
         form = replace(ours.keywords["form"], eps=1e-12)
-        return lambda x, weight: ours.func(x, weight, form)
+        return partial(ours.func, form=form, by=BLOCKS)
 
     found = trials(norm=without)
     assert "is off by" in found["norm"].failure

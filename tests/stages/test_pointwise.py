@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from layouts import run_config
 from sky import write_sky
 from surefoot.errors import EnvironmentFault
-from surefoot.kernels import pointwise
+from surefoot.kernels import forms
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_from_json
@@ -103,13 +104,13 @@ def test_an_interrupted_run_goes_on_bit_for_bit(workplace, tmp_path):
 
 
 def break_norm(monkeypatch):
-    right = pointwise.norm_backward
+    right = forms.BLOCKS
 
     def wrong(*given, **how):
-        dx, dw = right(*given, **how)
+        dx, dw = right.norm_backward(*given, **how)
         return dx * 2, dw
 
-    monkeypatch.setattr(pointwise, "norm_backward", wrong)
+    monkeypatch.setattr(forms, "BLOCKS", replace(right, norm_backward=wrong))
 
 
 def test_one_that_was_asked_for_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):

@@ -8,9 +8,12 @@ Shapes: T rows, N numbers in a row; the T rows of a norm are tokens, or heads of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from surefoot.kernels.types import wide_type
 
 # Numbers of a block: 384 KiB in fp32, so that a handful of them fit into a second-level cache of 2 MiB. Measured from
 # 16 to 4,096 rows of 768; half or twice as many take about as long.
@@ -29,11 +32,6 @@ class NormForm:
 
     def output_type(self, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
         return torch.promote_types(x, weight) if self.narrow_first else x
-
-
-def wide_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def norm_forward(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +81,17 @@ def norm_backward(
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x cos + (-x2, x1) sin, where x1, x2 are the halves of x. x [..., R]; cos, sin [..., R], broadcast."""
+    """x cos + (-x2, x1) sin, where x1, x2 are the halves of the first R numbers of x; the others pass. x [..., D]; cos,
+    sin [..., R], broadcast."""
+    return _on_first(_turn, x, cos, sin)
+
+
+def turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The gradient of `turn` in x, for dy [..., D]."""
+    return _on_first(_turn_back, dy, cos, sin)
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     turned = wide * cos
@@ -92,13 +100,22 @@ def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return turned
 
 
-def turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The gradient of `turn` in x, for dy [..., R]."""
+def _turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = dy.shape[-1] // 2
     found = dy * cos
     found[..., :half].addcmul_(dy[..., half:], sin[..., half:])
     found[..., half:].addcmul_(dy[..., :half], sin[..., :half], value=-1)
     return found
+
+
+def _on_first(
+    change: Callable[..., torch.Tensor], x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """`change` on the first numbers of every head, as many as cos has."""
+    wide = cos.shape[-1]
+    if wide == x.shape[-1]:
+        return change(x, cos, sin)
+    return torch.cat((change(x[..., :wide], cos, sin), x[..., wide:]), dim=-1)
 
 
 def _rows(x: torch.Tensor) -> int:

@@ -19,8 +19,10 @@ Undo = Callable[[], None]
 class FastPath:
     """name: the key under `kernels:` that switches it, or "documents". install: patches a model in place, leaving names
     and values of its parameters as they are, and returns what takes the patch out again. obstacle: why it cannot be put
-    into this model, which only the model itself shows; empty where it can."""
+    into this model, which only the model itself shows; empty where it can. form: which of several ways to compute it
+    this is, for the record; empty where there is one."""
 
     name: str
     install: Callable[[nn.Module], Undo]
     obstacle: Callable[[nn.Module], str] = lambda model: ""
+    form: str = ""

@@ -1,4 +1,5 @@
-"""The fast path "pointwise": RMSNorms and rotary positions of a model by `surefoot.kernels.pointwise`.
+"""The fast path "pointwise": RMSNorms and rotary positions of a model by `surefoot.kernels.pointwise`, and on a GPU
+its gated activations (`surefoot.models.fast_gates`).
 
 What can be replaced is found by trying, not by name: a module with one vector of weights is an RMSNorm where it
 computes what the formula says, and an attention layer turns queries and keys the usual way where the function that it
@@ -8,6 +9,7 @@ calls does. Modules, parameters and hooks stay as they are; a module gets anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -15,8 +17,10 @@ import torch
 from torch import nn
 
 from surefoot.kernels.blocks import NormForm
+from surefoot.kernels.forms import BLOCKS, Arithmetic, arithmetic_for
 from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned
 from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast_gates import gates
 
 _TURN = "apply_rotary_pos_emb"  # what attention layers of transformers call
 _CLOSE = 1e-5  # between two ways to compute the same in fp32; what is another formula is off by a share of 1
@@ -24,13 +28,19 @@ _WAYS = ((0.0, True), (1.0, False), (0.0, False))  # what the weight is added to
 _EPS = ("variance_epsilon", "eps")
 
 
-def pointwise_path() -> FastPath:
-    return FastPath("pointwise", install, obstacle)
+def pointwise_path(kind: str) -> FastPath:
+    """kind: of device: cpu | cuda."""
+    try:
+        by = arithmetic_for(kind)
+    except ImportError as error:
+        why = f"Triton does not load: {error}"
+        return FastPath("pointwise", install, lambda model: why)
+    return FastPath("pointwise", partial(install, by=by), obstacle, by.name)
 
 
-def install(model: nn.Module) -> Undo:
-    """Give every norm and every attention layer that is known by what it computes the fast forward."""
-    patched = [*_norms(model), *_turns(model)]
+def install(model: nn.Module, by: Arithmetic = BLOCKS) -> Undo:
+    """Give every norm, attention layer and gated MLP that is known by what it computes the fast forward."""
+    patched = [*_norms(model, by), *_turns(model, by), *(gates(model, by.gates) if by.gates else ())]
     for one in patched:
         one.module.forward = one.forward
 
@@ -42,29 +52,29 @@ def install(model: nn.Module) -> Undo:
 
 
 def obstacle(model: nn.Module) -> str:
-    found = next(iter(_norms(model)), None) or next(iter(_turns(model)), None)
+    found = next(iter(_norms(model, BLOCKS)), None) or next(iter(_turns(model, BLOCKS)), None)
     return "" if found else "none of its norms or attention layers is of the usual form"
 
 
 class _Norm:
     """A norm with its fast forward. Bound to the module as a method of this object, a copy of the model gets copies."""
 
-    def __init__(self, module: nn.Module, form: NormForm):
+    def __init__(self, module: nn.Module, form: NormForm, by: Arithmetic):
         self.module = module
         self.form = form
+        self.by = by
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.module.get_parameter("weight"), self.form)
+        return rms_norm(x, self.module.get_parameter("weight"), self.form, self.by)
 
 
 class _Turn:
     """An attention layer whose own forward, with all that it refers to, runs with another function to turn by."""
 
-    def __init__(self, module: nn.Module, plain: FunctionType):
+    def __init__(self, module: nn.Module, plain: FunctionType, by: Arithmetic):
         self.module = module
-        other = FunctionType(
-            plain.__code__, {**plain.__globals__, _TURN: turned}, plain.__name__, plain.__defaults__, plain.__closure__
-        )
+        names = {**plain.__globals__, _TURN: partial(turned, by=by)}
+        other = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
         other.__kwdefaults__ = plain.__kwdefaults__
         self.inner: Callable[..., Any] = other
 
@@ -72,13 +82,13 @@ class _Turn:
         return self.inner(self.module, *args, **kwargs)
 
 
-def _norms(model: nn.Module) -> Iterator[_Norm]:
+def _norms(model: nn.Module, by: Arithmetic) -> Iterator[_Norm]:
     for module in model.modules():
         if "forward" not in vars(module) and (form := norm_form(module)) is not None:
-            yield _Norm(module, form)
+            yield _Norm(module, form, by)
 
 
-def _turns(model: nn.Module) -> Iterator[_Turn]:
+def _turns(model: nn.Module, by: Arithmetic) -> Iterator[_Turn]:
     known: dict[Any, bool] = {}
     for module in model.modules():
         plain = type(module).forward
@@ -86,7 +96,7 @@ def _turns(model: nn.Module) -> Iterator[_Turn]:
             continue
         function = plain.__globals__.get(_TURN)
         if function is not None and known.setdefault(function, _is_usual_turn(function)):
-            yield _Turn(module, plain)
+            yield _Turn(module, plain, by)
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ from surefoot.planning.parallel import (
     plan_parallel,
 )
 from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
-from surefoot.planning.pointwise import FUSED, plan_pointwise
+from surefoot.planning.pointwise import FUSED, gate_width, plan_pointwise
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
@@ -147,12 +147,13 @@ def resolve(
         notes=notes,
     )
     pointwise = plan_pointwise(
-        config, model, kind=hardware.kind, engine=parallel.engine.value, trials=seen.pointwise, notes=notes
+        config, model, hardware, engine=parallel.engine.value, trials=seen.pointwise, notes=notes
     )
     work = replace(
         work,
         fast_adapter=kernels.adapter.value == "fast",
         fused_norms=pointwise.value == FUSED,
+        fused_gates=pointwise.value == FUSED and gate_width(model, hardware.kind) is not None,
         prunes=kernels.last_block.value == "pruned" and config.stage != "ppo",  # whose critic reads all rows
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=adapter is None) if kernels.loss.value == "chunked" and model.family else None,

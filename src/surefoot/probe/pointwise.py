@@ -1,8 +1,8 @@
-"""Are surefoot's own norms and turns right on this machine, and how fast are they beside the plain ones?
+"""Are surefoot's own norms, turns and gates right on this machine, and how fast are they beside the plain ones?
 
 Each goes forward and backward at the model's width. First against float64: output and gradients, of ordinary rows, of
 rows so small that the eps counts, and of large ones; then it is timed beside the plain path, over so many rows that
-they do not fit into a core's cache.
+they do not fit into a cache.
 
 Shapes: T rows of N numbers; H heads of D numbers.
 """
@@ -15,15 +15,17 @@ from functools import partial
 
 import torch
 
-from surefoot.planning.measurements import PointwiseTrial
+from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.attention import GATE
 from surefoot.probe.matmul import TORCH_DTYPE
 from surefoot.probe.timing import best_seconds, one_thread
 
 Way = Callable[..., torch.Tensor]
-_NUMBERS = 2**21  # in what is timed; 8 MiB in fp32
-_FEWEST, _MOST = 64, 2048  # rows
+# Numbers and rows of what is timed, by device: 8 MiB in fp32 on a CPU. A GPU's cache has up to 50 MiB, and a
+# micro-batch there some thousand tokens; of few rows, starting a kernel would be all that is timed.
+_NUMBERS = {"cpu": 2**21, "cuda": 2**25}
+_FEWEST, _MOST = {"cpu": 64, "cuda": 1024}, {"cpu": 2048, "cuda": 8192}
 _CHECKED = 37  # rows, an odd number
 _SIZES = (1.0, 1e-3, 30.0)
 _ROUNDS = 12
@@ -32,22 +34,31 @@ _ROUNDS = 12
 @dataclass(frozen=True)
 class Ways:
     """Pairs of the plain way and ours. norms: x [T, N], weight [N] -> [T, N]; the first pair is timed. turn: x
-    [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D]."""
+    [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D]. gate: gate, up [T, N] -> [T, N]; None where it is plain."""
 
     norms: Sequence[tuple[Way, Way]]
     turn: tuple[Way, Way]
+    gate: tuple[Way, Way] | None = None
 
 
 def pointwise_trials(
-    ways: Ways, width: int, heads: int, head_dim: int, dtype: DType, device: torch.device, *, budget: float = 0.3
+    ways: Ways, sizes: PointwiseSizes, dtype: DType, device: torch.device, *, budget: float = 0.3
 ) -> tuple[PointwiseTrial, ...]:
-    """Of a norm over `width` numbers and of the turn of `heads` heads. budget: seconds for the timing of both."""
-    rows = min(_MOST, max(_FEWEST, _NUMBERS // width))
+    """Of a norm, of the turn of all heads, and of a gate where the model has one. budget: seconds for the timing of
+    all."""
     make = partial(_inputs, dtype=TORCH_DTYPE[dtype], device=device)
+
+    def rows(width: int) -> int:
+        return min(_MOST[device.type], max(_FEWEST[device.type], _NUMBERS[device.type] // width))
+
+    parts = [
+        ("norm", partial(_norm_ways, ways), (sizes.width, rows(sizes.width))),
+        ("rotary", partial(_turn_ways, ways), (sizes.heads * sizes.head_dim, rows(sizes.width), sizes.head_dim)),
+    ]
+    if ways.gate and sizes.gate:
+        parts.append(("gate", partial(_gate_ways, ways.gate), (sizes.gate, rows(sizes.gate))))
     with one_thread():
-        norm = _trial("norm", partial(_norm_ways, ways), make, (width, rows), dtype, budget / 2)
-        turn = _trial("rotary", partial(_turn_ways, ways), make, (heads * head_dim, rows, head_dim), dtype, budget / 2)
-    return norm, turn
+        return tuple(_trial(part, way, make, shape, dtype, budget / len(parts)) for part, way, shape in parts)
 
 
 def _trial(
@@ -67,7 +78,8 @@ def _trial(
                 return PointwiseTrial(part, 0.0, 0.0, f"{failure} for numbers about {size:g}", errors)
     plain, fused, inputs = ways(make, shape, 1.0)[0]
     runs = {"plain": partial(_pass, plain, inputs), "fused": partial(_pass, fused, inputs)}
-    seconds = best_seconds(runs, budget=budget, rounds=_ROUNDS)
+    wait = torch.cuda.synchronize if inputs[0].is_cuda else lambda: None
+    seconds = best_seconds(runs, budget=budget, rounds=_ROUNDS, wait=wait)
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
 
 
@@ -117,6 +129,16 @@ def _turn_ways(
     x, outer = make(tokens, width, size=size, learns=True), heads_of(make(tokens, width))
     plain, fused = given.turn
     return [(of_heads(plain), of_heads(fused), (x, make(1, tokens, head_dim), make(1, tokens, head_dim), outer))]
+
+
+def _gate_ways(
+    given: tuple[Way, Way], make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+    width, rows = shape
+    gate = make(rows, width, size=size, learns=True)
+    # Other numbers than the gate's: make draws the same ones for the same shape.
+    up = gate.detach().flip(0, 1).clone().requires_grad_()
+    return [(*given, (gate, up, make(rows, width).roll(1, 0)))]
 
 
 def _inputs(

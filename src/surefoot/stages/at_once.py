@@ -31,6 +31,7 @@ from surefoot.stages.fast_paths import (
     limit_of,
     nothing_at_zero,
     obstacles_of,
+    of_form,
     one_pass,
     planned_paths,
     without_blocked,
@@ -59,7 +60,7 @@ def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
         return None
     record = judged(seen.error, limit_of(plan), resumed=resumed)
     plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
-    together: dict[str, Any] = {path.name: record | {"together": True} for path in possible}
+    together: dict[str, Any] = {path.name: of_form(path, record | {"together": True}) for path in possible}
     if form != PLAIN:
         together[NAME] |= {"form": form, "leak": seen.leak}
     return Settled(plan, found | together)

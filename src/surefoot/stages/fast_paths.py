@@ -94,7 +94,7 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
-    pointwise = [pointwise_path()] if plan.kernels.pointwise.value == "fused" else []
+    pointwise = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == "fused" else []
     return [*adapter, *loss, *pointwise, *last]  # the last one has hooks, and norms with hooks are left alone
 
 
@@ -130,7 +130,7 @@ def settle(
         plain = run()
         good: list[FastPath] = []
         for path in possible:
-            record = found[path.name] = _compared(engine, path, plain, run, limit, resumed=resumed)
+            record = found[path.name] = of_form(path, _compared(engine, path, plain, run, limit, resumed=resumed))
             plan = _weighed(plan, path.name, record, _sentence(record), say, resumed=resumed)
             if record["used"]:
                 good.append(path)
@@ -140,7 +140,7 @@ def settle(
             if not resumed:
                 _take_out(installed)
             for path in good:
-                record = found[path.name] = judged(error, limit, resumed=resumed)
+                record = found[path.name] = of_form(path, judged(error, limit, resumed=resumed))
                 what = f"together with others {_sentence(record)}"
                 plan = _weighed(plan, path.name, record, what, say, resumed=resumed)
     return Settled(plan, found)
@@ -191,6 +191,11 @@ def limit_of(plan: RunPlan) -> float:
 def judged(error: float, limit: float, *, resumed: bool) -> dict[str, Any]:
     """The record of a path that was compared."""
     return {"used": resumed or error <= limit, "error": error, "limit": limit, "outside": error > limit}
+
+
+def of_form(path: FastPath, record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the form of the path, where it has several."""
+    return record | ({"form": path.form} if path.form else {})
 
 
 @contextmanager

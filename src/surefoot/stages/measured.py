@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
+from surefoot.planning.measurements import AttentionTrial, PointwiseSizes, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.kept import Kept
 
 if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
     import torch
 
+    from surefoot.kernels.forms import Arithmetic
     from surefoot.probe.child import AttentionRequest
     from surefoot.probe.pointwise import Ways
 
 Shape = tuple[int, int]  # inputs, outputs
 BUDGET = {"cpu": 3.0, "cuda": 10.0}  # seconds; measured in docs/evidence/probes.md
+_NOT_LOADED = "Triton does not load"
 _PASSING = ("ended its process", "did not end", "out of memory")  # what may be otherwise tomorrow
 
 
@@ -84,32 +86,43 @@ def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[Attention
 
 
 def measured_pointwise(
-    width: int, heads: int, head_dim: int, dtype: DType, device: torch.device, kept: Kept
+    sizes: PointwiseSizes, dtype: DType, device: torch.device, kept: Kept
 ) -> tuple[PointwiseTrial, ...]:
-    """See `probe.pointwise.pointwise_trials`."""
-    from surefoot.probe import pointwise
+    """See `probe.pointwise.pointwise_trials`. A Triton that does not load is a trial that failed."""
+    from dataclasses import asdict
 
-    question = {"width": width, "heads": [heads, head_dim], "dtype": dtype, "device": device.type}
+    from surefoot.kernels.forms import arithmetic_for
+    from surefoot.probe.pointwise import pointwise_trials
+
+    def trials() -> tuple[PointwiseTrial, ...]:
+        try:
+            ways = pointwise_ways(arithmetic_for(device.type))
+        except ImportError as error:
+            return (PointwiseTrial("all", 0.0, 0.0, f"{_NOT_LOADED}: {error}"),)
+        return pointwise_trials(ways, sizes, dtype, device)
+
     return kept.get(
         "pointwise",
-        question,
+        {"sizes": asdict(sizes), "dtype": dtype, "device": device.type},
         tuple[PointwiseTrial, ...],
-        lambda: pointwise.pointwise_trials(pointwise_ways(), width, heads, head_dim, dtype, device),
+        trials,
+        lasting=lambda found: not any(trial.failure.startswith(_NOT_LOADED) for trial in found),
     )
 
 
-def pointwise_ways() -> Ways:
-    """Norms as Llama and as Gemma write them, and the turn of heads: plain and by surefoot's kernels."""
+def pointwise_ways(by: Arithmetic) -> Ways:
+    """Norms as Llama and as Gemma write them, the turn of heads, and gates: plain and by surefoot's kernels."""
     from functools import partial
 
     from surefoot.kernels.blocks import NormForm
-    from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned_alone
+    from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
     from surefoot.probe.pointwise import Ways
 
     forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
     return Ways(
-        [(partial(plain_norm, form=form), partial(rms_norm, form=form)) for form in forms],
-        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), turned_alone),
+        [(partial(plain_norm, form=form), partial(rms_norm, form=form, by=by)) for form in forms],
+        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), partial(turned_alone, by=by)),
+        (plain_gate, partial(gated, by=by.gates)) if by.gates else None,
     )
 
 

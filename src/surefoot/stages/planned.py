@@ -24,6 +24,7 @@ from surefoot.planning.measurements import (
     AttentionTrial,
     LengthFacts,
     Measurements,
+    PointwiseSizes,
     longest_document,
     longest_example,
     measurements_from_json,
@@ -31,7 +32,7 @@ from surefoot.planning.measurements import (
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import DType, RunPlan
-from surefoot.planning.pointwise import pointwise_obstacle
+from surefoot.planning.pointwise import gate_width, pointwise_obstacle
 from surefoot.planning.ppo import Roles
 from surefoot.planning.precision import NARROW
 from surefoot.planning.resolve import precision_for, resolve
@@ -139,8 +140,9 @@ def _measure(
         length = lengths.typical if lengths else limit
         trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
         partial = replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
-    if config.kernels.pointwise != "plain" and not pointwise_obstacle(config, model, hardware.kind):
-        seen = measured_pointwise(model.hidden, model.heads, model.head_dim, dtype, device, kept)
+    if config.kernels.pointwise != "plain" and not pointwise_obstacle(config, model, hardware):
+        sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim, gate_width(model, hardware.kind))
+        seen = measured_pointwise(sizes, dtype, device, kept)
         partial = replace(partial, pointwise=seen)
     if lengths is None or not lengths.mix or config.data.packing == "off":
         return partial
