@@ -9,11 +9,13 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "sync", "n": 7}     the same, counted since training began (saving is a series of them)
     {"at": "save", "n": 7}     the same without log rows: before the 7th flush or rename of the saves
     {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
-    {"at": "again", "n": 2}    when steps are about to be taken for the 2nd time: after a rollback, from the checkpoint
+    {"at": "again", "n": 2}    when steps are about to be taken for the 2nd time: after a rollback, from the checkpoint;
+                               ranks but the first, when they are about to set up for them
     {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
 
-"delay": 0.01 in addition lets it go on for so many seconds first, so that the signal falls anywhere; "number": 15 sends
-another signal than SIGKILL. "beside": true in addition lets a thread finish every checkpoint, however small.
+"rank": 1 in addition means that rank alone. "delay": 0.01 lets it go on for so many seconds first, so that the signal
+falls anywhere; "number": 15 sends another signal than SIGKILL. "beside": true in addition lets a thread finish every
+checkpoint, however small.
 
 A kill with a number that is never reached ends the log with `writes: <how many there were>`.
 
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import signal
@@ -82,12 +85,14 @@ class ForkServer:
         folder: Path | None = None,
         ranks: int = 1,
         bad: Collection[Any] = (),
+        change: str = "",
     ) -> int:
         """folder: the working folder of the command, if not this process's own. ranks: as how many the command is run;
-        the code is then the first one that is not 0. bad: records whose loss is NaN."""
+        the code is then the first one that is not 0. bad: records whose loss is NaN. change: "module:function", called
+        with the rank before the command is."""
         folder = folder or Path.cwd()
         request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder), "ranks": ranks}
-        request["bad"] = list(bad)
+        request |= {"bad": list(bad), "change": change}
         with ForkServer._lock:
             return self._ask(request)
 
@@ -147,7 +152,7 @@ def _answer() -> None:
             child = os.fork()
             if child == 0:
                 _be_rank(rank, request["ranks"], port)
-                _child(request)
+                _child(request, rank)
             children.append(child)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         print(request["number"], next((code for code in codes if code), 0), flush=True)
@@ -166,7 +171,7 @@ def _be_rank(rank: int, world: int, port: int) -> None:
     os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}})
 
 
-def _child(request: dict[str, Any]) -> None:
+def _child(request: dict[str, Any], rank: int) -> None:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -176,7 +181,11 @@ def _child(request: dict[str, Any]) -> None:
         from bad_examples import spoil
 
         spoil(request["bad"], pytest.MonkeyPatch())
-    counts = _arm(**request["kill"]) if request["kill"] else None
+    if request["change"]:
+        module, _, name = request["change"].partition(":")
+        getattr(importlib.import_module(module), name)(rank)
+    kill = dict(request["kill"] or {})
+    counts = _arm(**kill) if kill and kill.pop("rank", rank) == rank else None
     from surefoot.cli.main import main
 
     code = 1
@@ -197,7 +206,7 @@ def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int 
     `os`, where all libraries make them."""
     from surefoot import durable
     from surefoot.models import generate
-    from surefoot.stages import run
+    from surefoot.stages import follow, run
     from surefoot.training import loop, step
 
     if beside:
@@ -249,6 +258,7 @@ def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int 
 
     loop.train_step = armed_step
     run.note_rollbacks = counted_at("again", run.note_rollbacks)
+    follow.make_ready = counted_at("again", follow.make_ready)
     generate.next_logits = counted_at("rollout", generate.next_logits)
     step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)

@@ -1,9 +1,6 @@
 """A run whose data make the loss NaN goes back to a healthy checkpoint and around them: every stage, at most twice."""
 
-import io
 import json
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -12,17 +9,13 @@ from bad_examples import spoil
 from rollback_runs import STEPS, examples_by_step, one_of_each, rollback_world, write_config
 from surefoot import durable
 from surefoot.cli.main import main
-from surefoot.config.load import load_config
 from surefoot.config.schema import RunConfig
-from surefoot.errors import EnvironmentFault, Fault, InputError, IntegrityError
-from surefoot.report.console import Console
+from surefoot.errors import EnvironmentFault, Fault, IntegrityError
 from surefoot.stages import run as run_module
-from surefoot.stages.ranks import check_several
 from surefoot.stages.rollback_record import RECORD, Recorded, add_rollback, find_checkpoint, read_rollbacks
 from surefoot.training import loop as loop_module
 from surefoot.training.checkpoint import list_checkpoints, read_state, retain
 from surefoot.training.failure import failures_in
-from surefoot.training.ranks import Ranks
 from surefoot.training.rollback import Rollback
 
 PASS = 10  # steps in which every record is seen once
@@ -235,24 +228,3 @@ def test_retention_leaves_the_last_healthy_checkpoint(world, clean, monkeypatch)
     monkeypatch.setattr("surefoot.training.checkpoint._is_healthy", lambda checkpoint: False)  # twin
     retain(run, 2, None)
     assert [one.step for one in list_checkpoints(run)] == [6, 5]
-
-
-def test_several_processes_are_refused_in_one_line(world):
-    config = RunConfig.model_validate(
-        {"stage": "sft", "model": "m", "data": {"train": "t"}, "output": "o", "guard": {"rollback": "on"}}
-    )
-    with pytest.raises(
-        InputError, match=r"guard.rollback: a run goes back to a checkpoint in one process, and this one"
-    ):
-        check_several(config, Ranks(0, 2, 0))
-
-
-def test_several_processes_are_refused_before_anything_is_planned(world):
-    path = write_config(world, "several", parallel={"nproc": 2})
-    planned = CliRunner().invoke(main, ["plan", path])
-    assert planned.exit_code == 2
-    assert "guard.rollback: a run goes back to a checkpoint in one process, and this one has 2" in planned.output
-    session = SimpleNamespace(ranks=Ranks(0, 2, 0))  # has nothing else: nobody has begun
-    asked = cast(Any, SimpleNamespace(imports=0.0, dry_run=True))
-    with pytest.raises(InputError, match=r"guard\.rollback"):
-        run_module._lead(load_config(path).config, "resume", Console(io.StringIO()), cast(Any, session), asked)

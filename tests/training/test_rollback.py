@@ -5,7 +5,8 @@ import json
 import pytest
 
 from surefoot.training.guard import GuardCounts
-from surefoot.training.rollback import Rollback, data_step, is_on_the_way
+from surefoot.training.report import StepReport
+from surefoot.training.rollback import Rollback, counted_from, data_step, is_on_the_way
 from surefoot.training.state import RunState
 
 FIRST = Rollback(back_to=4, lost=7, ahead=3)
@@ -49,6 +50,36 @@ def test_the_state_carries_rollbacks_through_json_and_reads_states_without():
     assert RunState.from_json(told) == state
     del told["rollbacks"]
     assert RunState.from_json(told) == RunState(step=9)
+
+
+def state_after(state, step, decision):
+    return state.after_step(
+        StepReport(step=step, loss=None, grad_norm=None, lr=0.1, weight=1, tokens=1, examples=(), decision=decision,
+                   non_finite="loss" if decision == "non_finite" else None, seconds=0.0)
+    )  # fmt: skip
+
+
+def test_steps_before_the_checkpoint_count_against_the_run_no_longer():
+    """Lost at step 9 with those of 1, 3 and 4 among the last ones; the next bad step is the first one again."""
+    back = Rollback(back_to=4, lost=9, ahead=5)
+    at_checkpoint = RunState(step=4, guard=GuardCounts(skipped=3, recent=(1, 3, 4)))
+    on = state_after(RunState(step=4, guard=at_checkpoint.guard, rollbacks=(back,)), 5, "non_finite")
+    assert on.guard == GuardCounts(consecutive=1, skipped=4, recent=(5,))
+    assert state_after(on, 6, "stepped").guard.recent == (5,)
+    twin = state_after(at_checkpoint, 5, "non_finite")  # went back nowhere
+    assert twin.guard.recent == (1, 3, 4, 5)
+
+
+def test_which_count_is_told_by_step_and_rollbacks_alone():
+    """So a run that goes on from an older checkpoint than the one it went back to counts as the one it was."""
+    assert [counted_from([], step) for step in (1, 9)] == [0, 0]
+    assert [counted_from([FIRST, LATER], step) for step in (4, 5, 8, 9, 20)] == [0, 4, 4, 8, 8]
+    assert [counted_from([FIRST, EARLIER], step) for step in (2, 3, 4, 5)] == [0, 2, 2, 2]
+    older = RunState(step=2, guard=GuardCounts(recent=(1,)), rollbacks=(FIRST,))
+    for step in (3, 4):
+        older = state_after(older, step, "stepped")
+    assert older.guard.recent == (1,)
+    assert state_after(older, 5, "stepped").guard.recent == ()
 
 
 def test_a_state_between_two_bad_steps_is_not_healthy():

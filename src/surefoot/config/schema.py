@@ -210,7 +210,7 @@ class GuardConfig(Section):
     weights by no more than the highest norm that would have been none."""
     rollback: Literal["on", "off"] = "off"
     """on: where non-finite steps would stop the run, go back to the last healthy checkpoint and skip the data between
-    it and the last of these steps, at most twice. In one process."""
+    it and the last of these steps, at most twice."""
 
 
 class BosConfig(Section):

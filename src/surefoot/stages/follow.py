@@ -24,7 +24,7 @@ from surefoot.stages.revisions import commits_from_json, commits_to_json
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.steps import make_ready, take_steps
 from surefoot.training.checkpoint import list_checkpoints
-from surefoot.training.rollback import Rollback
+from surefoot.training.rollback import Rollback, StepsLost
 from surefoot.training.session import Session
 
 _OVER = "over"
@@ -53,8 +53,9 @@ def hand_over_end(session: Session, code: int = 0) -> int:
 
 def follow(
     config: RunConfig, session: Session, custom: Custom, console: Console, profile: ProfileWish = NO_PROFILE
-) -> int:
-    """Returns the exit code, as the first rank's."""
+) -> int | None:
+    """Returns the exit code, as the first rank's; None: steps were lost, and whether the run goes back the first rank
+    says, to who follows again."""
     given = session.await_lead()
     if _OVER in given:
         return given[_OVER]
@@ -63,8 +64,15 @@ def follow(
     _compare(run.identity, given["identity"])
     run, setup, _ = make_ready(run, session, custom, console)
     session.gather("share", setup.share)
-    with device_faults("training", config, run.plan):
-        outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile)
+    try:
+        with device_faults("training", config, run.plan):
+            outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile)
+    except StepsLost:  # the same on all ranks: it is judged by numbers that all have
+        if config.guard.rollback == "off":
+            raise
+        setup.engine.release()
+        session.begin_anew()
+        return None
     return STOPPED_EXIT_CODE if outcome.reason == "interrupted" else 0
 
 

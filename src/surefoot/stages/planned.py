@@ -41,7 +41,7 @@ from surefoot.planning.tokenizer import plan_max_length
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.measured import measured_attention, measured_pointwise, measured_products, measured_threads
-from surefoot.stages.ranks import check_rollback, ranks_facts
+from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def make_plan(
     asked for does not work here.
     """
     ranks = ranks_facts(config)
-    check_rollback(config, ranks.world)
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
     model = as_trained(facts_of(folder), config)
     tokenizer = read_tokenizer_facts(folder)

@@ -54,17 +54,8 @@ def check_launch(config: RunConfig) -> None:
 
 
 def check_several(config: RunConfig, ranks: Ranks) -> None:
-    """Raises InputError where weights are to be shared out, and there is nobody to share them with, and where several
-    processes would have to go back together."""
+    """Raises InputError where weights are to be shared out, and there is nobody to share them with."""
     engine = config.parallel.engine
-    check_rollback(config, ranks.world)
     if ranks.world == 1 and engine in ("fsdp2", "deepspeed"):
         what = f"{engine} shares weights out among several processes, and this is one"
         raise InputError(Fault("parallel.engine", what, "add parallel.nproc, start it with torchrun, or leave it out"))
-
-
-def check_rollback(config: RunConfig, world: int) -> None:
-    """world: processes of the run. Raises InputError where several would have to go back together."""
-    if world > 1 and config.guard.rollback == "on":
-        what = f"a run goes back to a checkpoint in one process, and this one has {world}"
-        raise InputError(Fault("guard.rollback", what, "leave it out, or train in one process"))

@@ -36,7 +36,7 @@ from surefoot.stages.phases import START, Phases
 from surefoot.stages.prepare import Prepared, conflicts, prepare
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
-from surefoot.stages.ranks import check_rollback, check_several, find_ranks
+from surefoot.stages.ranks import check_several, find_ranks
 from surefoot.stages.records import write_records
 from surefoot.stages.revisions import HUB, commits_to_json
 from surefoot.stages.roll_back import make_stage, roll_back
@@ -83,7 +83,9 @@ def train_run(
     with open_session(ranks, config.parallel.timeout, launcher) as session:
         if not ranks.is_first:
             with silent_console() as silence, captured_libraries(silence):
-                return follow(config, session, custom, silence, profile)
+                while (code := follow(config, session, custom, silence, profile)) is None:
+                    gc.collect()
+                return code
         asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin, imports)
         with captured_libraries(console):
             _say(console, asked.voice.started())
@@ -115,7 +117,6 @@ class Asked:
 def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked) -> int | None:
     """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
     phases = Phases(asked.imports)
-    check_rollback(config, session.ranks.world)  # a resumed run is not planned anew
     with session.activity.during("planning and reading the data"):
         found = _claim(config, mode, asked.custom)
         if _is_untouched(found):
@@ -149,6 +150,8 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
                 return _train_and_publish(run, setup, console, session, asked)
         except SurefootError as error:
             if isinstance(error, StepsLost) and _went_back(run, error, console):
+                setup.engine.release()
+                session.begin_anew()
                 return None
             console.note(f"error: {error}")  # the screen gets it from the command line
             draw_report(run.found.folder)

@@ -77,6 +77,11 @@ class Activity:
             self.tick()
             self._step_began = self._since
 
+    def begin_anew(self) -> None:
+        """The next step is a first one again."""
+        self._steps, self.doing, self.step = 0, "going back to a checkpoint", 0
+        self.tick()
+
     def step_begins(self, step: int) -> None:
         """This rank comes to optimizer step `step`."""
         now = time.monotonic()

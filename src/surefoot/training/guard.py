@@ -35,7 +35,7 @@ RECENT = 300  # steps
 
 @dataclass(frozen=True)
 class GuardCounts:
-    """consecutive: non-finite steps in a row now. recent: those among the last RECENT steps, by number.
+    """consecutive: non-finite steps in a row now. recent: those among the last RECENT steps, by number, that count.
     skipped, scaler, spikes: totals of the run. Steps that a stage held back were never looked at, and count nothing."""
 
     consecutive: int = 0
@@ -44,8 +44,9 @@ class GuardCounts:
     spikes: int = 0
     recent: tuple[int, ...] = ()
 
-    def after(self, step: int, decision: Decision, *, spiked: bool = False) -> GuardCounts:
-        recent = tuple(one for one in self.recent if one > step - RECENT)
+    def after(self, step: int, decision: Decision, *, spiked: bool = False, since: int = 0) -> GuardCounts:
+        """since: steps up to this one count no longer."""
+        recent = tuple(one for one in self.recent if one > max(step - RECENT, since))
         if decision == "stepped":
             return replace(self, consecutive=0, spikes=self.spikes + spiked, recent=recent)
         if decision == "held":

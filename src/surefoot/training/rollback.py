@@ -25,7 +25,19 @@ class Rollback:
 
 def data_step(rollbacks: Sequence[Rollback], step: int) -> int:
     """The step whose data `step` learns from, both from 1: by the last rollback that goes back to before it."""
-    return step + next((one.ahead for one in reversed(rollbacks) if one.back_to < step), 0)
+    last = _last_before(rollbacks, step)
+    return step + (last.ahead if last else 0)
+
+
+def counted_from(rollbacks: Sequence[Rollback], step: int) -> int:
+    """The step after which non-finite ones count against the run, seen from `step`: where it last went back to. Those
+    before led to that, or have been lived with; counted again, the next one would end the run that was to go on."""
+    last = _last_before(rollbacks, step)
+    return last.back_to if last else 0
+
+
+def _last_before(rollbacks: Sequence[Rollback], step: int) -> Rollback | None:
+    return next((one for one in reversed(rollbacks) if one.back_to < step), None)
 
 
 def is_on_the_way(step: int, known: Sequence[Rollback], rollbacks: Sequence[Rollback]) -> bool:

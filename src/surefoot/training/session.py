@@ -12,6 +12,8 @@ They meet in a store of torch.distributed that rank 0 (or torchrun) holds; no pr
 so whoever tokenises may fork. A `Watchdog` runs from the beginning to the end. An error that leaves the block is told
 to all: it is raised by the rank that told it, and the others raise `EndedElsewhere`, which prints nothing.
 
+A run that goes back to a checkpoint begins anew on all ranks (`begin_anew`), in the same process group.
+
 A run in one process has the same session without a store: every call is there and does nothing.
 """
 
@@ -58,37 +60,44 @@ class Session:
     ):
         self.ranks, self.activity = ranks, activity
         self._store, self._watchdog, self._timeout = store, watchdog, timeout
+        self._beginning = 0  # what is handed over belongs to one
+
+    def begin_anew(self) -> None:
+        """What ranks tell each other from here on is told for the first time. Every rank must."""
+        self._beginning += 1
+        self.activity.begin_anew()
 
     def hand_over(self, given: Mapping[str, Any]) -> None:
         """Rank 0: what the others wait for. JSON-able."""
         if self._store is not None:
-            self._store.set(_LEAD, json.dumps(given))
+            self._store.set(self._key(_LEAD), json.dumps(given))
 
     def await_lead(self) -> dict[str, Any]:
         """Other ranks: what rank 0 handed over. It may take its time; raises EndedElsewhere where it failed."""
         assert self._store is not None
         with self.activity.during("waiting for rank 0"):
-            while not self._store.check([_LEAD]):
+            while not self._store.check([self._key(_LEAD)]):
                 self._leave_if_told()
                 time.sleep(_POLL)
-            return json.loads(self._store.get(_LEAD))
+            return json.loads(self._store.get(self._key(_LEAD)))
 
     def gather(self, name: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What every rank has under that name, by rank; for the first one only, which waits for all. JSON-able."""
         if self._store is None:
             return [dict(value)]
-        self._store.set(f"{name}/{self.ranks.rank}", json.dumps(value))
+        self._store.set(self._key(f"{name}/{self.ranks.rank}"), json.dumps(value))
         if not self.ranks.is_first:
             return []
-        keys = [f"{name}/{rank}" for rank in range(self.ranks.world)]
+        keys = [self._key(f"{name}/{rank}") for rank in range(self.ranks.world)]
         while not self._store.check(keys):
             self._leave_if_told()
             time.sleep(_POLL)
         return [json.loads(one) for one in self._store.multi_get(keys)]
 
     def start_group(self, device: str) -> None:
-        """The process group: gloo on the host, NCCL between GPUs."""
-        if self._store is None or self._watchdog is None:
+        """The process group: gloo on the host, NCCL between GPUs. It stays where the run begins anew, as libraries keep
+        groups that they made of it."""
+        if self._store is None or self._watchdog is None or dist.is_initialized():
             return
         self._watchdog.meet()
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
@@ -104,6 +113,9 @@ class Session:
         """Where the end of the run is noted when the watchdog ends it."""
         if self._watchdog is not None:
             self._watchdog.note = note
+
+    def _key(self, name: str) -> str:
+        return f"{self._beginning}/{name}"
 
     def _leave_if_told(self) -> None:
         assert self._store is not None

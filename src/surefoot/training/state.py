@@ -13,7 +13,7 @@ from typing import Any
 from surefoot.training.goal import Goal
 from surefoot.training.guard import GuardCounts
 from surefoot.training.report import EvalReport, StepReport
-from surefoot.training.rollback import Rollback
+from surefoot.training.rollback import Rollback, counted_from
 from surefoot.training.scaling import LossScale
 from surefoot.training.spikes import Norms, after
 
@@ -68,6 +68,7 @@ class RunState:
         if report.decision == "stepped" and report.loss is not None and report.grad_norm is not None:
             loss_sum, loss_weight = loss_sum + report.loss * report.weight, loss_weight + report.weight
             norms = after(norms, report.grad_norm)
+        since = counted_from(self.rollbacks, report.step)
         return dataclasses.replace(
             self,
             step=report.step,
@@ -75,7 +76,7 @@ class RunState:
             supervised=self.supervised + report.weight,
             loss_sum=loss_sum,
             loss_weight=loss_weight,
-            guard=self.guard.after(report.step, report.decision, spiked=report.spike is not None),
+            guard=self.guard.after(report.step, report.decision, spiked=report.spike is not None, since=since),
             scale=scale,
             norms=norms,
             seconds=self.seconds + report.seconds,

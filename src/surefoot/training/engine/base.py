@@ -131,3 +131,7 @@ class Engine(Protocol):
     def elements(self) -> Elements:
         """What this rank holds, counted."""
         ...
+
+    def release(self) -> None:
+        """No further step is taken: let go of what would keep the models in memory for as long as the process lives."""
+        ...

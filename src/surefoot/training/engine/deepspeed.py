@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from surefoot.libraries import import_deepspeed
 from surefoot.models.decoder import decoder_layers
@@ -72,8 +73,7 @@ class DeepSpeedEngine:
             model=model, optimizer=self._gate, config=self.config, dist_init_required=False
         )
         self._zero = self._engine.optimizer
-        if stage == 3:
-            _reduce_by_parameter(self._zero)
+        self._hooks = _reduce_by_parameter(self._zero) if stage == 3 else []
         self._pending = False  # gradients since the last step
         self._reduced = False
         self._forget()
@@ -174,6 +174,15 @@ class DeepSpeedEngine:
             held = sum(one.numel() for one in self.model.parameters())
         return Elements(held, trained if self._stage == 1 else kept, kept)
 
+    def release(self) -> None:
+        """A hook at a parameter's gradient is out of sight of Python's collector, and so is all that it refers to. The
+        stack of running modules is global to DeepSpeed, and the model of every engine of stage 3 stays on it."""
+        for hook in self._hooks:
+            hook.remove()
+        self._engine.destroy()
+        running = self._deepspeed.runtime.zero.parameter_offload.FWD_MODULE_STACK
+        running[:] = [module for module in running if module is not self.model]
+
     def _whole(self, parameter: nn.Parameter) -> torch.Tensor:
         with self._deepspeed.zero.GatheredParameters([parameter]):
             return parameter.detach().clone()
@@ -256,18 +265,20 @@ def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
         inner.get_input_embeddings().register_forward_hook(_with_gradient)
 
 
-def _reduce_by_parameter(zero: Any) -> None:
+def _reduce_by_parameter(zero: Any) -> list[RemovableHandle]:
     """DeepSpeed reduces what it fetches as one whenever that is done, with whatever gradients are there by then. A
     layer that several parts share, such as an actor and a critic on one trunk, is done once for each of them, and has
     the gradients of all only after the last. So each parameter is reduced when its own gradient is complete, as those
-    outside of layers are: in the order of the graph, which is the same on all ranks."""
+    outside of layers are: in the order of the graph, which is the same on all ranks. Returns the hooks."""
     for hook in zero._leaf_module_hooks:
         hook.remove()
     zero._leaf_module_hooks.clear()
-    for parameters in zero.leaf_parameters.values():
-        for parameter in parameters:
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(zero.reduce_ready_partitions_and_remove_grads)
+    return [
+        parameter.register_post_accumulate_grad_hook(zero.reduce_ready_partitions_and_remove_grads)
+        for parameters in zero.leaf_parameters.values()
+        for parameter in parameters
+        if parameter.requires_grad
+    ]
 
 
 def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:

@@ -93,6 +93,9 @@ class Fsdp2Engine(Stepping):
         trained = sum(own_part(parameter).numel() for parameter in self.parameters.values())
         return Elements(held, trained, trained)
 
+    def release(self) -> None:
+        pass
+
     def _reshard(self) -> None:
         for unit in self._units:
             unit.reshard()

@@ -49,6 +49,9 @@ class SingleEngine(Stepping):
     def elements(self) -> Elements:
         return plain_elements(self.model, self.parameters)
 
+    def release(self) -> None:
+        pass
+
 
 def plain_norms(groups: Groups) -> dict[str, torch.Tensor]:
     """Of gradients that are whole on this rank."""

@@ -92,6 +92,9 @@ class Stepping(ABC):
     @abstractmethod
     def elements(self) -> Elements: ...
 
+    @abstractmethod
+    def release(self) -> None: ...
+
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor: all of a plain one, its share of a distributed one."""

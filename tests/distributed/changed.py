@@ -1,0 +1,39 @@
+"""What tests change in ranks that `ForkServer` forks: functions of the rank, called before the command."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+
+def forgets_rollbacks(rank: int) -> None:
+    """Rank 1 takes the data of a run that went back nowhere."""
+    from surefoot.stages import follow
+
+    claimed = follow._claimed
+    follow._claimed = lambda *given: replace(claimed(*given), rollbacks=())
+
+
+def keeps_hand_over(rank: int) -> None:
+    """What was told at the first beginning is taken for what is told at the next."""
+    from surefoot.training.session import Session
+
+    Session._key = lambda self, name: name
+
+
+def says_tensors(rank: int) -> None:
+    """Prints how many bytes of tensors are in memory whenever steps are about to be taken."""
+    import torch
+
+    from surefoot.stages import steps
+
+    train = steps.train
+
+    def told(*arguments: Any) -> Any:
+        found = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in found}
+        print(f"rank {rank}: {sum(storages.values())} bytes in memory")
+        return train(*arguments)
+
+    steps.train = told
