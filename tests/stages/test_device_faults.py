@@ -6,8 +6,8 @@ import torch
 from layouts import run_config
 from plans import run_plan
 from surefoot.errors import EnvironmentFault
-from surefoot.stages.device_faults import device_faults, is_device_error
-from surefoot.stages.memory_faults import is_out_of_memory
+from surefoot.stages.device_faults import device_faults
+from surefoot.training.device_errors import is_device_error, is_out_of_memory
 
 PLAN = run_plan(trainable=1, parameters=1)
 

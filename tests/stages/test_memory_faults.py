@@ -13,7 +13,8 @@ from surefoot.errors import EnvironmentFault
 from surefoot.report.console import Console
 from surefoot.stages import run as stage
 from surefoot.stages import steps
-from surefoot.stages.memory_faults import advice, is_out_of_memory, memory_faults
+from surefoot.stages.memory_faults import advice, memory_faults
+from surefoot.training.device_errors import is_out_of_memory
 from tiny import tiny_llama
 
 HUGE = 2**62 // 4  # numbers that no machine holds

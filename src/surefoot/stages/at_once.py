@@ -21,7 +21,6 @@ from surefoot.models.dropout import highest_dropout
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.planning.packing import PLAIN
-from surefoot.stages.device_faults import is_of_the_environment
 from surefoot.stages.fast_paths import (
     GO_ON,
     Settled,
@@ -39,6 +38,7 @@ from surefoot.stages.fast_paths import (
 from surefoot.stages.packed_rows import leak_of
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.setup import Setup
+from surefoot.training.device_errors import is_of_the_environment
 
 
 def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled | None:

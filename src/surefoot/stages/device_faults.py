@@ -6,19 +6,15 @@ the step under way is given up, and the run goes on from the last checkpoint, in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.memory_faults import is_out_of_memory, memory_faults
+from surefoot.stages.memory_faults import memory_faults
+from surefoot.training.device_errors import is_device_error
 
-# torch has a class for what the driver reports; what the libraries on top of it report is a plain RuntimeError.
-_LIBRARY = re.compile(r"\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_\w+|\b(CUDA|HIP|MPS|NCCL) error\b")
 _FIX = (
     "look for the device in the log of the system (dmesg, nvidia-smi -q), then go on with --resume; "
     "should it come again, on another device"
@@ -37,18 +33,3 @@ def device_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
                 raise
             first = str(error).strip().partition("\n")[0]
             raise EnvironmentFault(Fault(phase, f"{plan.device.value} failed: {first}", _FIX)) from error
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Of the device, or of a library that drives it; memory that it lacks is none."""
-    if is_out_of_memory(error):
-        return False
-    return isinstance(error, torch.AcceleratorError) or (
-        isinstance(error, RuntimeError) and bool(_LIBRARY.search(str(error)))
-    )
-
-
-def is_of_the_environment(error: BaseException) -> bool:
-    """A device that failed, or memory that was lacking: no word on what was computed, and no other way to compute it
-    would help."""
-    return is_out_of_memory(error) or is_device_error(error)

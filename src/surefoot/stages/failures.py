@@ -17,10 +17,10 @@ from surefoot.config.dump import dump_plain, plain_config
 from surefoot.planning.serial import plan_to_json
 from surefoot.redaction import veiled, veiled_value
 from surefoot.report.flight import FLIGHT, recent
-from surefoot.stages.device_faults import is_device_error
 from surefoot.stages.prepare import Prepared
 from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.stages.setup import Setup
+from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, place_of_error
 from surefoot.training.failure import Failure, failure_folder, failures_in, write_failure
 from surefoot.training.recorder import Attempt

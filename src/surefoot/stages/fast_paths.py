@@ -33,10 +33,10 @@ from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.models.last_block import last_block_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import Choice, DType, RunPlan
-from surefoot.stages.device_faults import is_of_the_environment
 from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
+from surefoot.training.device_errors import is_of_the_environment
 from surefoot.training.engine import Engine
 from surefoot.training.step import LOSS, add_gradient, draw, step_size
 

@@ -11,13 +11,8 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.plan import RunPlan
+from surefoot.training.device_errors import is_out_of_memory
 
-# torch raises a class of its own where its allocator on accelerators fails, a plain RuntimeError from its CPU
-# allocator, and what it raises for an error of the device where the driver or a library allocates by itself.
-_WORDS = re.compile(
-    r"DefaultCPUAllocator|not enough memory: you tried to allocate|can't allocate memory"
-    r"|\b(CUDA|HIP) error: out of memory|\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED"
-)
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 
@@ -32,12 +27,6 @@ def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
         asked = _ASKED.search(str(error))
         what = f"out of memory on {plan.device.value}" + (f": {asked[1]} more were asked for" if asked else "")
         raise EnvironmentFault(Fault(phase, what, advice(config, plan))) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and bool(_WORDS.search(str(error)))
 
 
 def advice(config: RunConfig, plan: RunPlan) -> str:

@@ -30,7 +30,6 @@ from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reaso
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import PLAIN, without_packing
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.device_faults import is_of_the_environment
 from surefoot.stages.fast_paths import (
     GO_ON,
     STAYS,
@@ -45,6 +44,7 @@ from surefoot.stages.prepare import Prepared
 from surefoot.stages.roll_back import make_stage
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
+from surefoot.training.device_errors import is_of_the_environment
 
 
 def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:

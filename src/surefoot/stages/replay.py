@@ -28,6 +28,7 @@ from surefoot.planning.plan import Choice, KernelsPlan, RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.silent import SilentObserver, silent_console
 from surefoot.stages.custom import NOTHING, Custom
+from surefoot.stages.device_faults import device_faults
 from surefoot.stages.fast_paths import planned_paths
 from surefoot.stages.identity import check_identity
 from surefoot.stages.job import make_job
@@ -38,6 +39,7 @@ from surefoot.stages.setup import Setup, set_up
 from surefoot.stages.stage import Stage
 from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
+from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, examine, place_of_error
 from surefoot.training.failure import Failure, Kept, read_failure
 from surefoot.training.interrupt import StopRequest
@@ -98,7 +100,7 @@ def replay(folder: Path, *, plain: bool = False, custom: Custom = NOTHING) -> Re
     surefoot's own, to tell whether a kernel or the model is to blame. custom: what a Python caller brought to the run.
 
     Raises InputError for a folder that records no failure, IntegrityError for a damaged one, and where data or base
-    model are not those of the run.
+    model are not those of the run, EnvironmentFault where the device fails.
     """
     kept = read_failure(folder)
     config, plan = _saved(folder)
@@ -110,20 +112,25 @@ def replay(folder: Path, *, plain: bool = False, custom: Custom = NOTHING) -> Re
         _check_loss(folder, custom)
         run = prepare(config, found, silence, custom)
     cautions = check_identity(Checkpoint(folder, kept.failure.step), run.identity)
-    setup = set_up(run.config, run.plan, run.base, run.tokenizer, checkpoint)
+    with device_faults("replay", run.config, run.plan):
+        return _from_checkpoint(kept, run, folder, plain, tuple(cautions))
+
+
+def _from_checkpoint(kept: Kept, run: Prepared, folder: Path, plain: bool, cautions: tuple[str, ...]) -> Replayed:
+    setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
     packed = run.plan.kernels.documents.value
     paths = [] if packed == PADDED else [packed_attention(packed)]
     for path in [*paths, *planned_paths(run.plan)]:
         path.install(setup.engine.model)
     if kept.weights is not None:
         _load(setup, kept.weights, folder)
-    start = KINDS[config.stage].start
+    start = KINDS[run.config.stage].start
     stage = run.stage
     if start is not None:
         stage = start(run.config, run.plan, stage, setup, run.tokenizer, lambda sentence, *, caution=True: None)
     if kept.weights is None:
         _go_on(run, setup, stage, kept.failure.step - 1)
-    return _again(kept, setup, stage, plain, tuple(cautions))
+    return _again(kept, setup, stage, plain, cautions)
 
 
 def plain_plan(plan: RunPlan) -> RunPlan:
@@ -154,7 +161,9 @@ def _again(kept: Kept, setup: Setup, stage: Stage, plain: bool, cautions: tuple[
             scale=None if plain else failure.scale,
             settings=replace(setup.settings, seed=failure.seed),
         )
-    except Exception as error:  # whatever a recorded crash was
+    except Exception as error:  # whatever a recorded crash was; a device that fails is not recorded
+        if is_device_error(error):
+            raise
         said = f"{type(error).__name__}: {error}"
         return Replayed(failure, None, said, place_of_error(error, engine.model), plain, cautions)
     return Replayed(failure, finding, "", "", plain, cautions)

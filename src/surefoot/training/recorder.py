@@ -8,6 +8,7 @@ from typing import Protocol
 
 from surefoot.data.batch import Weighted
 from surefoot.objectives.base import Objective
+from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, agreed_origin, find_origin, source_of
 from surefoot.training.engine import Engine
 from surefoot.training.report import StepReport
@@ -46,13 +47,14 @@ def look_into(
     recorder: Recorder | None,
 ) -> str:
     """Where a step's first non-finite value came from, in words, the same on all ranks, which must all ask. The rank
-    that saw it has it recorded."""
+    that saw it has it recorded. Raises what the device raises."""
     try:
         finding = find_origin(
             engine, objective, attempt.micro_batches, step=attempt.step, scale=attempt.scale, settings=settings
         )
     except Exception as error:
-        if engine.world > 1:  # others wait for this rank inside of the pass
+        # others wait for this rank inside of the pass; a device that fails in it may have made what was not finite
+        if engine.world > 1 or is_device_error(error):
             raise
         finding, failed = Finding(None, ()), f"its replay failed ({type(error).__name__}: {error})"
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from surefoot import libraries
 from surefoot.errors import InputError, IntegrityError
 from surefoot.training.engine.zero_config import deepspeed_config
-from surefoot.training.engine.zero_shares import Share, put_state, share_of_parameter, share_of_row
+from surefoot.training.engine.zero_shares import Share, own_part, put_state, share_of_parameter, share_of_row
 from surefoot.training.ranks import Ranks
 
 
@@ -62,6 +64,26 @@ def test_the_runs_of_all_ranks_make_up_a_parameter_that_is_cut_itself(world, ele
     covered = [number for first, end in share.runs for number in range(first, end)]
     assert covered == list(range(elements))
     assert share.place == 7
+
+
+@given(world=st.integers(1, 5), elements=st.integers(1, 40))
+def test_the_parts_of_all_ranks_are_the_parameter_and_nothing_beyond_it(world, elements):
+    """Pieces are padded to one size: a parameter of fewer elements than ranks leaves whole pieces unwritten."""
+    size = -(-elements // world)
+    row = torch.full((world * size,), math.nan)  # what nobody wrote may be anything
+    row[:elements] = torch.arange(elements, dtype=torch.float32)
+    pieces = row.reshape(world, size)
+    parts = [own_part(pieces[rank], elements, rank) for rank in range(world)]
+    assert torch.cat(parts).tolist() == list(range(elements))
+    runs = share_of_parameter(0, 0, torch.Size([elements]), size, Ranks(0, world, 0)).runs
+    assert [len(part) for part in parts] == [end - first for first, end in runs]
+
+
+def test_twin_whole_pieces_hold_what_nobody_wrote():
+    """Two elements on three ranks, in pieces of one."""
+    pieces = torch.tensor([0.0, 1.0, math.nan]).reshape(3, 1)
+    assert [own_part(pieces[rank], 2, rank).tolist() for rank in range(3)] == [[0.0], [1.0], []]
+    assert not torch.isfinite(pieces[2].flatten()).all()
 
 
 def test_parameters_of_one_flat_tensor_have_taken_as_many_steps():

@@ -28,7 +28,14 @@ from surefoot.training.engine.shareable import elementwise, require_shareable
 from surefoot.training.engine.stepping import clip, norms_of_shares
 from surefoot.training.engine.whole import whole_parameters
 from surefoot.training.engine.zero_config import deepspeed_config
-from surefoot.training.engine.zero_shares import Share, put_state, share_of_parameter, share_of_row, whole_state
+from surefoot.training.engine.zero_shares import (
+    Share,
+    own_part,
+    put_state,
+    share_of_parameter,
+    share_of_row,
+    whole_state,
+)
 from surefoot.training.optimizer import Optimizer, parts_of, trainable_parameters
 from surefoot.training.ranks import Ranks, totals
 from surefoot.training.scaling import LossScale
@@ -135,13 +142,8 @@ class DeepSpeedEngine:
     def weights(self) -> Mapping[str, torch.Tensor]:
         if self._stage < 3:
             return self.parameters
-        return {name: self._own_part(one) for name, one in self.parameters.items()}
-
-    def _own_part(self, parameter: Any) -> torch.Tensor:
-        """What this rank holds of a parameter that is cut. Shares are of one size; what the last have beyond the
-        parameter's end is memory that nobody wrote."""
-        share = parameter.ds_tensor.flatten()
-        return share[: max(0, parameter.ds_numel - self.rank * len(share))]
+        cut: Mapping[str, Any] = self.parameters
+        return {name: own_part(one.ds_tensor, one.ds_numel, self.rank) for name, one in cut.items()}
 
     def moments(self) -> Mapping[str, torch.Tensor]:
         return {

@@ -51,6 +51,13 @@ def share_of_parameter(flat: int, place: int, shape: torch.Size, size: int, rank
     return Share(flat, place, tuple(pairwise(cuts)), shape)
 
 
+def own_part(piece: torch.Tensor, elements: int, rank: int) -> torch.Tensor:
+    """Stage 3. piece: of a parameter of so many elements, as a rank keeps it; all pieces are of one size. What the last
+    ones have beyond the parameter's end is memory that nobody wrote."""
+    flat = piece.flatten()
+    return flat[: max(0, elements - rank * len(flat))]
+
+
 def whole_state(
     shares: Mapping[str, Share], states: States, ranks: Ranks, device: torch.device
 ) -> dict[str, torch.Tensor]:
