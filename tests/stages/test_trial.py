@@ -10,7 +10,7 @@ import pytest
 import zoo
 from surefoot.config.load import check_config
 from surefoot.stages import steps
-from surefoot.stages.trial import Rival, ready, run_trial
+from surefoot.stages.trial import Rival, held_up, ready, run_trial
 
 STEPS, WARM_UP = 2, 2
 
@@ -49,6 +49,19 @@ def test_what_is_hopeless_is_given_up_with_the_numbers_that_the_gate_wants(confi
     assert (beaten.losses, beaten.grad_norms) == (alone.losses, alone.grad_norms)
     assert beaten.seconds == ()
     assert beaten.beside == pytest.approx(1e-9 / beaten.last)
+
+
+@pytest.mark.parametrize(
+    ("wall", "cpu", "device", "threads", "share"),
+    [
+        (10.0, 6.0, "cpu", 1, 0.4),
+        (10.0, 10.1, "cpu", 1, 0.0),  # a thread that prepares batches
+        (10.0, 6.0, "cpu", 2, 0.0),  # the second one waits where work cannot be shared
+        (10.0, 6.0, "cuda", 1, 0.0),  # the processor waits for the GPU
+    ],
+)
+def test_others_are_seen_on_one_thread_of_a_cpu_alone(wall, cpu, device, threads, share):
+    assert held_up(wall, cpu, device, threads) == pytest.approx(share)
 
 
 def test_without_a_step_to_time_there_are_the_first_losses(config):

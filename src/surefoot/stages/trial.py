@@ -176,9 +176,15 @@ def run_trial(
         memory=peak if device == "cuda" else peak - before,
         forecast=forecast,
         spread=max(whole) / min(whole) if others else 1.0,
-        held_up=max(0.0, 1 - cpu / wall) if device == "cpu" and one.plan.threads.value == 1 else 0.0,
+        held_up=held_up(wall, cpu, device, one.plan.threads.value),
         beside=sum(rival.seconds[: len(pace)]) / sum(pace) if rival is not None and beaten else None,
     )
+
+
+def held_up(wall: float, cpu: float, device: str, threads: int) -> float:
+    """Share of the wall time in which other programs had the processor. On one thread, which is otherwise at work all
+    the time; with several, or beside a GPU, waiting is part of the work, and this says 0. wall, cpu: seconds."""
+    return max(0.0, 1 - cpu / wall) if device == "cpu" and threads == 1 else 0.0
 
 
 @dataclass(frozen=True)
