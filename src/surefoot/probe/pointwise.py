@@ -136,8 +136,9 @@ def _gate_ways(
 ) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
     width, rows = shape
     gate = make(rows, width, size=size, learns=True)
-    # Other numbers than the gate's: make draws the same ones for the same shape.
-    up = gate.detach().flip(0, 1).clone().requires_grad_()
+    # Other numbers than the gate's, as the same ones are drawn for the same shape; of ordinary size, as products of
+    # small ones have few digits in fp16, whoever computes them.
+    up = make(rows, width).flip(0, 1).requires_grad_()
     return [(*given, (gate, up, make(rows, width).roll(1, 0)))]
 
 
