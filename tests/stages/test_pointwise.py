@@ -5,19 +5,24 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from layouts import run_config
 from sky import write_sky
 from surefoot.errors import EnvironmentFault
 from surefoot.kernels import forms
-from surefoot.planning.measurements import PointwiseTrial
+from surefoot.models.fast_pointwise import pointwise_path
+from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_from_json
+from surefoot.probe.kept import Kept
 from surefoot.report.console import Console
 from surefoot.stages import planned
+from surefoot.stages.measured import measured_pointwise
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import Mode
 from tiny import tiny_llama
@@ -132,6 +137,35 @@ def test_one_that_was_measured_and_differs_is_taken_out(workplace, tmp_path, mon
     assert (found["used"], choice.value, choice.source) == (False, "plain", "measured")
     train(config(workplace, tmp_path / "plain", base="wide", precision="fp32", kernels={"pointwise": "plain"}))
     assert weights(tmp_path / "run") == weights(tmp_path / "plain") != weights(tmp_path / "fused")
+
+
+def without_triton(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "surefoot.kernels.triton_pointwise", raising=False)
+
+
+def test_a_triton_that_does_not_load_is_a_trial_that_failed_and_is_tried_again(tmp_path, monkeypatch):
+    """Before any kernel runs, so that no GPU is needed to see it."""
+    without_triton(monkeypatch)
+    kept = Kept(tmp_path, {})
+    sizes = PointwiseSizes(256, 4, 64, gate=512)
+    [trial] = measured_pointwise(sizes, "bf16", torch.device("cuda"), kept)
+    assert trial.failure.startswith("Triton does not load: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_on_a_gpu_without_triton_a_planned_path_has_an_obstacle(monkeypatch):
+    """As where a run goes on on another machine than it began on."""
+    without_triton(monkeypatch)
+    assert pointwise_path("cuda").obstacle(torch.nn.Linear(1, 1)).startswith("Triton does not load: ")
+    assert pointwise_path("cpu").form == "blocks"
+
+
+def test_a_run_on_a_cpu_does_not_touch_the_kernels_of_a_gpu(workplace, tmp_path, monkeypatch):
+    without_triton(monkeypatch)
+    train(config(workplace, tmp_path / "run", kernels=FUSED))
+    assert recorded(tmp_path / "run")[0]["form"] == "blocks"
+    assert "surefoot.kernels.triton_pointwise" not in sys.modules
 
 
 def test_a_model_without_norms_and_turns_of_this_kind_is_told(workplace, tmp_path, monkeypatch):
