@@ -1,11 +1,13 @@
 """Does the memory that the plan forecasts agree with what a run takes? CPU, resident memory, a fresh process per case.
 
-    python benchmarks/memory.py [--out FILE.json] [--only TEXT]
+    python benchmarks/memory.py [--out FILE.json] [--only TEXT] [--packed DATA.json]
 
 A case is a model, a length, an adapter and whether layers are computed again. Its process builds the model as a run
 does, by `surefoot`'s own set-up, and takes a few optimizer steps on random tokens, every one of them supervised. Peak:
 the kernel's mark of resident memory, begun anew after set-up (while weights are read, their file is mapped and counts),
 above what was resident after the imports and what of the libraries' code is read in a step. Linux only.
+
+--packed: packed steps of a run on instructions instead, every micro-batch with a length of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ ROWS = 2
 ADAPTERS = ("full", "lora", "dora")
 AGAIN = ("off", "on")
 STEPS = 2
+PACKED_SIZES = {
+    "45 M": {"hidden": 512, "layers": 4, "vocabulary": 32_000},
+    "125 M": {"hidden": 768, "layers": 12, "vocabulary": 32_000},
+}
+PACKED_STEPS = 12
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "holes", "apart")
 
 
@@ -36,14 +43,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--packed", type=Path, metavar="DATA", help="a JSON list of instructions, as LLaMA-Factory has")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        print(json.dumps(measure(options.case)))
+        print(json.dumps(measure_packed(options.case) if options.case["data"] else measure(options.case)))
         return
     found = []
+    kinds = (PACKED_SIZES, (512,)) if options.packed else (SIZES, LENGTHS)
     with tempfile.TemporaryDirectory() as temporary:
-        for size, length, adapter, again in itertools.product(SIZES, LENGTHS, ADAPTERS, AGAIN):
+        for size, length, adapter, again in itertools.product(*kinds, ADAPTERS, AGAIN):
             case = {
                 "name": f"{size} {length} {adapter} {again}",
                 "size": size,
@@ -52,6 +61,7 @@ def main() -> None:
                 "again": again,
                 "precision": options.precision,
                 "folder": temporary,
+                "data": str(options.packed.resolve()) if options.packed else None,
             }
             if options.only not in case["name"]:
                 continue
@@ -77,7 +87,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """In this process: the forecast of the plan, the peak, and what the parts of the forecast are."""
     import torch
 
-    from surefoot import hardware, process
+    from surefoot import process
     from surefoot.config.load import load_config
     from surefoot.data.batch import Batch
     from surefoot.objectives.sft import sft_loss
@@ -86,26 +96,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from surefoot.stages.setup import planned_tokenizer, set_up
     from surefoot.training.step import train_step
 
-    folder = Path(case["folder"])
-    base = folder / case["size"].replace(" ", "")
-    if not base.exists():
-        words = [sys.executable, "-c", _BUILD, str(base), json.dumps(SIZES[case["size"]])]
-        subprocess.run(words, check=True, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
-    text = folder / "one.json"
+    text = Path(case["folder"]) / "one.json"
     text.write_text(json.dumps([{"instruction": "a", "output": "b"}]))
-    adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32}}\n"
-    path = folder / "run.yaml"
-    path.write_text(
-        f"stage: sft\nmodel: {base}\noutput: {folder / 'run'}\nprecision: {case['precision']}\n{adapter}"
-        f"data: {{train: {text}, max_length: {case['length']}}}\nbatch: {{size: {ROWS}, micro: {ROWS}}}\n"
-        f"gradient_checkpointing: {case['again']}\nattention: sdpa\n"
-    )
+    base, path = _world(case, SIZES[case["size"]], text, f"batch: {{size: {ROWS}, micro: {ROWS}}}\n")
     config = load_config(path).config
     plan = make_plan(config, measure=False)
     tokenizer = planned_tokenizer(base, plan.tokenizer)
     process.bound_product_caches("cpu")
-    torch.ones(8, 8).bfloat16() @ torch.ones(8, 8).bfloat16()  # the libraries' own buffers
-    before, code = _status("VmRSS"), _status("RssFile")
+    before, code = _start()
     setup = set_up(config, plan, base, tokenizer, None)
     for one in planned_paths(plan):
         one.install(setup.engine.model)
@@ -116,6 +114,60 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         ids = torch.randint(0, vocabulary, (ROWS, length), generator=draw)
         batch = Batch(ids, ids.roll(-1, 1), None, ids.numel(), (length,) * ROWS, tuple(range(ROWS)))
         train_step(setup.engine, sft_loss, [batch], step=step, lr=1e-4, scale=None, settings=setup.settings)
+    return _found(plan, before, code)
+
+
+def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
+    """The same of a run's own first steps, each another set of documents."""
+    from surefoot import process
+    from surefoot.config.load import load_config
+    from surefoot.stages.planned import make_plan
+    from surefoot.stages.setup import planned_tokenizer
+    from surefoot.stages.trial import ready
+
+    base, path = _world(case, PACKED_SIZES[case["size"]], Path(case["data"]), "batch: {size: 16}\n")
+    config = load_config(path).config
+    planned_tokenizer(base, make_plan(config, measure=False).tokenizer)  # the imports
+    process.bound_product_caches("cpu")
+    before, code = _start()
+    with ready(config, PACKED_STEPS) as one:
+        Path("/proc/self/clear_refs").write_text("5")
+        rows = []
+        for step in range(1, PACKED_STEPS + 1):
+            batches = one.batches(step)
+            one.step(step, batches)
+            rows += [batch.tokens for batch in batches]
+        return _found(one.plan, before, code) | {"rows": rows, "held": one.plan.batch.tokens}
+
+
+def _world(case: dict[str, Any], size: dict[str, int], data: Path, batch: str) -> tuple[Path, Path]:
+    """The folder of the base and the file of the config."""
+    folder = Path(case["folder"])
+    base = folder / case["size"].replace(" ", "")
+    if not base.exists():
+        words = [sys.executable, "-c", _BUILD, str(base), json.dumps(size), str(data)]
+        subprocess.run(words, check=True, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+    adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32}}\n"
+    path = folder / "run.yaml"
+    path.write_text(
+        f"stage: sft\nmodel: {base}\noutput: {folder / 'run'}\nprecision: {case['precision']}\n{adapter}{batch}"
+        f"data: {{train: {data}, max_length: {case['length']}, template: alpaca}}\nduration: {PACKED_STEPS} steps\n"
+        f"gradient_checkpointing: {case['again']}\nattention: sdpa\n"
+    )
+    return base, path
+
+
+def _start() -> tuple[int, int]:
+    """Resident bytes now, and those that are pages of files."""
+    import torch
+
+    torch.ones(8, 8).bfloat16() @ torch.ones(8, 8).bfloat16()  # the libraries' own buffers
+    return _status("VmRSS"), _status("RssFile")
+
+
+def _found(plan: Any, before: int, code: int) -> dict[str, Any]:
+    from surefoot import hardware
+
     memory = plan.memory
     return {
         "forecast": memory.total,
@@ -136,7 +188,8 @@ import json, sys
 from pathlib import Path
 from throughput import build_base
 size = json.loads(sys.argv[2])
-build_base(Path(sys.argv[1]), ["a b c"], size["layers"], size["hidden"], vocabulary=size["vocabulary"])
+texts = [" ".join(record.values()) for record in json.loads(Path(sys.argv[3]).read_text())]
+build_base(Path(sys.argv[1]), texts, size["layers"], size["hidden"], vocabulary=size["vocabulary"])
 """
 
 if __name__ == "__main__":

@@ -46,11 +46,14 @@ _WORTH_IT = 0.9
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 # What a CPU run on glibc takes besides what is alive (see `surefoot.allocator`): what set-up, interpreter and products
-# leave, and a share of activations and logits in blocks that come from the heap; more where layers are computed again,
-# as their blocks come and go. Measured, see docs/evidence/memory.md: two starts of the same run may differ by a tenth.
-_LEFT = 48 << 20
-_HOLES = 0.45
-_HOLES_AGAIN = 1.1
+# leave; and holes, in blocks that come from the heap. Every layer asks for the same sizes when it goes forward, when it
+# is computed again and when it goes backward, and cannot have the holes that the one before it left: some three times
+# what one layer keeps. Between what stays until the backward pass there are holes as well, and the logits of a piece
+# cannot have those of the piece before. Measured, see docs/evidence/memory.md: two starts of a run differ by a tenth.
+_LEFT = 32 << 20
+_HOLES_OF_LAYER = 3.4
+_HOLES_OF_KEPT = 0.25
+_HOLES_OF_LOGITS = 0.4
 # Gradients inside the layer that is going backward, as a share of what the layer keeps.
 _BACKWARD = 0.5
 
@@ -136,22 +139,23 @@ def forecast(
         beside=work.beside,
         recomputed=again if again and again < layers else None,
         apart=gradients + activations + logits - peak,
-        holes=_holes(work, activations, tokens, logits, positions, recomputes=again > 0) if work.holes else 0,
+        holes=_holes(work, activations, per_layer, tokens, positions) if work.holes else 0,
     )
 
 
-def _holes(work: Workload, activations: int, tokens: int, logits: int, positions: int, *, recomputes: bool) -> int:
+def _holes(work: Workload, activations: int, layer: int, tokens: int, positions: int) -> int:
     """Blocks of `LARGE` bytes come from the system one by one and go back to it, so they leave none."""
     model, b = work.model, work.width
-    small = activations
+    share = 1.0  # of a layer, in blocks from the heap
     if tokens * model.hidden * b >= LARGE:
-        small = 0
+        share = 0.0
     elif tokens * model.intermediate * b >= LARGE:
-        mlp = _mlp_tensors(work)
-        small = max(0, activations - model.layers * tokens * b * mlp * model.intermediate)
+        mlp = tokens * b * _mlp_tensors(work) * model.intermediate
+        share = max(0.0, 1 - work.passes * mlp / layer)
     rows = positions if work.loss_rows is None else min(positions, work.loss_rows)
-    share = _HOLES_AGAIN if recomputes else _HOLES
-    return _LEFT + int(share * (small + (logits if 4 * rows * model.vocab < LARGE else 0)))
+    logits = _logits_at_once(work, positions) if work.logits and 4 * rows * model.vocab < LARGE else 0
+    holes = share * (_HOLES_OF_LAYER * layer + _HOLES_OF_KEPT * activations) + _HOLES_OF_LOGITS * logits
+    return _LEFT + int(holes)
 
 
 def usable(available: int) -> int:
@@ -323,12 +327,16 @@ def _logits(work: Workload, positions: int) -> int:
     then, summed in fp32, and under autocast the product of a piece besides."""
     if not work.logits:
         return 0
+    head = work.model.vocab * work.model.hidden * (4 + (work.width if work.autocast else 0))
+    held = work.loss_rows is not None and work.adapter is None
+    return _logits_at_once(work, positions) + (head if held else 0)
+
+
+def _logits_at_once(work: Workload, positions: int) -> int:
     if work.loss_rows is None:
         return positions * work.model.vocab * _logit_bytes(work)
-    head = work.model.vocab * work.model.hidden * (4 + (work.width if work.autocast else 0))
     copied = 4 if work.autocast and work.kind == "cpu" else 0
-    pieces = min(positions, work.loss_rows) * work.model.vocab * (4 + work.width + copied)
-    return pieces + (head if work.adapter is None else 0)
+    return min(positions, work.loss_rows) * work.model.vocab * (4 + work.width + copied)
 
 
 def _logit_bytes(work: Workload) -> int:
