@@ -25,7 +25,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     """Show how CONFIG.yaml would run: precision, attention, tokens, adapter, memory, batch, each with its reason.
 
     Needs the model's config.json and tokenizer files, no weights. Without --hardware it measures this machine for a
-    second or two.
+    second or two and reads the data, as lengths decide on packing and micro-batches; the run finds them in the cache.
     """
     loaded = load_or_exit(config, overrides)
     if scale:
@@ -35,10 +35,17 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
         return
 
     from surefoot import hardware, process
-    from surefoot.stages.planned import make_plan
 
-    described = hardware.preset(machine) if machine else None
-    made = make_plan(loaded.config, hardware=described)
+    if machine is None:
+        from surefoot.stages.foreseen import foresee
+
+        made, unread = foresee(loaded.config)
+    else:
+        from surefoot.stages.planned import make_plan
+
+        made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware takes no look at them"
+    if unread:
+        click.echo(f"planned without the data, whose lengths decide on packing and micro-batches: {unread}", err=True)
     if as_json:
         import json
 
@@ -51,7 +58,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
 
     console = open_console(sys.stdout, process.terminal_wishes())
     console.show(plan_table(made))
-    if described is None:
+    if machine is None:
         _say_disk(loaded.config, made, console)
 
 

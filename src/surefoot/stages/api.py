@@ -33,6 +33,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.console import open_console
 from surefoot.report.results import ALL
 from surefoot.stages.custom import Custom
+from surefoot.stages.foreseen import foresee
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
 from surefoot.stages.stage import RewardFunction
@@ -86,10 +87,14 @@ def train(
 def plan(config: AnyConfig, overrides: Sequence[str] = (), *, hardware_name: str | None = None) -> RunPlan:
     """Every choice of the run with its reason, as `surefoot plan` shows it; trains nothing.
 
-    hardware_name: a machine from the table of presets, such as "h100"; this one unless given.
+    hardware_name: a machine from the table of presets, such as "h100", for which the data are not read; this one unless
+    given.
     """
     with _torch_as_it_was():
-        return make_plan(_config(config, overrides), hardware=hardware.preset(hardware_name) if hardware_name else None)
+        chosen = _config(config, overrides)
+        if hardware_name:
+            return make_plan(chosen, hardware=hardware.preset(hardware_name))
+        return foresee(chosen)[0]
 
 
 def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:

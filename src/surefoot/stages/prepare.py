@@ -32,10 +32,10 @@ from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.disk_room import check_disk, disk_of
 from surefoot.stages.evaluating import check_answers
 from surefoot.stages.fast_paths import SWITCHED
+from surefoot.stages.foreseen import lengths_of
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
-from surefoot.stages.lengths import length_facts
 from surefoot.stages.phases import Phases
 from surefoot.stages.planned import make_plan
 from surefoot.stages.ranks import ranks_facts
@@ -93,8 +93,7 @@ def prepare(
     phases.end("planning")
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)
-    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
-    lengths = length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
+    lengths = lengths_of(config, data)
     phases.end("data")
     plan = with_template(_plan(config, found, lengths), data)
     phases.end("probes")

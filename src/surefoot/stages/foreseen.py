@@ -1,0 +1,39 @@
+"""The plan of a run that is not started: as `train` makes it, from the same examples.
+
+Whether documents are packed, how, and how many tokens a micro-batch holds depend on how long the examples are. So the
+data are read and tokenised, into the cache that the run takes them from. Where they cannot be read, the plan is made
+without them, and says so.
+"""
+
+from __future__ import annotations
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.prepare import PreparedData
+from surefoot.errors import SurefootError
+from surefoot.models.hub import resolve_folder
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.plan import RunPlan
+from surefoot.stages.kinds import KINDS
+from surefoot.stages.lengths import length_facts
+from surefoot.stages.planned import make_plan
+from surefoot.stages.setup import planned_tokenizer
+from surefoot.stages.trained_template import with_template
+
+
+def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
+    """Of the run's examples, with what the policy is yet to write behind them."""
+    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
+    return length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
+
+
+def foresee(config: RunConfig) -> tuple[RunPlan, str]:
+    """The plan on this machine, and what keeps the data from being read; empty where they were.
+
+    Raises as `make_plan` does. Records that the caller's own function would read are not."""
+    draft = make_plan(config, measure=False)  # all conflicts, before anything takes time
+    try:
+        base = resolve_folder(config.model.path, config.model.revision, weights=False)
+        data = KINDS[config.stage].prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
+    except SurefootError as error:
+        return make_plan(config), str(error)
+    return with_template(make_plan(config, lengths=lengths_of(config, data)), data), ""
