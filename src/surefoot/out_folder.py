@@ -51,7 +51,7 @@ def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool) 
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         earlier = content.get("asked") if isinstance(content, dict) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         earlier = None
     if earlier == dict(asked):
         return

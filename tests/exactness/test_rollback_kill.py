@@ -111,7 +111,7 @@ def test_a_kill_within_the_rollback(world, place):
     killed_and_resumed(world, f"within-{place}", "sft", "lora", [{"at": "write", "n": n}])
 
 
-@pytest.mark.soak
+@pytest.mark.soak("each write of a run that goes back")
 def test_a_kill_before_each_write_of_a_run_that_goes_back(world):
     writes = world.straight("sft", "lora")[1]
     for n in range(1, writes):

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from faults.breaks import BREAKS, broken
 from faults.place import ROWS, Place, settings_of
+from faults.soak import Told, forecast, sizes
 from surefoot.cli.main import main
 from tiny import tiny_llama
 
@@ -21,7 +22,27 @@ from tiny import tiny_llama
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = "; ".join(f"{name}: {what}" for name, what in BREAKS.items())
     parser.addoption("--break", choices=BREAKS, default=None, help=f"take a protection out: {words}")
-    parser.addoption("--examples", type=int, default=None, help="inputs for each reader in the long version")
+    parser.addoption("--scale", type=float, default=1.0, help="of make soak: share of each part's trials")
+    parser.addoption("--trials", action="append", default=[], help="of make soak: PART=COUNT, see tests/faults/soak.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _sizes(config)
+    if _soaks(config) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Told(config))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return forecast(_sizes(config)) if _soaks(config) else []
+
+
+def _sizes(config: pytest.Config) -> dict[str, int]:
+    """The options are unknown where pytest was started above this folder."""
+    return sizes(config.getoption("--scale", default=1.0), config.getoption("--trials", default=[]))
+
+
+def _soaks(config: pytest.Config) -> bool:
+    return config.getoption("markexpr", default="") == "soak"
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +51,11 @@ def without(request: pytest.FixtureRequest) -> str | None:
     return request.config.getoption("--break", default=None)
 
 
-@pytest.fixture(scope="session")
-def examples(request: pytest.FixtureRequest) -> int | None:
-    """How many `--examples` asks for."""
-    return request.config.getoption("--examples", default=None)
+@pytest.fixture
+def trials(request: pytest.FixtureRequest) -> int:
+    """How many a test of `make soak` is to make."""
+    (part,) = request.node.get_closest_marker("soak").args
+    return _sizes(request.config)[part]
 
 
 @pytest.fixture(autouse=True)

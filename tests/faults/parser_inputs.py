@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 from hypothesis import strategies as st
 
 from configs import ANYTHING
@@ -21,13 +18,13 @@ _PIECES = (
     r"""{ } [[ ]] " ' : , [] {} "" - &a *a !!x | > # % .. @ ` ? ~ null true NaN 1e999 -0 1_000 0x1F 1:30 \ud800 ² ٣"""
 )
 _BETWEEN = ["\x00", "\n", "\t", "\r", "\ufeff", ": ", "- ", "9" * 40]
-INSERTED = st.sampled_from([piece.encode() for piece in [*_PIECES.split(), *_BETWEEN]] + [b"\xff"])
+PIECES = [piece.encode() for piece in [*_PIECES.split(), *_BETWEEN]] + [b"\xff"]
+INSERTED = st.sampled_from(PIECES)
 _WORDS = """- -- --- = --= -m -c --x --seed --seed= --learning_rate --bf16 nan inf -1 1e999 ² ٣ { [ [] {} a=b =b NAME=
     WORLD_SIZE=² CUDA_VISIBLE_DEVICES=² deepspeed python torchrun accelerate launch --num_gpus --num_processes
     --nproc_per_node --config_file --deepspeed lora.yml lora.yaml simple_finetune.py true None a.b.c=1"""
-ODD_WORDS = st.text(max_size=6) | st.sampled_from(
-    [*_WORDS.split(), "", "\x00", "\ud800", DIGITS, f"WORLD_SIZE={DIGITS}", f"--seed={DIGITS}"]
-)
+WORDS = [*_WORDS.split(), "", "\x00", "\ud800", DIGITS, f"WORLD_SIZE={DIGITS}", f"--seed={DIGITS}"]
+ODD_WORDS = st.text(max_size=6) | st.sampled_from(WORDS)
 JSON_LIKE = st.text(alphabet='{}[]",:\\\n\t abuvx019.-eENIa\ufeff\ud7ff', max_size=80).map(str.encode)
 YAML_LIKE = st.text(alphabet="ab:-?[]{}!&*|>'\"%@#,.~<0 1e+\n\t", max_size=80).map(str.encode)
 _JINJA = """{% %} {{ }} {{_ _}} {%_if_messages_%} {%_for_m_in_messages_%} {%_endfor_%} {%_endif_%} {# #}
@@ -37,13 +34,12 @@ _JINJA = """{% %} {{ }} {{_ _}} {%_if_messages_%} {%_for_m_in_messages_%} {%_end
     _range (9) _namespace _macro_f(x)_ _endmacro_ _f(1)_ a _recursive_ _loop loop.cycle(1) .__class__ _is_ _none_
     defined _dict _break_ _continue_ raise_exception('a') strftime_now('%Y') {%_generation_%} {%_endgeneration_%}
     bos_token .format(1) .split('') |int |float |round(999)"""
-JINJA_LIKE = st.lists(
-    st.sampled_from([*(piece.replace("_", " ") for piece in _JINJA.split()), "bos_token", "__class__", "\n"]),
-    max_size=14,
-).map("".join)
+JINJA = [*(piece.replace("_", " ") for piece in _JINJA.split()), "bos_token", "__class__", "\n"]
+JINJA_LIKE = st.lists(st.sampled_from(JINJA), max_size=14).map("".join)
 _OVERRIDES = """seed=1 data.train[0].weight=1 data.train.9.weight=1 optim.lr=[ = a.b.c=1 .=1 data.train.²=1 [0]=1 0=1
     data.0=1 optim.betas.0=x batch={size:1} adapter=none data=1"""
-OVERRIDES = st.just("") | st.text(max_size=12) | st.sampled_from([*_OVERRIDES.split(), f"optim.betas.{DIGITS}=1"])
+OVERRIDE_WORDS = [*_OVERRIDES.split(), f"optim.betas.{DIGITS}=1"]
+OVERRIDES = st.just("") | st.text(max_size=12) | st.sampled_from(OVERRIDE_WORDS)
 GROUPS = st.sampled_from(["data", "optim", "adapter", "batch", "bos", "stage", "duration", "ppo", "guard", "parallel"])
 
 
@@ -101,17 +97,6 @@ def other_words(words: list[str]) -> st.SearchStrategy[list[str]]:
     )
 
 
-def with_header(header: bytes) -> bytes:
-    """A safetensors file of eight bytes under this header."""
-    return len(header).to_bytes(8, "little") + header + bytes(8)
-
-
-def parquet() -> bytes:
-    stream = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"instruction": ["a", "b"], "output": ["c", None], "n": [1, 2]}), stream)
-    return stream.getvalue()
-
-
 OTHER_COMMANDS = st.one_of(other_words(shlex.split(words)) for words in COMMANDS.values())
 OTHER_FILES = st.one_of(
     st.tuples(st.just(name), damaged(text.encode())) for name, text in FILES.items() if not name.endswith(".py")
@@ -124,10 +109,25 @@ def with_lines(lines: str) -> str:
     return SCRIPTS[0].replace("TrainingArguments(", "TrainingArguments(run_name=a0, ", 1) + "\n" + lines
 
 
+# Each anchor is ten times the one before: its text would fill any memory.
+_ANCHORS = "a0: &a0 x\n" + "".join(
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]\n" for number in range(1, 25)
+)
+REPEATED_TENFOLD = tuple(
+    f"{_ANCHORS}configs: [{{config_name: {name}, data_files: {files}}}]"
+    for name, files in (("*a24", "b"), ("a", "*a24"), ("a", "{split: *a24, path: *a24}"))
+)
 DOUBLED_TEXT = "\n".join(f"a{number} = a{number + 1} + a{number + 1}" for number in range(60)) + '\na60 = "x"\n'
 DOUBLED_LIST = "\n".join(f"a{number} = [a{number + 1}, a{number + 1}]" for number in range(60)) + "\na60 = 1\n"
+LEADS_BACK = """
+from records import data
+data = data.map(shorten)
+trainer = Trainer(model=AutoModelForCausalLM.from_pretrained("m"), args=TrainingArguments("o"), train_dataset=data)
+trainer.train()
+"""
 HARD_SCRIPTS = (
     with_lines(DOUBLED_TEXT), with_lines(DOUBLED_LIST), with_lines("a0 = 'x' * 10 ** 12"),
     with_lines(f"a0 = {'+'.join('1' * 3000)}"), with_lines("a0 = " + "-" * 200 + "1"), "a = " + "-" * 100_000 + "1",
+    LEADS_BACK,
     "a = " + "(" * 5000, "a" + ".b" * 5000, f"a = {DIGITS}",
 )  # fmt: skip

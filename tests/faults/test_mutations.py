@@ -8,16 +8,16 @@ from faults.histories import save
 from faults.mutations import MUTATIONS, mutate_once
 from faults.trials import many
 
-SHORT, LONG = 60, 500
+SHORT = 60
 
 
 def test_mutations_are_found(tmp_path):
     assert many("mutations", SHORT, mutate_once, tmp_path) == []
 
 
-@pytest.mark.soak
-def test_many_mutations_are_found(tmp_path):
-    assert many("mutations", LONG, mutate_once, tmp_path) == []
+@pytest.mark.soak("mutations")
+def test_many_mutations_are_found(trials, tmp_path):
+    assert many("mutations", trials, mutate_once, tmp_path) == []
 
 
 def test_every_kind_of_mutation_changes_something(tmp_path, seeded):

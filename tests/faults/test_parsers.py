@@ -1,26 +1,41 @@
 """Whatever comes, it is read, or refused as a fault: configs, data, templates, weights, states and other tools' words.
 
-Short by default, with the same inputs each time; `soak` draws millions with fresh seeds:
+Short by default, with the same inputs each time; `soak` makes millions with fresh seeds:
 
-    make soak                                                             # LONG for each reader
-    pytest -s -m soak tests/faults/test_parsers.py --examples 1000000     # or as many as asked
+    make soak SOAK="-k reads_or_refuses --trials inputs=1000000"     # for each reader
 """
 
 from __future__ import annotations
 
-import time
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from faults import fuzz as fuzzing
 from faults import parsers
+from faults.fuzz import fuzz
 from faults.parsers import PARSERS, Parser, TooLong, read_or_refuse
 from faults.trials import fresh_seed
 from surefoot.errors import InputError
 
-SHORT, LONG = 60, 200_000
+SHORT = 60  # drawn and changed inputs, each, of one reader
 ROUND = 2_000  # inputs drawn under one seed: hypothesis remembers all of a round
+DRAWN = 0.02  # of the inputs of the long version: hypothesis takes ten times as long for one
+HANGS = """
+import itertools, sys
+sys.path.insert(0, {tests!r})
+from faults import fuzz, parsers
+from faults.parsers import Parser
+fuzz.LAST = 0.5
+fuzz.fuzz("a reader", Parser(lambda value: sum(itertools.repeat(0)), None, lambda draw: 1), 10, 4711)
+"""
 
 
 def attempt(parser: Parser, count: int, number: int) -> None:
@@ -46,21 +61,30 @@ def test_what_was_found_is_mended(name: str) -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_reads_or_refuses(name: str) -> None:
     attempt(PARSERS[name], SHORT, 0)
+    assert fuzz(name, PARSERS[name], SHORT, 0).wrong == {}
 
 
-@pytest.mark.soak
+@pytest.mark.soak("inputs")
 @pytest.mark.parametrize("name", PARSERS)
-def test_reads_or_refuses_millions(name: str, examples: int | None) -> None:
-    count, first, started = examples or LONG, fresh_seed(), time.monotonic()
-    rounds = -(-count // ROUND)
+def test_reads_or_refuses_millions(name: str, trials: int) -> None:
+    first = fresh_seed()
+    found = fuzz(name, PARSERS[name], trials, first)
+    print(
+        f"{name}: {found.inputs} inputs, {found.read} read, the others refused, {len(found.wrong)} wrong, "
+        f"seeds from {first}, {found.seconds / 60:.2f} minutes of the processor"
+    )
+    assert found.wrong == {}
+    rounds = -(-int(trials * DRAWN) // ROUND)
     for number in range(first, first + rounds):
-        try:
-            attempt(PARSERS[name], ROUND, number)
-        except Exception:
-            print(f"{name}: seed {number}")
-            raise
-    minutes = (time.monotonic() - started) / 60
-    print(f"{name}: {rounds * ROUND} inputs, 0 wrong, seeds from {first}, {minutes:.2f} minutes")
+        print(f"{name}: {ROUND} drawn ones, seed {number}")
+        attempt(PARSERS[name], ROUND, number)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_seed_makes_its_input_again(name: str) -> None:
+    made = [[repr(PARSERS[name].changed(Random(number))) for number in range(20)] for _ in range(2)]
+    assert made[0] == made[1]
+    assert len(set(made[0])) > 10
 
 
 def test_twins_an_error_that_is_no_fault_and_a_hang_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,5 +104,40 @@ def test_twins_an_error_that_is_no_fault_and_a_hang_are_seen(monkeypatch: pytest
             raise InputError("something was caught") from None
 
     for read, expected in ((unforeseen, KeyError), (endless, TooLong), (endless_and_catching, TooLong)):
+        parser = Parser(read, st.just(1), lambda draw: 1)
         with pytest.raises(expected):
-            attempt(Parser(read, st.just(1)), 1, 0)
+            attempt(parser, 1, 0)
+        (what,) = fuzz("a reader", parser, 3, 7).wrong.values()
+        assert what.startswith(f"seed 7: {expected.__name__} at ")
+
+
+def test_twin_a_reader_that_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsers, "WALL", 0.05)
+    release = threading.Event()
+    with pytest.raises(TooLong):
+        read_or_refuse(lambda value: release.wait(60), 1)
+
+
+def test_what_failed_is_made_smaller_and_every_kind_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "CHUNK", 10)
+
+    def read(value: bytes) -> None:
+        if b"b" in value:
+            raise KeyError("b")
+
+    found = fuzz("a reader", Parser(read, st.none(), lambda draw: bytes(draw.choices(b"abc", k=50))), 40, 1)
+    assert found.inputs == 40
+    (what,) = found.wrong.values()
+    assert what.endswith("b'b'")
+
+
+def test_a_hang_in_c_ends_the_process_and_is_named(tmp_path: Path) -> None:
+    """Neither signal gets through to it."""
+    program = HANGS.format(tests=str(Path(__file__).parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (told,) = tmp_path.glob("hangs-a-reader-*")
+    assert told.read_text().startswith("a reader: hangs at one of the seeds 4711 to ")

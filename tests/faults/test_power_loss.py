@@ -14,7 +14,7 @@ from faults.trials import many
 from surefoot import disk, durable
 from tiny import tiny_llama
 
-SHORT, LONG = 50, 500  # trials of each of two outages
+SHORT = 50  # trials of each of two outages
 
 
 def write_config(folder, output):
@@ -65,16 +65,16 @@ def test_a_publication_is_whole_or_made_again(outages, tmp_path):
     assert fail_everywhere(outages["run"], tmp_path, first) == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("each operation of a run")
 def test_nothing_of_a_run_is_lost_whichever_operation_was_the_last(outages, tmp_path):
     print(len(outages["run"].log), "operations")
     assert fail_everywhere(outages["run"], tmp_path) == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("power failures")
 @pytest.mark.parametrize("name", ["toy", "run"])
-def test_many_power_failures(name, outages, tmp_path):
-    assert many(f"power failures, {name}", LONG, partial(fail_once, outages[name]), tmp_path) == []
+def test_many_power_failures(name, outages, trials, tmp_path):
+    assert many(f"power failures, {name}", trials, partial(fail_once, outages[name]), tmp_path) == []
 
 
 # --- the model of the disk is what it says ---------------------------------------------------------------------------

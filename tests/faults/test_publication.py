@@ -16,7 +16,7 @@ from surefoot.stages.publish import is_published
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.manifest import MANIFEST, check_files
 
-SHORT, LONG, LAST = 3, 60, 6
+SHORT, LAST = 3, 6
 
 
 class Publishing:
@@ -61,6 +61,6 @@ def test_a_failing_disk_costs_no_publication(publishing, tmp_path):
     assert many("publications on a failing disk", SHORT, publishing, tmp_path) == []
 
 
-@pytest.mark.soak
-def test_many_failing_disks_cost_no_publication(publishing, tmp_path):
-    assert many("publications on a failing disk", LONG, publishing, tmp_path) == []
+@pytest.mark.soak("failing disks")
+def test_many_failing_disks_cost_no_publication(publishing, trials, tmp_path):
+    assert many("publications on a failing disk", trials, publishing, tmp_path) == []

@@ -11,10 +11,9 @@ from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, STAGES, Runs
 from faults.trials import fresh_seed, many
 from forkserver import ForkServer
 
-KILLED_RUNS_OF_A_STAGE, MANY_KILLED_RUNS = 5, 200  # 20 in all, and 200
-STOPPED_RUNS, MANY_STOPPED_RUNS = 8, 100
+KILLED_RUNS_OF_A_STAGE, STOPPED_RUNS = 5, 8
 MOST_KILLS = 5  # of one run, in the long version
-IN_SAVES = 0.25  # of all kills, at the least
+IN_SAVES, ENOUGH = 0.25, 60  # of all kills, at the least, where there are so many
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +39,17 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_so(runs, tmp_path):
     print(dict(stopping.codes))
 
 
-@pytest.mark.soak
-def test_many_killed_runs_end_as_if_nothing_had_been(runs, tmp_path):
+@pytest.mark.soak("killed runs")
+def test_many_killed_runs_end_as_if_nothing_had_been(runs, trials, tmp_path):
     killing = Killing(runs, COMBINATIONS, MOST_KILLS)
-    assert many("killed runs", MANY_KILLED_RUNS, killing, tmp_path) == []
+    assert many("killed runs", trials, killing, tmp_path) == []
     print("kills:", dict(killing.kills))
-    assert killing.kills["save"] >= IN_SAVES * killing.kills.total()
+    enough = killing.kills.total() >= ENOUGH  # for the share to be what was drawn, and not luck
+    assert not enough or killing.kills["save"] >= IN_SAVES * killing.kills.total()
 
 
-@pytest.mark.soak
-def test_many_runs_that_are_asked_to_stop_save_and_say_so(runs, tmp_path):
+@pytest.mark.soak("stopped runs")
+def test_many_runs_that_are_asked_to_stop_save_and_say_so(runs, trials, tmp_path):
     stopping = Stopping(runs, COMBINATIONS)
-    assert many("stopped runs", MANY_STOPPED_RUNS, stopping, tmp_path) == []
+    assert many("stopped runs", trials, stopping, tmp_path) == []
     print("exit codes:", dict(stopping.codes), f"slowest command {stopping.slowest:.0f} s")

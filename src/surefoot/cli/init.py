@@ -44,5 +44,5 @@ def _is_ours(schema: Path) -> bool:
 
     try:
         return json.loads(schema.read_text(encoding="utf-8")).get("title") == "surefoot config"
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False

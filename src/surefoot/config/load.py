@@ -87,6 +87,7 @@ def check_config(data: Mapping[str, Any]) -> RunConfig:
 
     Raises InputError with one fault for each mistake, which names the key.
     """
+    _require_plain_keys(data)
     plain = expand_home(expand_short_forms(deepcopy(dict(data))))
     faults = [Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain)]
     if faults:
@@ -96,11 +97,25 @@ def check_config(data: Mapping[str, Any]) -> RunConfig:
 
 def check_values(data: Mapping[str, Any]) -> None:
     """Raises InputError as `check_config` does, but for files that are not here."""
+    _require_plain_keys(data)
     plain = expand_home(expand_short_forms(deepcopy(dict(data))))
     if faults := [
         Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain, files=False)
     ]:
         raise InputError(faults)
+
+
+def _require_plain_keys(value: Any, path: str = "") -> None:
+    """As the reader of files does: places in a config are dotted paths, in which a key with a dot would be two."""
+    for key, held in value.items() if isinstance(value, Mapping) else ():
+        whole = f"{path}.{key}".lstrip(".")
+        if not isinstance(key, str):
+            raise InputError(Fault(shown_key(whole), f"a key is text, and {key!r} is not", "write it in quotes"))
+        if "." in key:
+            raise InputError(Fault(shown_key(whole), "a key cannot hold a dot", "write one mapping in another"))
+        _require_plain_keys(held, whole)
+    for number, held in enumerate(value) if isinstance(value, list) else ():
+        _require_plain_keys(held, f"{path}.{number}")
 
 
 def _check_is_file(path: Path) -> None:
@@ -158,7 +173,7 @@ def _repaired(data: dict[str, Any], problems: Sequence[Problem]) -> dict[str, An
         if key is not None and key.required and key.name == name:  # a key of digits looks like an item of a list
             group[name] = deepcopy(key.example)
         else:
-            del group[name]
+            group.pop(name, None)  # gone already where a Python caller has put one mapping in two places
     return data
 
 

@@ -46,7 +46,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             header = json.loads(stream.read(length))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             tensors = {
-                name: StoredTensor(file, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()
+                name: StoredTensor(file, entry["dtype"], tuple(map(_size, entry["shape"])))
+                for name, entry in entries.items()
             }
             end, wrong = _places(tensors, {name: tuple(entry["data_offsets"]) for name, entry in entries.items()})
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
@@ -71,6 +72,13 @@ def _places(tensors: Mapping[str, StoredTensor], places: Mapping[str, tuple[int,
             return end, f"{name} is said to lie at bytes {start} to {stop}, which its shape and neighbours contradict"
         end = stop
     return end, ""
+
+
+def _size(value: object) -> int:
+    """Of one dimension. Raises ValueError: a product of anything else could take hours, or all memory."""
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"a shape with {value!r}")
+    return value
 
 
 def _cut(file: Path, size: int, expected: str) -> InputError:

@@ -71,7 +71,7 @@ def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] 
         if not intact:
             return None
         return TokenisedFile(name, **{array: _mapped(folder / f"{array}.npy") for array in _ARRAYS}), meta["record"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -30,6 +30,7 @@ _PROSE = ("authors", "changelog", "citation", "contributing", "copying", "licenc
 TO_EVALUATE = ("validation", "test")  # which split evaluation data is, where nobody says
 ROOT = "."  # subset: what lies in no folder of its own
 _LISTED = 8  # subsets in a message
+_SCALAR = (str, int, float)  # of a README; the text of anything else, of a list of lists of lists, may have no end
 # The order in which kinds are preferred where a repository holds a split in several: exact types before text.
 _PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
 assert set(_PREFERRED) == set(DATA_KINDS)
@@ -95,10 +96,12 @@ def _configs(name: str, readme: str) -> list[Mapping[str, Any]]:
         return []
     try:
         header = yaml.safe_load(front[1])
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: 2024-99-99, a number of thousands of digits
         raise InputError(Fault(f"{name}/README.md", "its header is not YAML", "name the files another way")) from None
     configs = header.get("configs") if isinstance(header, dict) else None
-    return [one for one in configs or [] if isinstance(one, dict) and one.get("config_name") and one.get("data_files")]
+    listed = configs if isinstance(configs, list) else []
+    whole = [one for one in listed if isinstance(one, dict) and one.get("config_name") and one.get("data_files")]
+    return [one for one in whole if isinstance(one["config_name"], _SCALAR)]
 
 
 def _declared(
@@ -130,8 +133,10 @@ def _declared_splits(data_files: Any) -> dict[str, list[str]]:
     listed = data_files if isinstance(data_files, list) else [data_files]
     splits: dict[str, list[str]] = {}
     for item in listed:
-        split, paths = (str(item.get("split")), item.get("path")) if isinstance(item, dict) else ("train", item)
-        splits.setdefault(split, []).extend(str(path) for path in (paths if isinstance(paths, list) else [paths]))
+        split, paths = (item.get("split"), item.get("path")) if isinstance(item, dict) else ("train", item)
+        named = [path for path in (paths if isinstance(paths, list) else [paths]) if isinstance(path, _SCALAR)]
+        if isinstance(split, _SCALAR):
+            splits.setdefault(str(split), []).extend(map(str, named))
     return splits
 
 

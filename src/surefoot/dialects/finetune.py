@@ -293,7 +293,7 @@ def pad_rule(base_model: str, options: Options) -> tuple[str, str]:
     """
     try:
         settings = json.loads(options.read(f"{base_model.rstrip('/')}/tokenizer_config.json"))
-    except (InputError, ValueError):
+    except (InputError, ValueError, RecursionError):
         return "add", "the guide's rule; the tokenizer could not be looked at, so one is added in any case"
     pad = settings.get("pad_token") if isinstance(settings, dict) else None
     pad = pad.get("content") if isinstance(pad, dict) else pad

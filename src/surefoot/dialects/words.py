@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from surefoot.config.dump import shown
@@ -21,6 +22,7 @@ from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.errors import Fault, InputError
 from surefoot.redaction import hides
 
+_KEY = re.compile(r'("(?:[^"\\]|\\.)*+")\s*:')  # of an object in JSON
 _FLAG = re.compile(r"--?[A-Za-z_][\w.-]*")
 
 
@@ -56,6 +58,7 @@ def parse_document(text: str, path: str) -> Document:
     return document
 
 
+@lru_cache(maxsize=2)  # each tool is asked in turn whether the file is its own
 def top_keys(path: str, text: str) -> frozenset[str]:
     """By which a tool knows its file; none where the file is no YAML or JSON."""
     if not path.lower().endswith((".yaml", ".yml", ".json")):
@@ -154,10 +157,12 @@ def plain_count(value: Any) -> int | None:
 
 def _parse_json(text: str, path: str) -> Document:
     def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InputError(Fault(path, f"{twice}: duplicate key", "keep one"))
-        return dict(pairs)
+        held: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in held:
+                raise InputError(Fault(path, f"{name}: duplicate key", "keep one"))
+            held[name] = value
+        return held
 
     try:
         data = json.loads(text, object_pairs_hook=whole)
@@ -172,8 +177,15 @@ def _parse_json(text: str, path: str) -> Document:
 
 
 def _json_positions(text: str, names: Collection[str]) -> Iterator[tuple[str, Position]]:
-    """Where each key first stands; good enough to find the line by, since settings are flat."""
-    for name in names:
-        if found := re.search(re.escape(json.dumps(name, ensure_ascii=False)) + r"\s*:", text):
-            line = text.count("\n", 0, found.start()) + 1
-            yield name, Position(line, found.start() - text.rfind("\n", 0, found.start()))
+    """Where each key first stands; good enough to find the line by, since settings are flat. In one pass: a file of a
+    megabyte may hold a hundred thousand keys."""
+    wanted = {json.dumps(name, ensure_ascii=False): name for name in names}
+    line, seen, begins = 1, 0, 0  # begins: where the line does
+    for found in _KEY.finditer(text):
+        name = wanted.pop(found[1], None)
+        if name is not None:
+            start = found.start()
+            line += text.count("\n", seen, start)
+            begins = text.rfind("\n", seen, start) + 1 or begins
+            seen = start
+            yield name, Position(line, start - begins + 1)

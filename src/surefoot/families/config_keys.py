@@ -36,12 +36,15 @@ class ConfigKeys:
     def says(self, key: Key) -> bool:
         return bool(self.values.get(key.name)) == key.on
 
-    def positive(self, key: str, default: int | None = None) -> int:
-        """A whole number; `default` where there is none or null."""
+    def positive(self, key: str, default: int | None = None, most: int | None = None) -> int:
+        """A whole number, up to `most`; `default` where there is none or null."""
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            if most is None or value <= most:
+                return value
+            self.fault(key, f"{value} is more than the {most:,} that are possible")
+            return 1
         self.fault(key, "is missing" if value is None else f"{value!r} is not a positive whole number")
         return 1
 
@@ -69,6 +72,7 @@ class ConfigKeys:
     def stored(self) -> Stored:
         """`dtype`, called torch_dtype before transformers 5; without either, weights count as fp32."""
         name = self.values.get("dtype") or self.values.get("torch_dtype") or "float32"
-        if name not in _STORED:
+        if not isinstance(name, str) or name not in _STORED:
             self.fault("dtype", f"{name!r} is not one of {', '.join(_STORED)}")
-        return _STORED.get(name, "fp32")
+            return "fp32"
+        return _STORED[name]

@@ -19,6 +19,7 @@ from surefoot.families.family import Dimension, Family, Linear, Norm
 from surefoot.families.files import read_json
 
 _SLIDING = "sliding_attention"  # in config.json's layer_types
+_MOST_LAYERS = 10_000  # many times any model's; each is written out, and a wrong number would take hours
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
     facts = ModelFacts(
         model_type=keys.text("model_type"),
         family=family,
-        layers=keys.positive("num_hidden_layers"),
+        layers=keys.positive("num_hidden_layers", most=_MOST_LAYERS),
         hidden=hidden,
         intermediate=keys.positive("intermediate_size", default=wide),
         heads=heads,

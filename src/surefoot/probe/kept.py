@@ -97,5 +97,5 @@ def _read(path: Path, asked: Any, adapter: TypeAdapter[Any]) -> Any:
         if content["asked"] != asked:
             return None
         return adapter.validate_python(content["answer"])
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):
         return None

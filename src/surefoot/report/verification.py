@@ -58,7 +58,7 @@ def is_finished(run: Path) -> bool:
         return False
     try:
         return json.loads(path.read_text(encoding="utf-8"))["global_step"] == newest.step
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return True
 
 
@@ -85,7 +85,7 @@ def _check_export(folder: Path) -> FolderCheck:
     try:
         files = json.loads((folder / CERTIFICATE).read_text(encoding="utf-8"))["outputs"]
         return FolderCheck(folder.name, tuple(check_against(folder, files)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"cannot be used as a certificate: {type(error).__name__}: {error}"
         return FolderCheck(folder.name, (), Fault(str(folder / CERTIFICATE), what, "export again"))
 

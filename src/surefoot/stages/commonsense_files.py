@@ -98,8 +98,12 @@ def answered(file: Path, identity: Mapping[str, Any], records: Sequence[Record])
     if changed := [key for key in {**then, **identity} if then.get(key) != identity.get(key)]:
         what = f"holds answers of another evaluation (not the same: {', '.join(changed)})"
         raise InputError(Fault(str(file), what, anew))
-    done = json.loads(file.read_text(encoding="utf-8"))
-    same = all({**one, **record} == one for one, record in zip(done, records, strict=False))
-    if len(done) > len(records) or not same or not all("flag" in one for one in done):
+    try:
+        done = json.loads(file.read_text(encoding="utf-8"))
+        same = all({**one, **record} == one for one, record in zip(done, records, strict=False))
+        whole = len(done) <= len(records) and same and all("flag" in one for one in done)
+    except (OSError, ValueError, TypeError, RecursionError):
+        whole = False
+    if not whole:
         raise InputError(Fault(str(file), "was changed since it was written", anew))
     return done

@@ -194,7 +194,7 @@ def _read(folder: Path) -> dict[bytes, float] | None:
         if any(durable.sha256_file(folder / name) != digest for name, digest in meta["sha256"].items()):
             return None
         keys, values = (np.load(folder / name, allow_pickle=False) for name in (_KEYS, _VALUES))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return {key.tobytes(): float(value) for key, value in zip(keys, values, strict=True)}
 

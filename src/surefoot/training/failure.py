@@ -164,6 +164,6 @@ def read_failure(folder: Path) -> Kept:
         batches = batches_from_file(load_file(folder / BATCH), told["batches"])
         weights = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
         return Kept(Failure.from_json(told), batches, weights)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         what = f"cannot be read ({type(error).__name__}: {error})"
         raise IntegrityError(Fault(str(folder / RECORD), what)) from None

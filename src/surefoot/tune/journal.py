@@ -76,5 +76,5 @@ def _read(path: Path, head: str) -> list[tuple[str, Answer]]:
             return []
         found = [json.loads(line) for line in lines]
         return [(one["asked"], _ANSWER.validate_python(one["answer"])) for one in found]
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):
         return []

@@ -146,7 +146,7 @@ def _record(path: str, read: Read) -> dict[str, Any] | None:
     try:
         content = read(path)
         found = json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
-    except (InputError, OSError, ValueError, IndexError, KeyError, TypeError):
+    except (InputError, OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

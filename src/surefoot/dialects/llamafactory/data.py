@@ -91,7 +91,7 @@ def _compared(folder: str, name: str, read: Callable[[str], str], layout: str) -
 def _entry(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
     try:
         entry = json.loads(read(f"{folder}/{DESCRIPTION}")).get(name)
-    except (InputError, ValueError, AttributeError):
+    except (InputError, ValueError, AttributeError, RecursionError):
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("columns", {}), dict) else None
 

@@ -14,6 +14,7 @@ _FILES = ("json", "csv", "parquet", "text")
 _SLICE = re.compile(r"(\w+)\[:(\d+)\]")
 _OF_CODE = ("map", "rename_column", "rename_columns", "remove_columns", "select_columns", "with_format", "cast")
 _ORDER = ("shuffle", "flatten_indices")
+_LONGEST = 100  # calls from the data set to the trainer
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,16 @@ class Found:
     code: tuple[str, ...] = ()
 
 
-def trace(script: Script, node: ast.expr) -> Found:
-    """Raises InputError where the chain leads to no data set that can be named."""
+def trace(script: Script, node: ast.expr, links: int = 0) -> Found:
+    """Raises InputError where the chain leads to no data set that can be named. links: followed so far."""
     node = script.bound(node)
     where = script.where(node)
+    if links > _LONGEST:
+        raise _lost(script, node, "leads back to itself")  # def f(data): data = data.map(…)
     if isinstance(node, ast.Subscript):
         part = script.value(node.slice)
         if isinstance(part, str):
-            return _part(trace(script, node.value), part, where)
+            return _part(trace(script, node.value, links + 1), part, where)
         raise _lost(script, node, "takes a part of the data")
     if not isinstance(node, ast.Call):
         raise _lost(script, node, "is no data set that can be read from the script")
@@ -47,7 +50,7 @@ def trace(script: Script, node: ast.expr) -> Found:
         raise _lost(script, node, "makes the data in the script")
     if name in ("from_list", "from_dict", "from_generator", "from_pandas", "load_from_disk"):
         raise _lost(script, node, "makes the data in the script")
-    found = trace(script, node.func.value)
+    found = trace(script, node.func.value, links + 1)
     if name in _OF_CODE:
         return replace(found, code=(*found.code, f".{name}(…)"))
     if name in _ORDER:

@@ -71,7 +71,7 @@ def first_record(sources: Sequence[Any], read: Callable[[str], str]) -> dict[str
         sources[0]["path"], sources[0].get("split", "train"))  # fmt: skip
     try:
         return _first_record(path, split, read)
-    except (InputError, OSError, ValueError, IndexError, KeyError, TypeError):
+    except (InputError, OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -130,7 +130,7 @@ def _layout(sources: Sequence[Any], field: str, read: Callable[[str], str]) -> L
         path, split = (source, "train") if isinstance(source, str) else (source["path"], source.get("split", "train"))
         try:
             kinds.add(_kind(_first_record(path, split, read), field))
-        except (InputError, OSError, ValueError, IndexError, KeyError, TypeError):
+        except (InputError, OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
             return None
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -148,7 +148,10 @@ def _kind(record: dict[str, Any], field: str) -> Layout:
 def _first_record(path: str, split: str, read: Callable[[str], str]) -> dict[str, Any]:
     """Raises one of several errors where there is none to be seen."""
     content = read(path) if path.endswith(_ENDS) else next(_in_folder(path, split, read), "")
-    return json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
+    found = json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
+    if not isinstance(found, dict):
+        raise TypeError(f"a record is no {type(found).__name__}")
+    return found
 
 
 def _in_folder(path: str, split: str, read: Callable[[str], str]) -> Iterator[str]:

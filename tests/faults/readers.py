@@ -1,0 +1,201 @@
+"""Everything that reads what somebody else wrote, as functions of what stands in the file.
+
+Files lie in memory where the machine has a place for that: millions are written.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from documented_tools import FILES
+from surefoot.config.load import check_values, load_config
+from surefoot.convert.safetensors_file import read_header
+from surefoot.data import chat_jinja
+from surefoot.data.cache import open_cache
+from surefoot.data.chat_jinja import TemplateFault
+from surefoot.data.files import parse_bytes
+from surefoot.data.formats import Turn
+from surefoot.data.formats.layouts import LAYOUTS, convert, recognise
+from surefoot.data.hub_files import choose_files
+from surefoot.data.rows import Source, parse_rows
+from surefoot.dialects.launch import Options, no_files
+from surefoot.dialects.tools import translate_command, translate_file
+from surefoot.errors import EnvironmentFault, InputError, IntegrityError
+from surefoot.families.files import read_json
+from surefoot.families.model_facts import read_model_facts
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.models.folder import read_config, weight_files
+from surefoot.models.saved_adapter import read_adapter
+from surefoot.out_folder import require_same_request
+from surefoot.planning.serial import plan_from_json
+from surefoot.probe.kept import Kept
+from surefoot.report import journal
+from surefoot.stages.rollback_record import RECORD, read_rollbacks
+from surefoot.training.checkpoint import STATE, Checkpoint, read_state
+from surefoot.training.manifest import read_manifest
+from surefoot.tune.journal import Journal
+
+FAULTS = (InputError, EnvironmentFault, IntegrityError)
+_MEMORY = Path("/dev/shm")
+_SETTINGS = (".json", ".jsonl", ".yaml", ".yml")
+_REPOSITORY = ("README.md", "data/train-00000-of-00001.parquet", "en/test.jsonl", "en/train.jsonl", "train.csv")
+
+
+def config_file(given: tuple[bytes, str]) -> None:
+    content, override = given
+    load_config(_written("run.yaml", content), [override] if override else [])
+
+
+def config_tree(tree: Mapping[str, Any]) -> None:
+    check_values({"stage": "sft", "model": "m", "data": {"train": "d.json"}, "output": "o", **tree})
+
+
+def data_file(given: tuple[str, bytes]) -> None:
+    name, content = given
+    kind = f".{name.removesuffix('.gz').rpartition('.')[2]}"
+    rows = parse_rows(Source(name, kind, "", lambda: parse_bytes(name, kind, content)))
+    convert(rows, recognise(rows, name, among=tuple(LAYOUTS))[0], name)
+
+
+def data_card(given: tuple[str, str]) -> None:
+    readme, subset = given
+    choose_files("org/data", _REPOSITORY, readme, subset or None, ("train", "test"))
+
+
+def template(source: str) -> None:
+    turns = [Turn("system", "s"), Turn("user", "a"), Turn("assistant", "b")]
+    with suppress(TemplateFault):  # whoever reads the data makes a fault of it, with the row
+        chat_jinja.render(source, turns, {"bos_token": "<s>"}, generation_prompt=True)
+
+
+def weights_header(content: bytes) -> None:
+    read_header(_written("model.safetensors", content))
+
+
+def model_config(given: tuple[str, bytes]) -> None:
+    """One file of a model's folder, beside others that are good."""
+    name, content = given
+    folder = _written("model/config.json", b'{"model_type": "llama"}').parent
+    for other in ("bos_zero_config.json", "model.safetensors.index.json"):
+        (folder / other).unlink(missing_ok=True)
+    path = _written(f"model/{name}", content)
+    _each(
+        lambda: read_json(path), lambda: read_config(folder), lambda: read_model_facts(folder),
+        lambda: weight_files(folder),
+    )  # fmt: skip
+
+
+def tokenizer_files(content: bytes) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+        path = _written(f"tokenizer/{name}", content)
+    read_tokenizer_facts(path.parent)
+
+
+def adapter_config(content: bytes) -> None:
+    if not (_here() / "adapter/adapter_model.safetensors").is_file():
+        _written("adapter/adapter_model.safetensors", ADAPTER_WEIGHTS)
+    read_adapter(_written("adapter/adapter_config.json", content).parent)
+
+
+def manifest(content: bytes) -> None:
+    read_manifest(_written("MANIFEST.json", content).parent)
+
+
+def run_state(content: bytes) -> None:
+    read_state(Checkpoint(_written(f"checkpoint/{STATE}", content).parent, 2))
+
+
+def saved_plan(content: bytes) -> None:
+    plan_from_json(read_json(_written("plan.json", content)).get("plan"))
+
+
+def run_log(content: bytes) -> None:
+    journal.read(_written("events.jsonl", content), "step")
+    journal.salvage(_written("events.jsonl", content))
+
+
+def own_record(content: bytes) -> None:
+    """What surefoot keeps for itself: caches, a search's journal, findings, the record of rollbacks."""
+    folder = _written("kept/meta.json", content).parent
+    _answer_file().write_bytes(content)
+    _each(
+        _answer, lambda: open_cache(folder, "a"), lambda: Journal(folder / "meta.json", {}),
+        lambda: require_same_request(folder / "meta.json", {"a": 1}, overwrite=False),
+        lambda: read_rollbacks(_written(f"kept/{RECORD}", content).parent),
+    )  # fmt: skip
+
+
+def other_tool(given: tuple[str, bytes]) -> None:
+    name, content = given
+    translate_file(name, content.decode("utf-8", "replace"), (), Options())
+
+
+def other_command(given: tuple[Sequence[str], str]) -> None:
+    """beside: what stands in every file that the words lead to; "" where there is none."""
+    words, beside = given
+
+    def read(path: str) -> str:
+        if path in FILES:
+            return FILES[path]
+        return beside if beside and path.endswith(_SETTINGS) else no_files(path)
+
+    translate_command(words, Options(read=read))
+
+
+def script(text: str) -> None:
+    def read(path: str) -> str:
+        return text if path == "s.py" else no_files(path)
+
+    translate_command(["python", "s.py"], Options(read=read))
+
+
+def with_header(header: bytes, size: int = 8) -> bytes:
+    """A safetensors file of so many bytes under this header."""
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+_PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
+ADAPTER_WEIGHTS = with_header(
+    f'{{"{_PLACE}.lora_A.weight": {{"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}}, '
+    f'"{_PLACE}.lora_B.weight": {{"dtype": "F32", "shape": [2, 1], "data_offsets": [8, 16]}}}}'.encode(),
+    16,
+)
+
+
+def _each(*calls: Callable[[], object]) -> None:
+    """One that refuses does not spare the others the input."""
+    for call in calls:
+        with suppress(*FAULTS):
+            call()
+
+
+def _answer() -> dict[str, float]:
+    return Kept(_here() / "answers", {}).get("a", {"b": 1}, dict[str, float], lambda: {"c": 1.5})
+
+
+@lru_cache
+def _answer_file() -> Path:
+    _answer()
+    return next((_here() / "answers").glob("*.json"))
+
+
+@lru_cache
+def _memory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="readers", dir=_MEMORY if _MEMORY.is_dir() else None)
+
+
+def _here() -> Path:
+    """Gone when the process ends."""
+    return Path(_memory().name)
+
+
+def _written(name: str, content: bytes) -> Path:
+    path = _here() / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
