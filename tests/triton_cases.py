@@ -5,6 +5,9 @@
 
 Triton reads that variable as it is imported, and keeps to it: so whoever wants to see its interpreter starts a process
 of its own (`by_interpreter`). On a GPU `measured` computes the same table in the process of the tests.
+
+`make test` puts Triton into a folder beside the environment and not into it: torch would import it in every run on a
+CPU, which takes 70 MiB and gains nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +28,9 @@ import torch
 from surefoot.kernels.blocks import NormForm
 from surefoot.kernels.forms import Arithmetic, triton_arithmetic
 from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
+from surefoot.libraries import is_installed
 
+BESIDE = Path(__file__).parents[1] / "build" / "triton"
 FORMS = {
     "llama": NormForm(1e-5, 0.0, narrow_first=True),
     "gemma": NormForm(1e-6, 1.0, narrow_first=False),
@@ -207,12 +212,21 @@ def arithmetic_of(path: Path) -> Arithmetic:
     return replace(kernels, **parts, gates=gates)
 
 
+def has_triton() -> bool:
+    """Installed, or in its folder beside the environment."""
+    return is_installed("triton") or (BESIDE / "triton").is_dir()
+
+
 def by_interpreter(asked: str, folder: Path, program: Path = Path(__file__)) -> dict[str, Any]:
     """What a process of its own prints."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program), asked, str(folder)], env=environment, capture_output=True, encoding="utf-8"
-    )
+    return said_with_triton([str(program), asked, str(folder)], TRITON_INTERPRET="1")
+
+
+def said_with_triton(words: Sequence[str], **variables: str) -> dict[str, Any]:
+    """The last line that Python prints with these words and environment variables, as JSON."""
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(BESIDE)])
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -5,9 +5,6 @@ Where Triton is not installed, all but the last of these say so and are skipped.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,10 +12,9 @@ import pytest
 import torch
 
 from surefoot.kernels import forms
-from surefoot.libraries import is_installed
-from triton_cases import BROKEN, Case, by_interpreter, measured, names
+from triton_cases import BROKEN, Case, by_interpreter, has_triton, measured, names, said_with_triton
 
-with_triton = pytest.mark.skipif(not is_installed("triton"), reason="Triton is not installed")
+with_triton = pytest.mark.skipif(not has_triton(), reason="Triton is not installed (make test does)")
 EXACT = 1e-12  # float64 in another order of sums; 3e-16 seen
 # Error against float64 as a multiple of the plain path's, and an ulp or two where that one happens to be nearly exact.
 NO_WORSE = 1.25
@@ -64,11 +60,8 @@ def test_twin_one_line_that_is_wrong_is_seen(spoiled, name):
 @with_triton
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernels_compile_for_gpus_that_are_not_here(capability, tmp_path):
-    asked = [sys.executable, str(Path(__file__).parents[1] / "triton_compiled.py"), str(capability)]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(asked, env=environment, capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    sizes = json.loads(done.stdout)
+    program = Path(__file__).parents[1] / "triton_compiled.py"
+    sizes = said_with_triton([str(program), str(capability)], TRITON_CACHE_DIR=str(tmp_path))
     assert len(sizes) == 7
     assert min(sizes.values()) > 1000  # bytes of machine code
 
