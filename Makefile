@@ -5,8 +5,6 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 TRITON := build/triton
 TRITON_SETUP := $(TRITON)/.installed
-TRITON := build/triton
-TRITON_SETUP := $(TRITON)/.installed
 TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
 
