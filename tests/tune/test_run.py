@@ -9,6 +9,7 @@ import pytest
 from made_up_trials import made_up
 from plans import run_plan
 from surefoot.stages.trial import Rival
+from surefoot.tune import trials
 from surefoot.tune.attempt import Answer, Request
 from surefoot.tune.gate import Numbers
 from surefoot.tune.run import Tuned
@@ -24,7 +25,7 @@ class Bench:
 
     def __init__(self, monkeypatch, *answers: Answer):
         self.asked: list[tuple[Rival | None, float | None]] = []
-        monkeypatch.setattr(Trials, "_refused", lambda self, plain: "")
+        monkeypatch.setattr(trials, "refusal", lambda config, plan, lengths: "")
         lengths: Any = None  # which only the planner reads
         left = list(answers)
 

@@ -1,4 +1,4 @@
-"""Does a setting compute what the run asks for? Its first steps are held against the plain fp32 path's.
+"""Does a setting compute what the run asks for? Its first steps are held against the plain path's.
 
 The first loss is a forward pass, the first gradient norm a backward pass, and the second loss what one update made of
 both. Later steps say no more: differences of rounding grow as they train.
@@ -18,14 +18,16 @@ NORM_GATE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 5e-2}
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of the first steps; None where one is not finite."""
+    """Of the first steps; None where one is not finite. compute: type of the products that made them."""
 
     losses: Sequence[float | None]
     grad_norms: Sequence[float | None]
+    compute: str = "fp32"
 
 
-def failure(found: Numbers, wanted: Numbers, compute: str) -> str:
-    """Why the setting may not be taken; empty where it may. compute: fp32 | bf16 | fp16."""
+def failure(found: Numbers, wanted: Numbers) -> str:
+    """Why the setting may not be taken; empty where it may. The gate is that of the coarser type of both."""
+    compute = max(found.compute, wanted.compute, key=LOSS_GATE.__getitem__)
     for name, one, other, gate, count in (
         ("loss", found.losses, wanted.losses, LOSS_GATE[compute], COMPARED),
         ("gradient norm", found.grad_norms, wanted.grad_norms, NORM_GATE[compute], 1),

@@ -15,29 +15,18 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
 from surefoot.stages.custom import NOTHING
-from surefoot.stages.lengths import length_facts
+from surefoot.stages.foreseen import lengths_of
 from surefoot.stages.prepare import Prepared, prepare
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.trial import Clock, Trial
 from surefoot.tune.attempt import Answer, Request, can_fork, workshop
 from surefoot.tune.gate import Numbers
 from surefoot.tune.journal import Journal
+from surefoot.tune.reference import choose_reference
 from surefoot.tune.search import GAIN, Search, Tried
-from surefoot.tune.space import Settings, Space, given_keys, make_space
-from surefoot.tune.trials import ROUNDS, Attempt, Terms, Trials, with_settings
+from surefoot.tune.space import Space, given_keys, make_space
+from surefoot.tune.trials import ROUNDS, Attempt, Terms, Trials, refusal, with_settings
 
-# What every setting is held against: products in fp32, attention by the textbook, nothing fused, nothing packed.
-PLAIN: Settings = {
-    "precision": {"compute": "fp32"},
-    "attention": {"implementation": "eager"},
-    "data.packing": "off",
-    "kernels.adapter": "plain",
-    "kernels.loss": "plain",
-    "kernels.last_block": "plain",
-    "kernels.pointwise": "plain",
-    "compile": "off",
-    "data.workers": 0,
-}
 _FEWEST, _MOST = 2, 12  # timed steps of a trial
 _PATIENCE = 4.0  # times what a trial like the first would take: what takes longer is not the fastest
 _LEAST_LIMIT = 60.0  # seconds
@@ -144,7 +133,11 @@ def _first_trials(
 ) -> tuple[Trials, int]:
     """What the plain path computes, and how long the plan's own settings take: from these follow the number of timed
     steps, which is returned as well, and the limits."""
-    reference = _of(attempt(Request(with_settings(given, PLAIN), 0, 1, clock=clock), None), "the plain fp32 path")
+    lengths = lengths_of(run.config, run.stage.data)
+    plain = choose_reference(given, run.plan, lambda config: refusal(config, run.plan, lengths))
+    if plain.compute != "fp32":
+        said(f"settings are held against the plain path in {plain.compute}: in fp32 it does not fit the memory")
+    reference = _of(attempt(Request(plain.config, 0, 1, clock=clock), None), f"the plain {plain.compute} path")
     answer = attempt(Request(with_settings(given, space.start), _FEWEST, ROUNDS, clock=clock), None)
     first = _of(answer, "the plan's own settings")
     a_step = sum(first.seconds) / len(first.seconds)
@@ -154,14 +147,7 @@ def _first_trials(
     compiling = min(limit, usual + _COMPILING)
     if any(axis.key == "compile" for axis in space.axes):
         said(f"a setting that compiles is given up after {compiling:.0f} s; compile: default in the config keeps it")
-    size = run.config.batch
-    lengths = length_facts(
-        run.stage.data,
-        run.config.ppo.max_new_tokens if run.config.stage == "ppo" else 0,
-        size=size.size,
-        micro=size.micro,
-    )
-    numbers = Numbers(reference.losses, reference.grad_norms)
+    numbers = Numbers(reference.losses, reference.grad_norms, plain.compute)
     trials = Trials(given, run.plan, lengths, numbers, Terms(steps, limit, compiling, clock), attempt)
     if steps == _FEWEST:
         trials.known = (space.start, answer)

@@ -82,7 +82,7 @@ class Trials:
 
     def _look(self, settings: Settings, rival: Rival | None, limit: float) -> Tried:
         config = with_settings(self._given, settings)
-        if refused := self._refused(config):
+        if refused := refusal(config, self._plan, self._lengths):
             return Tried(settings, failure=refused)
         if self.known is not None and self.known[0] == settings:
             (_, answer), self.known = self.known, None
@@ -94,21 +94,9 @@ class Trials:
             return Tried(settings, failure=answer.failure)
         return self._judged(settings, answer.trial)
 
-    def _refused(self, config: Mapping[str, Any]) -> str:
-        """By the planner, or by its forecast of the memory."""
-        try:
-            plan = make_plan(check_config(config), lengths=self._lengths, measurements=self._plan.measurements)
-        except InputError as error:
-            return str(error.faults[0])
-        if fits(plan.memory):
-            return ""
-        return (
-            f"not enough memory: {readable(plan.memory.total)} of {readable(usable(plan.memory.available))}, forecast"
-        )
-
     def _judged(self, settings: Settings, trial: Trial) -> Tried:
         compute = str(settings.get("precision.compute", self._plan.precision.compute.value))
-        wrong = failure(Numbers(trial.losses, trial.grad_norms), self._reference, compute)
+        wrong = failure(Numbers(trial.losses, trial.grad_norms, compute), self._reference)
         self._spread = max(self._spread, trial.spread)
         if trial.beside is not None:
             assert self._best is not None  # who else would have beaten it
@@ -118,6 +106,17 @@ class Trials:
             self._best = trial
         waiting = sum(trial.waiting) / sum(trial.seconds)
         return Tried(settings, trial.rate, trial.memory, waiting, wrong, held_up=trial.held_up)
+
+
+def refusal(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> str:
+    """By the planner, or by its forecast of the memory; empty where there is none. plan: has the measurements."""
+    try:
+        made = make_plan(check_config(config), lengths=lengths, measurements=plan.measurements)
+    except InputError as error:
+        return str(error.faults[0])
+    if fits(made.memory):
+        return ""
+    return f"not enough memory: {readable(made.memory.total)} of {readable(usable(made.memory.available))}, forecast"
 
 
 def _faster(one: Tried | None, other: Tried) -> Tried:
