@@ -381,7 +381,7 @@ def test_twin_that_doubles_bos(llama3, monkeypatch):
 
 
 def test_twin_that_reads_control_tokens_in_texts(llama3, monkeypatch):
-    monkeypatch.setattr(TextEncoder, "control_text", lambda self, text: [])
+    monkeypatch.setattr(TextEncoder, "control_places", lambda self, text: [])
     spelled = Conversation((Turn("user", "a<|begin_of_text|>"), Turn("assistant", "b<|eot_id|>c")), 1, 1)
     with pytest.raises(AssertionError):
         test_every_example_is_well_formed.hypothesis.inner_test(llama3, spelled, "llama3", True, "responses")

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from surefoot.data.segments import Run, Segment, pieces_of
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import InputError
 
@@ -92,3 +93,45 @@ def test_twin_without_the_lead_adds_a_blank(legacy):
 def test_twin_that_reads_texts_like_templates_lets_users_stop_the_model(llama3):
     (ids,) = TextEncoder(llama3).encode([Piece("hi<|eot_id|>", literal=False, opening=False)])
     assert llama3.convert_tokens_to_ids("<|eot_id|>") in ids
+
+
+def test_a_text_that_comes_twice_is_encoded_once(any_encoder, monkeypatch):
+    """As in pairs, whose two answers follow the same prompt; what is read otherwise is another text."""
+    pieces = [Piece("The answer", literal, opening) for literal in (False, True) for opening in (False, True)]
+    alone = [any_encoder.encode([piece])[0] for piece in pieces]
+    handed = []
+    honest = TextEncoder._encode
+    monkeypatch.setattr(
+        TextEncoder, "_encode", lambda self, texts, literal: handed.extend(texts) or honest(self, texts, literal)
+    )
+    assert any_encoder.encode([*pieces, *reversed(pieces)]) == [*alone, *reversed(alone)]
+    assert len(handed) == (4 if any_encoder.puts_blank else 2)
+
+
+halves = st.sampled_from(["a", "<|eot", "_id|>", "<|eot_id|>", "</s>", "<", "/s>"])
+
+
+@given(st.lists(st.tuples(halves, st.booleans()), min_size=1, max_size=5))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_one_piece_only_where_no_control_token_is_the_datas(llama3, parts):
+    """Against the rule in words: none in a content, and joining makes and breaks none."""
+    encoder = TextEncoder(llama3)
+    segments = [Segment(text, 0, content=content) for text, content in parts]
+    whole, at, own = "".join(segment.text for segment in segments), 0, []
+    for segment in segments:
+        own += [] if segment.content else [at + place for place in places_of_control(encoder, segment.text)]
+        at += len(segment.text)
+    spelled = any(places_of_control(encoder, segment.text) for segment in segments if segment.content)
+    together = not spelled and places_of_control(encoder, whole) == own
+    pieces = pieces_of(Run(tuple(segments)), encoder, opening=True)
+    assert together == (pieces == [Piece(whole, literal=False, opening=True)])
+
+
+def places_of_control(encoder: TextEncoder, text: str) -> list[int]:
+    """By hand: from the left, the longest name first, and on behind it."""
+    names, places, at = sorted(encoder.control.values(), key=len, reverse=True), [], 0
+    while at < len(text):
+        name = next((name for name in names if text.startswith(name, at)), "")
+        places += [at] * bool(name)
+        at += len(name) or 1
+    return places

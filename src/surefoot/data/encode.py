@@ -8,6 +8,7 @@ every stop token lost by it and every example that has nothing left to learn is 
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,7 +23,9 @@ from surefoot.data.whole import behind_prompt, encode_whole, within_answers
 
 TrainOn = Literal["responses", "last", "completion", "everything"]
 Encoding = Literal["parts", "whole"]
-_CHUNK = 1024  # conversations per call of the tokenizer: enough for its threads, little memory
+# Conversations per call of the tokenizer: enough for its threads, and what it hands back stays in the processor's
+# caches: 1,024 take 5 to 8 % longer.
+_CHUNK = 128
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,14 @@ def rows_in_parts(
     for start in range(0, len(conversations), _CHUNK):
         chunk = conversations[start : start + _CHUNK]
         layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
-        for conversation, layout, runs in zip(chunk, layouts, encode_runs(layouts, encoder, bos_id), strict=True):
+        for conversation, runs in zip(chunk, encode_runs(layouts, encoder, bos_id), strict=True):
             learned = _learned_turns(runs, conversation, train_on)
-            texts = [encoder.control_text(segment.text) for segment in layout if segment.content]
             whole = Encoded(
-                np.fromiter(itertools.chain.from_iterable(run.ids for run in runs), dtype=np.uint32),
+                _ids(runs),
                 _mask(runs, learned, train_on),
                 conversation.number,
                 conversation.line,
-                control_texts=sum(map(len, texts)),
+                control_texts=sum([run.spelled_out for run in runs]),
                 good=bool(conversation.good),
             )
             yield Row(conversation, runs, learned, whole)
@@ -209,11 +211,19 @@ def _learned_turns(
     return frozenset(turns[-1:] if train_on == "last" else turns)
 
 
+def _ids(runs: Sequence[Run]) -> np.ndarray:
+    """uint32. By way of Python's array, which reads whole numbers twice as fast as NumPy."""
+    ids = array("I")
+    for run in runs:
+        ids.extend(run.ids)
+    return np.frombuffer(ids, dtype=np.uint32)
+
+
 def _mask(runs: Sequence[Run], learned: Collection[int], train_on: TrainOn) -> np.ndarray:
     marks = [run.turn in learned if run.answer else train_on == "everything" for run in runs]
     if train_on == "completion":
         marks = list(itertools.accumulate(marks, max))
-    mask = np.repeat(marks, [len(run.ids) for run in runs])
+    mask = np.array(marks).repeat([len(run.ids) for run in runs])
     mask[0] = False
     return mask
 

@@ -103,14 +103,17 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise jinja2.TemplateError(f"{operator} is not offered to chat templates")
         if operator == "*":
             _check_product(left, right)
-        return _bounded(super().call_binop(context, operator, left, right))
+        return _bounded(self.binop_table[operator](left, right))
 
 
 def limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter, with its step, and checks of what goes in and what comes out."""
     wants = getattr(function, "jinja_pass_arg", None)  # how jinja marks what a filter is given first
 
-    inside_too = name in _LOOK_INSIDE.split()
+    inside_too, guard = name in _LOOK_INSIDE.split(), _GUARDS.get(name)
+    first = {None: lambda _: (), "context": lambda own: (own,), "eval_context": lambda own: (own.eval_ctx,)}.get(
+        wants and wants.name, lambda own: (own.environment,)
+    )
 
     @jinja2.pass_context
     @functools.wraps(function, updated=())
@@ -118,12 +121,9 @@ def limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
         _step()
         for inside in (value, *args, *kwargs.values()) if inside_too else ():
             _measured(inside)
-        if name in _GUARDS:
-            value = _GUARDS[name](value, *args, **kwargs)
-        first = {None: (), "context": (context,), "eval_context": (context.eval_ctx,)}.get(
-            wants and wants.name, (context.environment,)
-        )
-        return _bounded(function(*first, value, *args, **kwargs))
+        if guard is not None:
+            value = guard(value, *args, **kwargs)
+        return _bounded(function(*first(context), value, *args, **kwargs))
 
     return limited
 
@@ -225,11 +225,11 @@ def _step() -> None:
 def _bounded(value: Any) -> Any:
     """The value, unless it is too long; texts are also taken from what may be made in all."""
     if isinstance(value, str):
-        budget = _BUDGET.get()
-        budget.made -= len(value)
-        if len(value) > CHARACTERS or budget.made < 0:
+        length, budget = len(value), _BUDGET.get()
+        budget.made -= length
+        if length > CHARACTERS or budget.made < 0:
             _too_long()
-        if len(value) > ITEMS:  # makes time pass outside of loops
+        if length > ITEMS:  # makes time pass outside of loops
             _step()
     elif isinstance(value, list | tuple | dict) and len(value) > ITEMS:
         _too_many()

@@ -7,6 +7,7 @@ Definitions of tools belong to no turn (-1), so a long conversation loses other 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ def lay_out_dialogue(row: Dialogue, conversation: Conversation) -> tuple[Segment
     """Raises RowFault for what the row has no place for: tools, a later system text, calls it cannot write."""
     if row.takes_text and conversation.turns[0].role == "text":
         text = Segment(conversation.turns[0].text, 0, content=True, answer=True)
-        return (text, Segment(row.close, 0, answer=True))
+        return (text, _words(row.close, 0, answer=True))
     require_turns(conversation, row.name)
     _check(row, conversation)
     return tuple(_marked(_dialogue(row, conversation)))
@@ -39,7 +40,7 @@ def _marked(segments: Iterable[Segment]) -> Iterator[Segment]:
         for number, text in enumerate(parts):
             alone = alone or number > 0
             if text:
-                yield replace(segment, text=text, alone=alone)
+                yield replace(segment, text=text, alone=alone) if alone or text != segment.text else segment
                 alone = False
 
 
@@ -61,15 +62,15 @@ def _prompt(row: Prompt, system: Sequence[Turn], prompt: Turn, answers: Sequence
     if system:
         yield Segment(system[0].content, 0, content=True)
     else:
-        yield Segment(row.header_input if prompt.context else row.header, place)
+        yield _words(row.header_input if prompt.context else row.header, place)
     yield from _around(row.instruction, [Segment(prompt.content, place, content=True)], place)
     if prompt.context:
         yield from _around(row.input, [Segment(prompt.context, place, content=True)], place)
-    yield Segment(row.response, place)
+    yield _words(row.response, place)
     for turn in answers:
-        yield Segment(row.lead, place + 1, answer=True)
+        yield _words(row.lead, place + 1, answer=True)
         yield Segment(turn.content, place + 1, content=True, answer=True)
-        yield Segment(eos, place + 1, answer=True)
+        yield _words(eos, place + 1, answer=True)
 
 
 def _check(row: Dialogue, conversation: Conversation) -> None:
@@ -99,7 +100,7 @@ def _has_tools(conversation: Conversation) -> bool:
 def _dialogue(row: Dialogue, conversation: Conversation) -> Iterator[Segment]:
     turns, tools = conversation.turns, row.tools if conversation.tools else None
     head = _system(row, turns, conversation.tools)
-    yield Segment(row.prefix, 0)
+    yield _words(row.prefix, 0)
     if not row.merged:
         yield from head
         head = []
@@ -111,7 +112,7 @@ def _dialogue(row: Dialogue, conversation: Conversation) -> Iterator[Segment]:
     for place, turn in enumerate(turns):
         last = place == len(turns) - 1
         if turn.role == "user":
-            yield Segment(row.between if place > first else "", place)
+            yield _words(row.between if place > first else "", place)
             inside = [*head, _text(row, turn, place)]
             if tools is not None and tools.place == "before user":
                 yield from before
@@ -120,16 +121,16 @@ def _dialogue(row: Dialogue, conversation: Conversation) -> Iterator[Segment]:
             yield from _around(row.user, inside, place)
             head, before = [], []
         elif turn.role == "assistant":
-            yield Segment(row.opening, place)
+            yield _words(row.opening, place)
             yield from _answer(row, turn, ids[place], place)
-            yield Segment(row.close, place, answer=True)
-            yield Segment(row.after, place)
-            yield Segment(row.finish if last else "", place)
+            yield _words(row.close, place, answer=True)
+            yield _words(row.after, place)
+            yield _words(row.finish if last else "", place)
         elif turn.role == "tool":
             assert row.tools is not None
             yield from _result(row, row.tools, turns, place, ids[place][0])
     if turns[-1].role != "assistant":
-        yield Segment(row.opening, len(turns))
+        yield _words(row.opening, len(turns))
 
 
 def _system(row: Dialogue, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Segment]:
@@ -137,20 +138,20 @@ def _system(row: Dialogue, turns: Sequence[Turn], tools: Sequence[Mapping[str, A
     if turns[0].role == "system":
         inside.append(_text(row, turns[0], 0))
     elif row.default_system:
-        inside.append(Segment(row.default_system, 0))
+        inside.append(_words(row.default_system, 0))
     if tools and row.tools is not None and row.tools.place == "system":
-        inside += [*([Segment("\n\n", 0)] if inside else []), *_definitions(row.tools, tools)]
+        inside += [*([_words("\n\n", 0)] if inside else []), *_definitions(row.tools, tools)]
     return list(_around(row.system, inside, 0)) if inside else []
 
 
 def _definitions(layout: ToolLayout, tools: Sequence[Mapping[str, Any]]) -> list[Segment]:
-    segments = [Segment(layout.intro, _NO_TURN)]
+    segments = [_words(layout.intro, _NO_TURN)]
     for number, tool in enumerate(tools):
         text = json.dumps(tool, ensure_ascii=False, indent=layout.indent)
         left, right = layout.definition.split("{json}")
-        segments += [Segment(layout.separator if number else "", _NO_TURN), Segment(left, _NO_TURN)]
+        segments += [_words(layout.separator if number else "", _NO_TURN), _words(left, _NO_TURN)]
         segments += [Segment(text, _NO_TURN, content=True), Segment(right, _NO_TURN)]
-    return [*segments, Segment(layout.outro, _NO_TURN)]
+    return [*segments, _words(layout.outro, _NO_TURN)]
 
 
 def _answer(row: Dialogue, turn: Turn, ids: Sequence[str], place: int) -> Iterator[Segment]:
@@ -158,23 +159,23 @@ def _answer(row: Dialogue, turn: Turn, ids: Sequence[str], place: int) -> Iterat
     if not (row.own_lead and row.own_lead in text.text) and (
         not turn.calls or row.tools is None or row.tools.keeps_lead
     ):
-        yield Segment(row.lead, place, answer=True)
+        yield _words(row.lead, place, answer=True)
     yield text
     if not turn.calls:
         return
     layout = row.tools
     assert layout is not None
-    yield Segment(layout.opening, place, answer=True)
+    yield _words(layout.opening, place, answer=True)
     for number, (call, own) in enumerate(zip(turn.calls, ids, strict=True)):
-        yield Segment(layout.between if number or text.text else "", place, answer=True)
+        yield _words(layout.between if number or text.text else "", place, answer=True)
         name, rest = layout.call.split("{name}")
         middle, end = rest.split("{arguments}")
-        yield Segment(name, place, answer=True)
+        yield _words(name, place, answer=True)
         yield Segment(call.name, place, content=True, answer=True)
-        yield Segment(middle, place, answer=True)
+        yield _words(middle, place, answer=True)
         yield Segment(json.dumps(dict(call.arguments), ensure_ascii=False), place, content=True, answer=True)
-        yield Segment(end.replace("{id}", own), place, answer=True)
-    yield Segment(layout.closing, place, answer=True)
+        yield _words(end.replace("{id}", own), place, answer=True)
+    yield _words(layout.closing, place, answer=True)
 
 
 def _result(row: Dialogue, layout: ToolLayout, turns: Sequence[Turn], place: int, own: str) -> Iterator[Segment]:
@@ -186,9 +187,9 @@ def _result(row: Dialogue, layout: ToolLayout, turns: Sequence[Turn], place: int
         return
     left, right = row.user.split("{content}")
     neighbours = [turns[other].role == "tool" if 0 <= other < len(turns) else False for other in (place - 1, place + 1)]
-    yield Segment("\n" if neighbours[0] else row.between + left, place)
+    yield _words("\n" if neighbours[0] else row.between + left, place)
     yield from inside
-    yield Segment("" if neighbours[1] else right, place)
+    yield _words("" if neighbours[1] else right, place)
 
 
 def _text(row: Dialogue, turn: Turn, place: int, answer: bool = False) -> Segment:
@@ -196,8 +197,14 @@ def _text(row: Dialogue, turn: Turn, place: int, answer: bool = False) -> Segmen
     return Segment(text, place, content=True, answer=answer)
 
 
+@functools.lru_cache(maxsize=4096)
+def _words(text: str, turn: int, answer: bool = False) -> Segment:
+    """The row's own. There are few of them, and all conversations share them."""
+    return Segment(text, turn, answer=answer)
+
+
 def _around(slot: str, inside: Sequence[Segment], place: int) -> Iterator[Segment]:
     left, right = slot.split("{content}")
-    yield Segment(left, place)
+    yield _words(left, place)
     yield from inside
-    yield Segment(right, place)
+    yield _words(right, place)

@@ -171,16 +171,27 @@ def _parse_cell(text: str, where: str) -> Any:
 
 def _check_characters(value: dict[str, Any], where: str) -> None:
     """Half characters and NUL come in through \\u escapes; tokenizers and files fail on them later, without a line."""
+    if _is_text("".join(texts := _texts(value))):
+        return
+    item = next(item for item in texts if not _is_text(item))  # no two halves make a whole: they stay apart in a text
+    what = "holds NUL (\\u0000)" if "\0" in item else "holds half of a character (a lone \\ud800-\\udfff)"
+    raise InputError(Fault(where, f"the record that starts here {what}", "remove it from the text"))
+
+
+def _texts(value: dict[str, Any]) -> list[str]:
+    """Every text in a record, names of fields included."""
+    texts: list[str] = []
     pending: list[Any] = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, dict):
-            pending += [*item, *item.values()]
+        if isinstance(item, str):
+            texts.append(item)
+        elif isinstance(item, dict):
+            texts += item
+            pending += item.values()
         elif isinstance(item, list):
             pending += item
-        elif isinstance(item, str) and not _is_text(item):
-            what = "holds NUL (\\u0000)" if "\0" in item else "holds half of a character (a lone \\ud800-\\udfff)"
-            raise InputError(Fault(where, f"the record that starts here {what}", "remove it from the text"))
+    return texts
 
 
 def _is_text(item: str) -> bool:

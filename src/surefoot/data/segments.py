@@ -59,10 +59,12 @@ class Template:
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring segments that are all prompt, or all one answer; with ids[T] once encoded."""
+    """Neighbouring segments that are all prompt, or all one answer; with ids[T] once encoded, and how many names of
+    control tokens the data spells out in it."""
 
     segments: tuple[Segment, ...]
     ids: tuple[int, ...] = ()
+    spelled_out: int = 0
 
     @property
     def answer(self) -> bool:
@@ -86,15 +88,20 @@ def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_
     encoded = iter(encoder.encode([piece for layout in cut for pieces in layout for piece in pieces]))
     return [
         _begin(
-            [
-                Run(run.segments, tuple(itertools.chain.from_iterable(itertools.islice(encoded, len(pieces)))))
-                for run, pieces in zip(layout, layout_pieces, strict=True)
-            ],
+            [_encoded(run, pieces, encoded, encoder) for run, pieces in zip(layout, layout_pieces, strict=True)],
             encoder,
             bos_id,
         )
         for layout, layout_pieces in zip(runs, cut, strict=True)
     ]
+
+
+def _encoded(run: Run, pieces: Sequence[Piece], encoded: Iterator[list[int]], encoder: TextEncoder) -> Run:
+    """encoded: ids of all pieces from this run's on."""
+    ids = tuple(
+        next(encoded) if len(pieces) == 1 else itertools.chain.from_iterable(itertools.islice(encoded, len(pieces)))
+    )
+    return Run(run.segments, ids, sum([len(encoder.control_text(piece.text)) for piece in pieces if piece.literal]))
 
 
 def prompt_ids(conversation: Conversation, template: Template, encoder: TextEncoder, bos_id: int | None) -> list[int]:
@@ -111,10 +118,9 @@ def require_turns(conversation: Conversation, name: str) -> None:
 def pieces_of(run: Run, encoder: TextEncoder, opening: bool) -> list[Piece]:
     """One piece, or one per segment where the data spells out a control token. opening: nothing comes before."""
     opening = opening or run.alone
-    text = "".join(segment.text for segment in run.segments)
-    ours = sum(len(encoder.control_text(segment.text)) for segment in run.segments if not segment.content)
-    spelled_out = any(encoder.control_text(segment.text) for segment in run.segments if segment.content)
-    if not spelled_out and len(encoder.control_text(text)) == ours:  # nor does one arise where two segments meet
+    text = "".join([segment.text for segment in run.segments])
+    found = encoder.control_places(text)
+    if not found or found == _own_places(run, encoder):  # so none arises where two segments meet, either
         return [Piece(text, literal=False, opening=opening)]
     return [
         Piece(segment.text, literal=segment.content, opening=opening and place == 0)
@@ -122,17 +128,42 @@ def pieces_of(run: Run, encoder: TextEncoder, opening: bool) -> list[Piece]:
     ]
 
 
+def _own_places(run: Run, encoder: TextEncoder) -> list[tuple[int, int]]:
+    """From where to where in the run's text the template itself writes control tokens."""
+    places: list[tuple[int, int]] = []
+    at = 0
+    for segment in run.segments:
+        if not segment.content:
+            places += [(at + start, at + end) for start, end in encoder.control_places(segment.text)]
+        at += len(segment.text)
+    return places
+
+
 def _runs(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[Run]:
-    filled = [segment for segment in segments if segment.text]
-    texts = list(itertools.accumulate(segment.alone for segment in filled))  # which text of the tokenizer's it is in
-    before, kind = "", lambda pair: (pair[1], pair[0].turn if pair[0].answer else None)
-    for _, group in itertools.groupby(zip(filled, texts, strict=True), key=kind):
-        run = [segment for segment, _ in group]
+    before = ""
+    for run in _groups(segments):
         if before.endswith(encoder.swallows_blanks) and not (run[0].content or run[0].alone):  # as if encoded in one go
             run[0] = replace(run[0], text=run[0].text.lstrip())
         before = run[-1].text
-        if any(segment.text for segment in run):
-            yield Run(tuple(segment for segment in run if segment.text))
+        if filled := tuple([segment for segment in run if segment.text]):
+            yield Run(filled)
+
+
+def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Those with text: neighbours in one text of the tokenizer's that are all prompt, or all one answer."""
+    group: list[Segment] = []
+    whose = None
+    for segment in segments:
+        if not segment.text:
+            continue
+        own = segment.turn if segment.answer else None
+        if group and (segment.alone or own != whose):
+            yield group
+            group = []
+        group.append(segment)
+        whose = own
+    if group:
+        yield group
 
 
 def _without_bos(segments: Sequence[Segment], encoder: TextEncoder) -> Sequence[Segment]:
@@ -145,8 +176,6 @@ def _without_bos(segments: Sequence[Segment], encoder: TextEncoder) -> Sequence[
 
 def _begin(runs: list[Run], encoder: TextEncoder, bos_id: int | None) -> list[Run]:
     """A template may have written BOS already, or not, or a data file's template twice: exactly one remains."""
-    first = runs[0]
-    ids = list(itertools.dropwhile(lambda number: number in (encoder.bos_id, bos_id), first.ids))
-    if bos_id is not None:
-        ids.insert(0, bos_id)
-    return [Run(first.segments, tuple(ids)), *runs[1:]]
+    first, own = runs[0], () if bos_id is None else (bos_id,)
+    ids = (*own, *itertools.dropwhile(lambda number: number in (encoder.bos_id, bos_id), first.ids))
+    return [Run(first.segments, ids, first.spelled_out), *runs[1:]]

@@ -58,13 +58,16 @@ class TextEncoder:
         self.puts_blank = after_lead != self._lead_ids + alone
 
     def encode(self, pieces: Sequence[Piece]) -> list[list[int]]:
-        """Ids of each piece. All pieces of one kind go to the tokenizer in one call."""
+        """Ids of each piece, not to be changed: equal pieces share theirs. All pieces of one kind go to the tokenizer
+        in one call, and each text once: both answers of a pair follow the same prompt."""
         ids: list[list[int]] = [[] for _ in pieces]
         for literal in (False, True):
             places = [place for place, piece in enumerate(pieces) if piece.literal == literal]
             texts = [self._with_lead(pieces[place]) for place in places]
-            for place, found in zip(places, self._encode(texts, literal) if texts else [], strict=True):
-                ids[place] = self._without_lead(pieces[place], found)
+            distinct = list(dict.fromkeys(texts))
+            known = dict(zip(distinct, self._encode(distinct, literal) if distinct else [], strict=True))
+            for place, text in zip(places, texts, strict=True):
+                ids[place] = self._without_lead(pieces[place], known[text])
         return ids
 
     def spans(self, piece: Piece) -> tuple[list[int], list[tuple[int, int]]]:
@@ -85,6 +88,10 @@ class TextEncoder:
     def control_text(self, text: str) -> list[str]:
         """The names of control tokens that the text spells out."""
         return self._control_text.findall(text)
+
+    def control_places(self, text: str) -> list[tuple[int, int]]:
+        """From where to where in the text the names of control tokens stand."""
+        return [found.span() for found in self._control_text.finditer(text)]
 
     def digest(self) -> str:
         """SHA-256 of everything that decides which ids a text gets."""

@@ -7,6 +7,7 @@ function reads are converted at every start: surefoot cannot know what the funct
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -157,6 +158,7 @@ def _checked(source: Source, method: Method, records: _Records) -> _Records:
 def _encode(source: Source, records: _Records, method: Method, folder: Path) -> tuple[TokenisedFile, dict[str, Any]]:
     conversations = records.conversations
     template, examples, fault = _laid_out(conversations, method, source.name)
+    is_kept = [_is_kept(example, method) for example in examples]
     several = any(sum(turn.role == "assistant" for turn in one.turns) > 1 for one in conversations)
     placeholders, placeholder = find_placeholders(conversations)
     record = {
@@ -167,7 +169,9 @@ def _encode(source: Source, records: _Records, method: Method, folder: Path) -> 
         "rows": records.rows,
         "used": records.used,
         "dropped": [
-            [one.number, one.line] for one in examples[:: rows_per_item(method.kind)] if not _is_kept(one, method)
+            [examples[place].number, examples[place].line]
+            for place in range(0, len(examples), rows_per_item(method.kind))
+            if not is_kept[place]
         ],
         "unused": list(records.unused),
         "notes": [*template.notes, *(template.dialogue_notes if several else ())],
@@ -175,7 +179,7 @@ def _encode(source: Source, records: _Records, method: Method, folder: Path) -> 
         "placeholder": placeholder,
         "example_prompt": find_example_prompt(conversations),
     }
-    kept = [example for example in examples if _is_kept(example, method)]
+    kept = list(itertools.compress(examples, is_kept))
     return write_cache(folder, source.name, kept, record, method.encoder.size)
 
 
