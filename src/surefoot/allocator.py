@@ -1,30 +1,37 @@
 """The C library's allocator, where torch takes the CPU's tensors from.
 
-    keep_freed_memory()     # once, before a model is loaded
+    keep_freed_memory()               # once, before a model is loaded
+    kept = KeptMemory(limit)          # then, after every step:
+    kept.after_step()
 
 glibc gives what is freed at the end of its heap back to the system, and takes blocks above a size that it moves about
 from the system one by one. Every page of them is cleared by the kernel when it is first written: in a training step,
 which frees and asks for the same memory again and again, that was up to a seventh of the processor's time. So nothing
-is given back, and only blocks of at least `LARGE` bytes come from the system. The peak stays as it is; between two
-peaks the process holds on to the memory.
+is given back between one step and the next, and only blocks of at least `LARGE` bytes come from the system.
 
 torch asks for blocks at addresses divisible by 64. glibc looks for a hole that is larger by that much and more, before
 it cuts the rest off (sourceware bug 14581): a hole that such a block left is too small for another of its size, until
 what lies beside it is free as well. A decoder layer asks for the same few sizes over and over, so a step takes more
-than what is alive in it. `surefoot.planning.memory` counts that.
+than what is alive in it. `surefoot.planning.memory` counts that. Where each step has sizes of its own, as with packed
+rows, holes of one step are no use to the next, and the heap grows from step to step. Once it holds more than was
+planned, all that is free goes back, for one step at the price above.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import platform
 import sys
+from pathlib import Path
 
 LARGE = 32 << 20  # bytes; glibc's own upper limit for the size that it moves about
 # From malloc.h.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _NEVER = 2**31 - 1
+# Where one step alone takes more than was planned, this many times as much may stay.
+_ROOM = 1.1
 
 
 def is_glibc() -> bool:
@@ -38,3 +45,34 @@ def keep_freed_memory() -> str:
     library = ctypes.CDLL(None)
     done = [library.mallopt(_MMAP_THRESHOLD, LARGE), library.mallopt(_TRIM_THRESHOLD, _NEVER)]
     return f"freed memory is kept; blocks of {LARGE >> 20} MiB and more come from the system" if all(done) else ""
+
+
+class KeptMemory:
+    """Gives freed memory back after a step that left more than `limit` bytes resident in this process.
+
+    A step that passes the limit although all was given back before it takes as much by itself: the limit rises to a
+    tenth above that, or every step would pay for its pages anew. glibc alone.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._empty = False  # whether all was given back before the step
+
+    def after_step(self) -> None:
+        now = resident_bytes()
+        if now <= self.limit:
+            self._empty = False
+        elif self._empty:
+            self.limit, self._empty = int(_ROOM * now), False
+        else:
+            _give_back()
+            self._empty = True
+
+
+def _give_back() -> None:
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Of this process, now. Linux."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

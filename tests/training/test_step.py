@@ -199,3 +199,15 @@ def test_a_step_without_weight_computes_and_moves_nothing():
     assert (run[1].loss, run[1].grad_norm, run[1].weight) == (None, None, 0)
     assert [one.held for one in run] == ["", "nothing to learn from"]
     assert same_bits(before, bits(engine))
+
+
+@pytest.mark.parametrize("call", [True, False], ids=["called", "twin: not called"])
+def test_what_follows_a_step_sees_moved_weights_and_changes_no_number(call):
+    plain, watched = toy_engine(), toy_engine()
+    seen = []
+    with_call = dataclasses.replace(settings(), after_step=lambda: seen.append(bits(watched)))
+    for engine, chosen in ((plain, settings()), (watched, with_call if call else settings())):
+        batches = toy_batches(toy_examples(8), 3)
+        train_step(engine, toy_loss, batches, step=1, lr=0.1, scale=None, settings=chosen)
+    assert same_bits(bits(plain), bits(watched))
+    assert [same_bits(one, bits(plain)) for one in seen] == ([True] if call else [])

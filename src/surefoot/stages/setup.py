@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import process
+from surefoot.allocator import KeptMemory, resident_bytes
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.models.attention import attention_context
@@ -99,6 +100,7 @@ def set_up(
     set_tf32(plan.precision)
     process.bound_product_caches(plan.device.value)
     allocator = process.settle_allocator(plan.device.value)
+    kept = KeptMemory(resident_bytes() + plan.memory.total) if allocator else None
     device = torch.device(plan.device.value)
     choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
     at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
@@ -140,6 +142,7 @@ def set_up(
             forward=lambda: autocast(plan.precision, device),
             kernels=lambda: attention_context(plan.attention),
             per_look=tokens_per_look(whole.optimizer, whole.parameters),
+            after_step=kept.after_step if kept else lambda: None,
         ),
         state=state,
         write_model=_writer(built, tokenizer),

@@ -33,7 +33,8 @@ Context = Callable[[], AbstractContextManager[object]]
 class StepSettings:
     """What stays the same from step to step. max_grad_norm: of every group of parameters, or of each its own. forward:
     autocast as planned. kernels: the attention kernels allowed, around forward and backward. bounds: by the name of a
-    sum of the objective, its largest mean with which a step may move the weights. per_look: see `moments.is_due`."""
+    sum of the objective, its largest mean with which a step may move the weights. per_look: see `moments.is_due`.
+    after_step: is called when the weights have moved; it changes no number."""
 
     seed: int
     max_grad_norm: PerGroup[float | None]
@@ -41,6 +42,7 @@ class StepSettings:
     kernels: Context
     bounds: Mapping[str, float] = field(default_factory=dict)
     per_look: float = 0.0
+    after_step: Callable[[], None] = lambda: None
 
 
 def train_step(
@@ -100,6 +102,7 @@ def train_step(
             engine.apply(lr, norms, _limits(settings.max_grad_norm, values, share))
         else:
             engine.discard()
+    settings.after_step()
     report = StepReport(
         step=step,
         loss=None if verdict.non_finite == "loss" else loss,

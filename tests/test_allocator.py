@@ -1,0 +1,66 @@
+"""Freed memory stays, until it is more than was planned."""
+
+import subprocess
+import sys
+
+import pytest
+
+from surefoot import allocator
+from surefoot.allocator import KeptMemory, is_glibc
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def given_back(monkeypatch):
+    """Runs steps that leave so many bytes resident; which of them were followed by giving back, from 0."""
+
+    def run(kept, resident):
+        found = []
+        for number, size in enumerate(resident):
+            monkeypatch.setattr(allocator, "resident_bytes", lambda size=size: size)
+            monkeypatch.setattr(allocator, "_give_back", lambda number=number: found.append(number))
+            kept.after_step()
+        return found
+
+    return run
+
+
+def test_only_a_step_above_the_limit_is_followed_by_giving_back(given_back):
+    kept = KeptMemory(100)
+    assert given_back(kept, [90, 100, 101, 80, 95, 110, 70]) == [2, 5]
+    assert kept.limit == 100
+
+
+def test_a_step_that_takes_more_by_itself_raises_the_limit(given_back):
+    kept = KeptMemory(100)
+    assert given_back(kept, [150, 140, 150, 154, 155, 120]) == [0, 4]
+    assert kept.limit == int(1.1 * 140)
+
+
+def test_twin_a_limit_that_stays_would_pay_in_every_second_step(given_back, monkeypatch):
+    monkeypatch.setattr(allocator, "_ROOM", 0.0)
+    assert len(given_back(KeptMemory(100), [150, 140, 150, 154, 155, 120])) > 2
+
+
+_PROGRAM = """
+import sys
+from surefoot.allocator import KeptMemory, keep_freed_memory, resident_bytes
+keep_freed_memory()
+before = resident_bytes()
+blocks = [bytearray(b"1") * 200_000 for _ in range(1_000)]
+pins = [bytearray(b"1") * 200_000 for _ in range(1)]  # above them, so that the heap's end stays in use
+held = resident_bytes()
+del blocks
+KeptMemory(before + int(sys.argv[1])).after_step()
+print(held - before, resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(not is_glibc(), reason="glibc's allocator")
+@pytest.mark.parametrize(("limit", "stays"), [(50 * MIB, False), (500 * MIB, True)], ids=["above", "below"])
+def test_what_is_free_goes_back_to_the_system(limit, stays):
+    words = [sys.executable, "-c", _PROGRAM, str(limit)]
+    held, left = map(int, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
+    assert held > 180 * MIB
+    assert (left > held - 20 * MIB) if stays else (left < 20 * MIB)
