@@ -7,7 +7,6 @@ count only ends the promise of bit-equality, and that is said.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.hub import resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
+from surefoot.stages.base_bytes import tensor_places, weight_files
 from surefoot.stages.run_folder import saved_identity
 from surefoot.training.checkpoint import Checkpoint
 
@@ -69,21 +69,18 @@ def base_fingerprint(folder: Path) -> str:
     """SHA-256 over config.json, or an adapter's adapter_config.json, and, of every weight file, its header and the
     first bytes of each of its tensors.
 
-    Hashing all of a large model would take a minute at every start. Whatever trained or merged a tensor changed its
-    first bytes as well, so another base is noticed; a single flipped bit further on is not.
+    Read before the model is loaded, on every rank. Whatever trained or merged a tensor changed its first bytes as
+    well, so another base is noticed; a single flipped bit further on is the business of `surefoot.stages.base_bytes`.
     """
     settings = folder / "config.json"
     digest = hashlib.sha256((settings if settings.exists() else folder / ADAPTER_CONFIG).read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = file.read(size)
-            digest.update(f"{path.name}:".encode() + header)
-            for name, entry in json.loads(header).items():
-                if name != "__metadata__":
-                    start, end = entry["data_offsets"]
-                    file.seek(8 + size + start)
-                    digest.update(file.read(min(end - start, _SAMPLE)))
+    for path in weight_files(folder):
+        header, places = tensor_places(path)
+        digest.update(f"{path.name}:".encode() + header)
+        with path.open("rb") as file:
+            for start, end in places.values():
+                file.seek(start)
+                digest.update(file.read(min(end - start, _SAMPLE)))
     return digest.hexdigest()
 
 

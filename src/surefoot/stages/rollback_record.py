@@ -7,7 +7,6 @@ sealed, because it says which data a step learns from.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,12 +17,12 @@ from surefoot.data.batch import RecordName
 from surefoot.errors import Fault, IntegrityError
 from surefoot.report.events import note_once
 from surefoot.report.wording import example_list
+from surefoot.stages.sealed_record import read_sealed
 from surefoot.training.checkpoint import Checkpoint, newest_verified, read_state
 from surefoot.training.manifest import sealed
 from surefoot.training.rollback import Rollback, is_on_the_way
 
 RECORD = "rollbacks.json"
-_FIX = "restore it to resume this run"
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,12 @@ def read_rollbacks(run: Path) -> tuple[Recorded, ...]:
     path = run / RECORD
     if not path.is_file():
         return ()
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if sealed(content) != content:
-            raise IntegrityError(Fault(str(path), "has another content than was written (SHA-256 differs)", _FIX))
-        return tuple(
+    return read_sealed(
+        path,
+        lambda content: tuple(
             Recorded(Rollback(**one["rollback"]), tuple(one["examples"]), one["why"]) for one in content["rollbacks"]
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read ({error})", _FIX)) from None
+        ),
+    )
 
 
 def add_rollback(run: Path, one: Recorded) -> None:

@@ -27,6 +27,7 @@ from surefoot.report.data_audit import audit_to_json
 from surefoot.report.html import draw_report
 from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
+from surefoot.stages.base_bytes import check_base, hashed_beside, keep_base
 from surefoot.stages.card_facts import example_question
 from surefoot.stages.custom import NOTHING, Custom
 from surefoot.stages.device_faults import device_faults
@@ -132,13 +133,19 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
-    run, setup, verified = make_ready(run, session, asked.custom, console, phases)
+    with hashed_beside(run.base) as hashes:
+        run, setup, verified = make_ready(run, session, asked.custom, console, phases)
+        base = hashes()
+    resumed = run.found.checkpoint is not None
+    if resumed:
+        check_base(run.found.folder, run.base, base)
     shares = session.gather("share", {**setup.share, START: phases.to_json()})
     with occupy(run.found) as rejected:
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
         records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)}
         write_records(config, run.found.folder, run.plan, verified, records, asked.origin, shares)
+        keep_base(run.found.folder, base, anew=not resumed)
         console.log_to(run.found.folder / "run.log")
         note_rollbacks(run.found.folder)
         console.say(phases.sentence())

@@ -1,0 +1,25 @@
+"""A record of the run folder that a later start goes by: JSON with a SHA-256 of itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from surefoot.errors import Fault, IntegrityError
+from surefoot.training.manifest import sealed
+
+T = TypeVar("T")
+_FIX = "restore it to resume this run"
+
+
+def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
+    """meaning: of the content. Raises IntegrityError where the file is not as it was written."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if sealed(content) != content:
+            raise IntegrityError(Fault(str(path), "has another content than was written (SHA-256 differs)", _FIX))
+        return meaning(content)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        raise IntegrityError(Fault(str(path), f"cannot be read ({error})", _FIX)) from None
