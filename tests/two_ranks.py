@@ -9,7 +9,6 @@ it returns travels back by pickle, so plain values and numpy arrays only.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import traceback
@@ -19,15 +18,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from forked_command import forkserver
+
 WORLD = 2
 _LONGEST = 60  # seconds; a pair that hangs is killed, and its test fails instead of the whole suite
-_IMPORTS = ["torch", "peft", "transformers.models.llama.modeling_llama", "surefoot.training.engine", "deepspeed"]
 
 
 def on_two_ranks(case: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """What `case` returned on each rank. Raises AssertionError with the tracebacks of ranks that failed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTS)
+    context = forkserver()
     meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
     pairs = [context.Pipe() for _ in range(WORLD)]
     workers = [

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from click.testing import CliRunner
 
 import zoo
 from compat.seeds import SEEDS, blocks
+from served_python import Served, served_python
 from surefoot.cli.main import main
-from surefoot.compat import write_scripts
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command
 from surefoot.stages.kinds import KINDS
@@ -50,9 +49,15 @@ LONGEST = 180  # seconds until a command counts as hanging
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def served(tmp_path_factory):
+    with served_python(tmp_path_factory.mktemp("served") / "bin") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, served):
     folder = tmp_path_factory.mktemp("chat")
-    write_scripts(folder, overwrite=False)
+    served.write_scripts(folder)
     zoo.opt(folder / "opt")
     zoo.opt(folder / "opt350m", word_embed_proj_dim=16, do_layer_norm_before=False)
     zoo.llama3(folder / "llama", chat_template=False)
@@ -64,11 +69,10 @@ def place(tmp_path_factory):
     return folder
 
 
-def shell(place: Path, step: int, command: str, **more: str) -> tuple[int, str]:
+def shell(served: Served, place: Path, step: int, command: str, **more: str) -> tuple[int, str]:
     """Run by bash in the folder of a step, behind `source activate`."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     chat = place / "deepspeed_chat"
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "DATA_PATH": str(place / "pairs.json"), **more}
+    environment = {**served.environment, "DATA_PATH": str(place / "pairs.json"), **more}
     done = subprocess.run(
         ["bash", "-c", f"set -e; source '{chat}/activate'; {command}"],
         cwd=chat / STEPS[step], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -113,12 +117,12 @@ def test_twin_the_blocks_as_they_stand_do_not_run():
 
 
 @pytest.mark.parametrize("number", MAIN)
-def test_main_py_in_the_folder_of_its_step(number, place):
+def test_main_py_in_the_folder_of_its_step(number, served, place):
     step, _, _ = MAIN[number]
     if step == 2 and "reward" not in KINDS:
         pytest.skip("this build has no stage reward")
     output = place / f"out-{number}"
-    code, said = shell(place, step, filled(number, place, str(output)))
+    code, said = shell(served, place, step, filled(number, place, str(output)))
     assert code == 0, said
     trained(output)
     assert ("ppl: " in said) == (step == 1), said
@@ -159,7 +163,7 @@ def test_a_module_name_of_the_other_family_is_refused_with_the_right_one(number,
 
 
 @pytest.mark.parametrize("number", RLHF)
-def test_step_3_from_the_folder_of_its_script(number, place):
+def test_step_3_from_the_folder_of_its_script(number, served, place):
     if "ppo" not in KINDS or "reward" not in KINDS:
         pytest.skip("this build has no stage ppo")
     family, script = RLHF[number]
@@ -169,7 +173,7 @@ def test_step_3_from_the_folder_of_its_script(number, place):
     output = place / f"out-{number}"
     command = f"{repaired(BLOCKS[number].text)} 2 2 {output} {SHORT_RLHF}"
     assert script in command
-    code, said = shell(place, 3, f"cd training_scripts/single_node; {command}", **models)
+    code, said = shell(served, place, 3, f"cd training_scripts/single_node; {command}", **models)
     assert code == 0, said
     trained(output / "actor")
     assert "Average reward score: " in said
@@ -180,19 +184,19 @@ LAST = [part for part in BLOCKS[11].text.split("\n\n") if part.strip()] if BLOCK
 
 
 @pytest.mark.parametrize("part", LAST, ids=["old", "new"][: len(LAST)])
-def test_the_quick_example(part, place):
+def test_the_quick_example(part, served, place):
     """From the folder above training/, as it says `cd training/…`."""
     more = "--num_train_epochs 1 --max_seq_len 96 --dtype bf16"
     command = "\n".join(f"{line} {more}" if line.startswith("bash ") else line for line in part.splitlines())
     model = place / ("llama" if "llama" in part else "opt")
     more_words = " --lora_dim 4" if "lora" in part else ""
-    code, said = shell(place, 1, f"cd ../..\n{command}{more_words}", MODEL=str(model))
+    code, said = shell(served, place, 1, f"cd ../..\n{command}{more_words}", MODEL=str(model))
     assert code == 0, said
     output = place / "deepspeed_chat" / STEPS[1] / re.search(r"(\./\w+) 2", part)[1]
     trained(output)
     assert "ppl: " in (output / "training.log").read_text()
     if "llama" not in part:  # once is enough
-        code, again = shell(place, 1, f"cd ../..\n{command}{more_words}", MODEL=str(model))
+        code, again = shell(served, place, 1, f"cd ../..\n{command}{more_words}", MODEL=str(model))
         assert code == 0, again  # as its users were promised: the same command goes on; here there is nothing left
 
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import zoo
 from compat.seeds import FINETUNE, LLAMAFACTORY, SEEDS, added, blocks, of_kind, substituted
+from served_python import served_python
 from surefoot.cli.main import main
-from surefoot.compat import write_scripts
 from surefoot.config.schema import RunConfig
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command
@@ -44,10 +44,16 @@ def names(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory, names):
+def served(tmp_path_factory):
+    with served_python(tmp_path_factory.mktemp("served") / "bin") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory, names, served):
     """The scripts, with a description of alpaca_en that leads to a local file; runs are made in this folder."""
     folder = tmp_path_factory.mktemp("compat")
-    write_scripts(folder, overwrite=False)
+    served.write_scripts(folder)
     shutil.copy(DATA / "instruct" / "alpaca_en_demo.json", folder / "data")
     described = {"alpaca_en": {"file_name": "alpaca_en_demo.json"}}
     (folder / "data" / "dataset_info.json").write_text(json.dumps(described))
@@ -57,13 +63,12 @@ def scripts(tmp_path_factory, names):
     return folder
 
 
-def shell(command, folder):
+def shell(command, folder, environment):
     """Run by bash behind `source activate`, as a user does; (exit code, output)."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", f"set -e; source ./activate; {command}"],
         cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -82,6 +87,7 @@ def finetune(block, names):
 COMMANDS = list(of_kind("command", "000"))
 FLAGS = list(of_kind("flags", "000"))
 OPTIONAL = {"flash_attention_2"}  # what the machine of a test may lack
+TYPED = 0  # called by the Python on PATH, the others by one that is served
 TRAINED = {0, 2, 20}  # as python, as bash with accelerate, and with accelerate's file; the rest differs in flags alone
 
 
@@ -108,11 +114,13 @@ def understood(words):
 @pytest.mark.parametrize(
     "block", [one for one in COMMANDS if one.number in TRAINED], ids=lambda block: str(block.number)
 )
-def test_the_migration_guides_commands_run(block, names, scripts):
+def test_the_migration_guides_commands_run(block, names, scripts, served):
     command = finetune(block, names)
     name = f"out-{block.number}"
     command = command.replace('"./output"', name) if "--output_dir" in command else f"{command} --output_dir={name}"
-    code, said = shell(command, scripts)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path} if block.number == TYPED else served.environment
+    code, said = shell(command, scripts, environment)
     assert code == 0, said
     for line in FINETUNE_LINES:
         assert line in said
@@ -192,7 +200,7 @@ def test_twin_other_values_have_another_effect(names):
         assert first != second, name
 
 
-def test_the_migration_guides_python_call_runs(names, scripts):
+def test_the_migration_guides_python_call_runs(names, scripts, served):
     (code_block,) = [block for block in of_kind("code", "000") if "from finetune import train" in block.text]
     settings = ", ".join(
         f"{flag.lstrip('-')}={int(value) if value.isdigit() else value.format(**names)!r}"
@@ -200,7 +208,7 @@ def test_the_migration_guides_python_call_runs(names, scripts):
     )
     text = substituted(code_block.text, names).rstrip().removesuffix(")") + f"    {settings},\n)\n"
     (scripts / "call.py").write_text(text)
-    code, said = shell("python call.py", scripts)
+    code, said = shell("python call.py", scripts, served.environment)
     assert code == 0, said
     assert (scripts / "out-py" / "adapter_model.safetensors").is_file()
 
@@ -213,9 +221,9 @@ DIRECT = next((block for block in BOS.values() if "--use_bos_zero_training" in b
 
 
 @pytest.fixture(scope="module")
-def trained(names, scripts):
+def trained(names, scripts, served):
     """The BOS document's direct command, run once: what it printed."""
-    code, said = shell(added(substituted(DIRECT.text, names), LLAMAFACTORY, names), scripts)
+    code, said = shell(added(substituted(DIRECT.text, names), LLAMAFACTORY, names), scripts, served.environment)
     assert code == 0, said
     return said
 
@@ -267,13 +275,13 @@ SAID = {
 @pytest.mark.parametrize(
     "block", [one for one in BOS.values() if one != DIRECT], ids=lambda block: f"001-{block.number}"
 )
-def test_every_other_command_of_the_bos_document_runs(block, names, scripts, trained):
+def test_every_other_command_of_the_bos_document_runs(block, names, scripts, served, trained):
     """Over all blocks, so none is forgotten; those that train do so in the order of the document."""
     left = [name for word, files in LEFT.items() if word in block.text for name in files]
     for name in left:
         for path in scripts.glob(name):
             path.unlink()
-    code, said = shell(substituted(block.text, names), scripts)
+    code, said = shell(substituted(block.text, names), scripts, served.environment)
     assert code == 0, said
     assert all(list(scripts.glob(name)) for name in left), left
     for word, lines in SAID.items():

@@ -1,7 +1,10 @@
 """Runs of several processes for tests: a tiny model and data, real commands, and whoever they leave behind.
 
-`hurried` is a folder for PYTHONPATH. Its sitecustomize.py shortens how long a rank may be silent or slow, and can make
-one hang; the commands stay what a user types.
+`run` and `start` take a command as a user types it. `run_forked` and `start_forked` take the words behind `surefoot`,
+and save the imports of each process (tests/forked_command.py).
+
+`changed` makes a folder for PYTHONPATH. Its sitecustomize.py lets a rank hang or fail, and can shorten how long one may
+be silent or slow; the commands stay what a user types.
 """
 
 from __future__ import annotations
@@ -20,20 +23,24 @@ from typing import Any
 import psutil
 import yaml
 
+from forked_command import Forked
+from surefoot.training import beat, watchdog
 from tiny import tiny_llama
 
 LONGEST = 240  # seconds: a machine that is busy with other tests is slow, and nothing here is timed by the clock
-SILENT = 6.0  # seconds without a beat, in a hurried run
+SILENT = 6.0  # seconds without a beat, where a test waits for it
 STALLED = 15.0  # seconds without progress: later, so that a stopped rank is told to be silent
 SETTINGS = {"batch": {"size": 4, "micro": 1}, "duration": "6 steps", "optim": {"lr": 1e-2}}
 ENDLESS = {"duration": "100000 steps", "eval_every": None}
 
-_HURRIED = """
+_CHANGED = """
 import os, sys, importlib.abc, importlib.util
+
+NAMES = ["surefoot.training." + name for name in ("watchdog", "session", "beat")] + ["{of}"]
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name not in ("surefoot.training.watchdog", "surefoot.training.beat", "{of}"):
+        if name not in NAMES:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -46,16 +53,21 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 def change(name, module):
-    if name.endswith("watchdog"):
+    if hasattr(module, "SILENT"):
         module.SILENT = {silent}
-    elif name.endswith("beat"):
+    if hasattr(module, "LEAST_LIMIT"):
         module.LEAST_LIMIT = {stalled}
-    elif os.environ.get("RANK") == "0":
+    if name != "{of}":
+        return
+    if os.environ.get("RANK") == "0":
         {rank_0}
     elif os.environ.get("RANK") == "1":
         {rank_1}
 
 sys.meta_path.insert(0, Finder())
+for name in dict.fromkeys(NAMES):  # of a forked rank
+    if name in sys.modules:
+        change(name, sys.modules[name])
 """
 HANGS = """
         import time
@@ -119,13 +131,19 @@ LATE = """
 """
 
 
-def hurried(
-    folder: Path, rank_1: str = "pass", rank_0: str = "pass", of: str = "surefoot.stages.steps"
+def changed(
+    folder: Path,
+    rank_1: str = "pass",
+    rank_0: str = "pass",
+    of: str = "surefoot.stages.steps",
+    silent: float = watchdog.SILENT,
+    stalled: float = beat.LEAST_LIMIT,
 ) -> dict[str, str]:
-    """Environment for commands. rank_0, rank_1: what is changed there in module `of`."""
+    """Environment for commands. rank_0, rank_1: what is changed there in module `of`. silent, stalled: with shorter
+    ones a busy machine looks like a broken one, so they are for tests that wait for them."""
     folder.mkdir(exist_ok=True)
-    body = _HURRIED
-    settings = {"silent": str(SILENT), "stalled": str(STALLED), "of": of}
+    body = _CHANGED
+    settings = {"silent": str(silent), "stalled": str(stalled), "of": of}
     for name, value in {**settings, "rank_0": rank_0.strip(), "rank_1": rank_1.strip()}.items():
         body = body.replace(f"{{{name}}}", value)
     (folder / "sitecustomize.py").write_text(body)
@@ -179,6 +197,15 @@ def run(command: Sequence[str], log: Path, more: Mapping[str, str] | None = None
     return done.returncode, log.read_text()
 
 
+def run_forked(words: Sequence[object], log: Path, more: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """As `run`, of `surefoot *words`. All ranks must end by themselves."""
+    command = Forked([str(word) for word in words], log, environment(more or {}), told=LONGEST)
+    try:
+        return command.wait(LONGEST), log.read_text()
+    finally:
+        command.kill()  # of one that hangs; another has ended
+
+
 def rows(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
 
@@ -187,7 +214,7 @@ def rows(output: Path) -> list[dict[str, Any]]:
 class Started:
     """A command that is running."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     output: Path
     log: Path
 
@@ -200,6 +227,8 @@ class Started:
             time.sleep(0.1)
 
     def ranks(self) -> dict[int, psutil.Process]:
+        if isinstance(self.process, Forked):
+            return {rank: psutil.Process(pid) for rank, pid in self.process.rank_pids().items()}
         children = psutil.Process(self.process.pid).children(recursive=True)
         return {int(child.environ()["RANK"]): child for child in children if "RANK" in child.environ()}
 
@@ -215,6 +244,12 @@ def start(command: Sequence[str], output: Path, more: Mapping[str, str] | None =
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment(more or {}))
     return Started(process, output, log)
+
+
+def start_forked(words: Sequence[object], output: Path, more: Mapping[str, str] | None = None) -> Started:
+    """As `start`, of `surefoot *words`."""
+    log = output.with_suffix(".txt")
+    return Started(Forked([str(word) for word in words], log, environment(more or {})), output, log)
 
 
 def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:

@@ -1,4 +1,5 @@
-"""What goes wrong on one rank and must not pass for a run that went well: through the commands that people type."""
+"""What goes wrong on one rank and must not pass for a run that went well: through the command line; torchrun is the
+real one."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from distributed.runs import (
     LEAVES_FILES,
     LONGEST,
     alive,
-    hurried,
+    changed,
     rows,
-    run,
+    run_forked,
     start,
     surefoot,
     write_config,
@@ -42,8 +43,8 @@ def two(every: int = 100) -> dict[str, int]:
 
 def test_a_replica_that_differs_by_a_bit_is_noticed_at_the_next_comparison(world):
     output = world / "flipped"
-    more = hurried(world / "flips", FLIPS)  # before step 3
-    code, said = run(surefoot("train", write_config(world, output, parallel=two(4))), world / "flipped.txt", more)
+    more = changed(world / "flips", FLIPS)  # before step 3
+    code, said = run_forked(["train", write_config(world, output, parallel=two(4))], world / "flipped.txt", more)
     assert code == 3, said
     assert said.count("error:") == 1, said
     error = next(line for line in said.splitlines() if "error:" in line)
@@ -54,8 +55,8 @@ def test_a_replica_that_differs_by_a_bit_is_noticed_at_the_next_comparison(world
 
 def test_twin_a_replica_that_nobody_compares_trains_to_the_end(world):
     output = world / "unseen"
-    more = hurried(world / "flips", FLIPS)
-    code, said = run(surefoot("train", write_config(world, output, parallel=two())), world / "unseen.txt", more)
+    more = changed(world / "flips", FLIPS)
+    code, said = run_forked(["train", write_config(world, output, parallel=two())], world / "unseen.txt", more)
     assert code == 0, said
 
 
@@ -66,9 +67,9 @@ def temporary(output: Path) -> list[str]:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_full_disk_on_one_rank_leaves_the_older_checkpoint_and_nothing_half_written(world, victim):
     output = world / f"full-{victim}"
-    more = hurried(world / f"disk-{victim}", **{f"rank_{victim}": FULL_DISK})  # at the second checkpoint
+    more = changed(world / f"disk-{victim}", **{f"rank_{victim}": FULL_DISK})  # at the second checkpoint
     config = write_config(world, output, parallel=two(), eval_every=None)
-    code, said = run(surefoot("train", config), world / f"full-{victim}.txt", more)
+    code, said = run_forked(["train", config], world / f"full-{victim}.txt", more)
     assert code == 3, said
     assert said.count("error:") == 1, said
     error = next(line for line in said.splitlines() if "error:" in line)
@@ -77,7 +78,7 @@ def test_a_full_disk_on_one_rank_leaves_the_older_checkpoint_and_nothing_half_wr
     assert [one.step for one in list_checkpoints(output)] == [2]
     assert verify_checkpoint(output / "checkpoint-2") == []
     assert temporary(output) == []
-    code, said = run(surefoot("train", config, "--resume"), world / "resumed.txt")
+    code, said = run_forked(["train", config, "--resume"], world / "resumed.txt")
     assert code == 0, said
     assert "resuming from" in said
 
@@ -85,9 +86,9 @@ def test_a_full_disk_on_one_rank_leaves_the_older_checkpoint_and_nothing_half_wr
 def test_twin_without_tidying_up_half_a_checkpoint_is_left(world):
     """Of rank 0, which waits for the others' word when it is ended."""
     output = world / "untidy"
-    more = hurried(world / "untidy-rank", FULL_DISK, LEAVES_FILES)
+    more = changed(world / "untidy-rank", FULL_DISK, LEAVES_FILES)
     config = write_config(world, output, parallel=two(), eval_every=None)
-    code, said = run(surefoot("train", config), world / "untidy.txt", more)
+    code, said = run_forked(["train", config], world / "untidy.txt", more)
     assert code == 3, said
     assert temporary(output) != []
 
@@ -97,7 +98,7 @@ def test_ranks_that_meet_end_with_torchrun(world, known):
     """Rank 1 never comes, so rank 0 waits for it."""
     output = world / f"orphans-{known}"
     late = world / f"late-{known}"
-    more = hurried(world / f"meeting-{known}", LATE, of="surefoot.training.session")
+    more = changed(world / f"meeting-{known}", LATE, of="surefoot.training.session")
     if not known:
         folder = Path(more["PYTHONPATH"].split(":")[0]) / "sitecustomize.py"
         folder.write_text("import os\nos.environ.pop('TORCHELASTIC_RUN_ID', None)\n" + folder.read_text())

@@ -1,4 +1,7 @@
-"""A run on two processes through the commands that people type: what it trains, and how it ends."""
+"""A run on two processes through the commands that people type: what it trains, and how it ends.
+
+Each launcher, each way to end that hangs on how processes were started, and one engine of DeepSpeed are run as they are
+typed; the other commands are forked."""
 
 from __future__ import annotations
 
@@ -18,11 +21,15 @@ from distributed.runs import (
     ENDLESS,
     FAILS_IN_SETUP,
     HANGS,
+    SILENT,
+    STALLED,
     alive,
-    hurried,
+    changed,
     rows,
     run,
+    run_forked,
     start,
+    start_forked,
     stop,
     surefoot,
     write_config,
@@ -45,7 +52,7 @@ def world(tmp_path_factory) -> Path:
 def one(world):
     """The same run in one process."""
     output = world / "one"
-    code, said = run(surefoot("train", write_config(world, output)), world / "one.txt")
+    code, said = run_forked(["train", write_config(world, output)], world / "one.txt")
     assert code == 0, said
     return output
 
@@ -75,7 +82,7 @@ def test_two_ranks_train_what_one_does(one, two):
 
 def test_twin_another_order_of_examples_is_seen(world, one):
     output = world / "other"
-    code, said = run(surefoot("train", write_config(world, output, parallel=TWO, seed=7)), world / "other.txt")
+    code, said = run_forked(["train", write_config(world, output, parallel=TWO, seed=7)], world / "other.txt")
     assert code == 0, said
     assert not same(one, output)
 
@@ -98,6 +105,7 @@ SHARED = {
     "zero-2": ({"engine": "deepspeed", "zero_stage": 2}, {"gradients", "optimizer"}),
     "zero-3": ({"engine": "deepspeed", "zero_stage": 3}, {"parameters", "gradients", "optimizer"}),
 }
+TYPED = "zero-3"
 SHARE = 0.6  # of all elements, at most, on each of two ranks
 
 
@@ -107,7 +115,8 @@ def test_engines_that_share_weights_train_the_same_and_each_rank_holds_its_share
     if asked["engine"] == "deepspeed" and find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
     output = world / engine
-    code, said = run(surefoot("train", write_config(world, output, parallel={**TWO, **asked})), world / f"{engine}.txt")
+    config, log = write_config(world, output, parallel={**TWO, **asked}), world / f"{engine}.txt"
+    code, said = run(surefoot("train", config), log) if engine == TYPED else run_forked(["train", config], log)
     assert code == 0, said
     assert same(one, output)
     for rank in json.loads((output / "environment.json").read_text())["ranks"]:
@@ -120,7 +129,7 @@ def test_engines_that_share_weights_train_the_same_and_each_rank_holds_its_share
 def test_a_killed_rank_ends_the_run_and_it_resumes(world, victim):
     output = world / f"killed-{victim}"
     config = write_config(world, output, parallel=TWO, **ENDLESS)
-    started = start(surefoot("train", config), output)
+    started = start_forked(["train", config], output)
     started.await_step(4)
     ranks = started.ranks()
     stop(ranks[victim], signal.SIGKILL)
@@ -131,7 +140,7 @@ def test_a_killed_rank_ends_the_run_and_it_resumes(world, victim):
     errors = [line for line in said.splitlines() if line.startswith("error:")]
     assert len(errors) == 1, said
     assert f"rank {victim} (pid {ranks[victim].pid})" in errors[0]
-    code, said = run(surefoot("train", config, "--resume", "duration=8 steps"), world / "again.txt")
+    code, said = run_forked(["train", config, "--resume", "duration=8 steps"], world / "again.txt")
     assert code == 0, said
     assert "resuming from" in said
 
@@ -139,9 +148,8 @@ def test_a_killed_rank_ends_the_run_and_it_resumes(world, victim):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_rank_ends_the_run(world, victim):
     output = world / f"stopped-{victim}"
-    started = start(
-        surefoot("train", write_config(world, output, parallel=TWO, **ENDLESS)), output, hurried(world / "h")
-    )
+    words = ["train", write_config(world, output, parallel=TWO, **ENDLESS)]
+    started = start_forked(words, output, changed(world / "h", silent=SILENT, stalled=STALLED))
     started.await_step(3)
     ranks = started.ranks()
     stop(ranks[victim])
@@ -165,8 +173,8 @@ def test_ranks_end_with_the_process_that_started_them(world):
 
 def test_a_rank_that_hangs_ends_the_run(world):
     output = world / "hanging"
-    more = hurried(world / "hanging-rank", HANGS)
-    started = start(surefoot("train", write_config(world, output, parallel=TWO, **ENDLESS)), output, more)
+    more = changed(world / "hanging-rank", HANGS, silent=SILENT, stalled=STALLED)
+    started = start_forked(["train", write_config(world, output, parallel=TWO, **ENDLESS)], output, more)
     started.await_step(3)
     ranks = started.ranks()
     code, said, _ = started.end()
@@ -180,9 +188,10 @@ def test_a_rank_that_hangs_ends_the_run(world):
 def test_a_request_to_stop_stops_all_ranks_at_one_step(world, to):
     output = world / f"asked-{to[-1]}"
     config = write_config(world, output, parallel=TWO, **ENDLESS)
-    started = start(surefoot("train", config), output)
+    typed = to == "launcher"
+    started = start(surefoot("train", config), output) if typed else start_forked(["train", config], output)
     started.await_step(3)
-    if to == "launcher":
+    if typed:
         os.kill(started.process.pid, signal.SIGTERM)
     else:
         stop(started.ranks()[1], signal.SIGTERM)
@@ -190,19 +199,20 @@ def test_a_request_to_stop_stops_all_ranks_at_one_step(world, to):
     assert code == 75, said
     assert "error" not in said
     step = int(said.partition("saved checkpoint-")[2].split()[0]) and rows(output)[-1]["current_steps"]
-    code, said = run(surefoot("train", config, "--resume", f"duration={step + 2} steps"), world / "on.txt")
+    code, said = run_forked(["train", config, "--resume", f"duration={step + 2} steps"], world / "on.txt")
     assert code == 0, said
 
 
 def test_another_number_of_ranks_goes_on_and_it_is_said(world):
     output = world / "fewer"
     config = write_config(world, output, parallel=TWO, duration="4 steps")
-    assert run(surefoot("train", config), world / "a.txt")[0] == 0
-    code, said = run(surefoot("train", config, "--resume", "duration=6 steps", "parallel.nproc=null"), world / "b.txt")
+    assert run_forked(["train", config], world / "a.txt")[0] == 0
+    alone = ["train", config, "--resume", "duration=6 steps", "parallel.nproc=null"]
+    code, said = run_forked(alone, world / "b.txt")
     assert code == 0, said
     assert "continuing, but not bit for bit: ranks were 2, are 1" in said
     assert "engine was ddp, is single" in said
-    code, said = run(surefoot("train", config, "--resume", "duration=8 steps"), world / "c.txt")
+    code, said = run_forked(["train", config, "--resume", "duration=8 steps"], world / "c.txt")
     assert code == 0, said
     assert "ranks were 1, are 2" in said
 
@@ -211,9 +221,9 @@ def test_an_engine_that_cuts_parameters_goes_on_without_the_fast_paths(world):
     """With them it would end in a product of a part and a whole."""
     output = world / "cut"
     config = write_config(world, output, parallel=TWO, duration="2 steps")
-    assert run(surefoot("train", config), world / "whole.txt")[0] == 0
-    command = surefoot("train", config, "--resume", "duration=3 steps", "parallel.engine=fsdp2")
-    code, said = run(command, world / "cut.txt")
+    assert run_forked(["train", config], world / "whole.txt")[0] == 0
+    words = ["train", config, "--resume", "duration=3 steps", "parallel.engine=fsdp2"]
+    code, said = run_forked(words, world / "cut.txt")
     assert code == 0, said
     assert "not bit for bit: engine was ddp, is fsdp2" in said
     for key, value in (("adapter", "fast"), ("loss", "chunked")):
@@ -222,8 +232,8 @@ def test_an_engine_that_cuts_parameters_goes_on_without_the_fast_paths(world):
 
 def test_a_rank_that_fails_says_so_once(world):
     output = world / "failing"
-    more = hurried(world / "failing-rank", FAILS_IN_SETUP)
-    code, said = run(surefoot("train", write_config(world, output, parallel=TWO)), world / "failing.txt", more)
+    more = changed(world / "failing-rank", FAILS_IN_SETUP, of="surefoot.stages.follow")
+    code, said = run_forked(["train", write_config(world, output, parallel=TWO)], world / "failing.txt", more)
     assert code == 2, said
     assert said.count("error:") == 1, said
     assert "rank 1: train.json: cannot be read here" in said
@@ -233,7 +243,7 @@ def test_a_fault_of_the_config_is_said_once(world):
     output = world / "refused"
     (output).mkdir()
     (output / "mine.txt").write_text("mine")
-    code, said = run(surefoot("train", write_config(world, output, parallel=TWO)), world / "refused.txt")
+    code, said = run_forked(["train", write_config(world, output, parallel=TWO)], world / "refused.txt")
     assert code == 2, said
     assert said.count("error:") == 1, said
     assert [path.name for path in output.iterdir()] == ["mine.txt"]
@@ -273,7 +283,7 @@ def test_the_place_that_deepspeeds_launcher_gives_the_rank_is_accepted(world):
     ],
 )
 def test_a_wrong_environment_is_one_line(world, told, what):
-    code, said = run(surefoot("train", write_config(world, world / "wrong")), world / "wrong.txt", told)
+    code, said = run_forked(["train", write_config(world, world / "wrong")], world / "wrong.txt", told)
     assert code == 3, said
     assert what in said
     assert len(said.splitlines()) == 1, said
@@ -281,7 +291,7 @@ def test_a_wrong_environment_is_one_line(world, told, what):
 
 def test_single_among_several_is_refused(world):
     parallel = {"nproc": 2, "engine": "single"}
-    code, said = run(surefoot("train", write_config(world, world / "single", parallel=parallel)), world / "single.txt")
+    code, said = run_forked(["train", write_config(world, world / "single", parallel=parallel)], world / "single.txt")
     assert code == 2, said
     assert "2 processes cannot run as one (parallel.engine: single)" in said
     assert said.count("error:") == 1

@@ -1,0 +1,149 @@
+"""A `surefoot` command, and each rank that it starts, forked from a process that has everything imported.
+
+    with Forked(["train", "run.yaml"], log, environment) as command:
+        command.pid, command.poll(), command.kill(), command.wait(seconds)
+
+The launcher, its signals, its pipes and the ranks are surefoot's own, in processes that can be killed and stopped for
+real; what is saved are three imports of torch and all that stands on it, some 15 seconds of a core for two ranks. That
+commands also run as people type them is proven beside this, in tests/distributed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import runpy
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+_PRELOADED = ["imported"]
+_RANK_FILE = "{log}.{rank}.pid"
+
+
+def forkserver() -> Any:
+    """The context of multiprocessing whose processes are forked from one server in this session."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    here = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:  # before 3.14 the server is not told our sys.path, and preloads nothing
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+class Forked:
+    """A command that runs, with the methods of subprocess.Popen that tests use. words: behind `surefoot`.
+    environment: all of it; a sitecustomize.py on its PYTHONPATH is run in each rank, as Python itself would do. told:
+    seconds that the launcher gives other ranks to end once one has said why; None: its own, too few for a machine that
+    is busy with other tests."""
+
+    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str], told: float | None = None):
+        self._log = log
+        arguments = (list(words), log, dict(environment), told)
+        self._process = forkserver().Process(target=_command, args=arguments, daemon=True)
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        self._process.join(seconds)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("a forked command", seconds)
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def rank_pids(self) -> dict[int, int]:
+        """Of the ranks that it has started, by rank."""
+        found = self._log.parent.glob(_RANK_FILE.format(log=self._log.name, rank="*"))
+        return {int(path.suffixes[-2][1:]): int(path.read_text()) for path in found}
+
+
+def _command(words: list[str], log: Path, environment: dict[str, str], told: float | None) -> None:
+    """In the child that stands for what a user has typed."""
+    from pictures import blank_pictures
+    from surefoot.cli import launching
+    from unflushed import unflushed
+
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    begin(environment)
+    kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
+    launching.subprocess = SimpleNamespace(Popen=_rank_of(words, log), **kept)  # type: ignore[attr-defined]
+    if told is not None:
+        launching._TOLD = told
+    with blank_pictures(), unflushed():
+        os._exit(_main(words))
+
+
+def _rank_of(words: list[str], log: Path) -> type[subprocess.Popen[bytes]]:
+    class Rank(subprocess.Popen[bytes]):
+        """A rank that is forked where the launcher would have a program executed."""
+
+        def _execute_child(self, *given: Any) -> None:
+            told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+            self.pid = os.fork()
+            if self.pid == 0:
+                _be_rank(words, told, log)
+            self._child_created = True
+            pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            self._close_pipe_fds(*(told[name] for name in pipes))  # type: ignore[attr-defined]
+
+    return Rank
+
+
+def _be_rank(words: list[str], told: Mapping[str, Any], log: Path) -> None:
+    """Never returns."""
+    code = 1
+    try:
+        os.setpgid(0, told["process_group"])
+        for handle, place in ((told["p2cread"], 0), (told["c2pwrite"], 1), (told["errwrite"], 2)):
+            if handle != -1:
+                os.dup2(handle, place)
+        begin(told["env"])
+        for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+            if (path := Path(folder) / "sitecustomize.py").is_file():
+                runpy.run_path(str(path))
+        pid_file = log.with_name(_RANK_FILE.format(log=log.name, rank=os.environ["RANK"]))
+        pid_file.write_text(str(os.getpid()))
+        code = _main(words)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def begin(environment: Mapping[str, str]) -> None:
+    """A child's own, and streams for what the handles 0 to 2 are now: a file cannot do what a pipe can."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+
+
+def _main(words: list[str]) -> int:
+    """The exit code of `surefoot *words`."""
+    from surefoot.cli.main import main
+
+    try:
+        main(words)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0

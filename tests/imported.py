@@ -1,0 +1,28 @@
+"""What processes of tests are forked from: everything is imported here, and nothing computed.
+
+Preloaded by the fork server of multiprocessing (`tests/two_ranks.py`, `tests/forked_command.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+
+from surefoot import process
+
+process.quiet_sockets()  # ranks do so before they import torch
+
+import matplotlib.backends.backend_agg  # noqa: E402
+import matplotlib.figure  # noqa: E402, F401
+import pytest  # noqa: E402, F401
+import transformers.models.llama.modeling_llama  # noqa: E402, F401
+
+import surefoot.cli.launching  # noqa: E402
+import surefoot.cli.train  # noqa: E402
+import surefoot.stages.run  # noqa: E402, F401
+from surefoot.libraries import import_deepspeed, is_installed  # noqa: E402
+
+if is_installed("deepspeed"):
+    import_deepspeed("cpu")
+
+gc.collect()
+gc.freeze()  # else each child's collector walks through all libraries, and copies the pages it walks over

@@ -1,0 +1,145 @@
+"""A `python` on PATH for scripts under test: every call is a fork of a process that has torch and surefoot loaded.
+
+    with served_python(tmp_path / "python") as served:
+        served.write_scripts(folder)  # surefoot's, whose first lines name this python
+        subprocess.run(["./finetune.py", "--help"], env=served.environment)
+
+Words, folder, environment, streams, exit code, SIGINT and SIGTERM are the caller's; `surefoot` and `accelerate` are
+served as well. Each call saves the seconds in which Python would import all that. What is not as in a program of its
+own: modules are loaded already, and the process that is called is not the one that computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from forked_command import begin, forkserver
+from surefoot.compat import write_scripts
+
+_CLIENT = """#!{python} -IS
+import json, os, signal, socket, sys
+talk = socket.socket(socket.AF_UNIX)
+talk.connect({place!r})
+request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(talk, [len(request).to_bytes(8, "big")], [0, 1, 2])
+talk.sendall(request)
+answers = talk.makefile()
+pid = int(answers.readline())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+sys.exit(int(answers.readline() or 1))  # nothing: it was killed
+"""
+_PROGRAMS = {"surefoot": "surefoot.cli.main", "accelerate": "accelerate.commands.accelerate_cli"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """program: the `python`. environment: with it and the other programs before all else on PATH."""
+
+    program: Path
+    environment: dict[str, str]
+
+    def write_scripts(self, folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(self.program))
+            write_scripts(folder, overwrite=False)
+
+
+@contextmanager
+def served_python(folder: Path) -> Iterator[Served]:
+    """folder: made."""
+    folder.mkdir()
+    program, place = folder / "python", str(folder / "socket")
+    texts = {"python": _CLIENT.format(python=sys.executable, place=place)}
+    for name, module in _PROGRAMS.items():
+        texts[name] = f"#!{program}\nimport sys\nfrom {module} import main\nsys.exit(main())\n"
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place)
+        listening.listen()
+        threading.Thread(target=_serve, args=(listening, str(program)), daemon=True).start()
+        path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+        yield Served(program, {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"})
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def _serve(listening: socket.socket, program: str) -> None:
+    while True:
+        try:
+            talk, _ = listening.accept()
+        except OSError:  # shut down
+            return
+        with talk:
+            forkserver().Process(target=_be_python, args=(talk, program), daemon=True).start()
+
+
+def _be_python(talk: socket.socket, program: str) -> None:
+    """In the child: what was called. Never returns."""
+    head, handles, _, _ = socket.recv_fds(talk, 8, 3)
+    request = b""
+    while len(request) < int.from_bytes(head, "big"):
+        request += talk.recv(1 << 16)
+    words, folder, environment = json.loads(request)
+    talk.sendall(f"{os.getpid()}\n".encode())
+    for place, handle in enumerate(handles):
+        os.dup2(handle, place)
+        os.close(handle)
+    os.chdir(folder)
+    begin(environment)
+    sys.executable = program
+    code = _outcome(words)
+    talk.sendall(f"{code}\n".encode())
+    os._exit(code)
+
+
+def _outcome(words: list[str]) -> int:
+    try:
+        _run(words)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+            return 1
+        return ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _run(words: list[str]) -> None:
+    """`python -c CODE …`, `python -m MODULE …` or `python SCRIPT …`."""
+    told = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    ours = str(Path(__file__).parent)
+    sys.path[:] = [*told, *(entry for entry in sys.path if entry != ours)]
+    what, *rest = [word for word in words if word != "-u"]
+    if what == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    else:
+        sys.path.insert(0, str(Path(what).resolve().parent))
+        sys.argv = [what, *rest]
+        runpy.run_path(what, run_name="__main__")
