@@ -1,8 +1,9 @@
 """Norms, turns by positions and gated activations: the plain way, surefoot's, torch's own and compiled ones.
 
-    python benchmarks/pointwise.py [--tokens 2048] [--turns 9] [--compiled] [--step]
+    python benchmarks/pointwise.py [--tokens 2048] [--turns 9] [--compiled] [--step] [--device cpu]
 
-Forward and backward on one thread, CPU time of this process, medians of interleaved turns. --compiled adds the plain
+Forward and backward, medians of interleaved turns: on a CPU on one thread, CPU time of this process; with --device cuda
+wall time until the GPU is done, 20 passes to a turn, and surefoot's ways are Triton's. --compiled adds the plain
 formulas under torch.compile (a compiler must be there), and says what compiling took, its children included. --step
 times a whole LoRA step instead, in the model of benchmarks/adapters.py. Prints what docs/evidence/pointwise.md has.
 """
@@ -22,7 +23,8 @@ from adapters import batch, model
 from torch.nn import functional as F
 
 from surefoot.kernels.blocks import NormForm
-from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned
+from surefoot.kernels.forms import Arithmetic, arithmetic_for
+from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
 from surefoot.models.fast_pointwise import install
 from surefoot.objectives.sft import sft_loss
 
@@ -46,23 +48,24 @@ class OwnGate(torch.autograd.Function):
         return inner, F.silu(gate).mul_(dy)
 
 
-def plain_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return F.silu(gate) * up
-
-
 def passed(way: Callable[..., torch.Tensor], given: Sequence[torch.Tensor], outer: torch.Tensor) -> None:
     torch.autograd.grad(way(*given), [one for one in given if one.requires_grad], outer)
 
 
-def medians(arms: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Milliseconds of CPU time."""
+def medians(arms: Mapping[str, Callable[[], object]], turns: int, device: str) -> dict[str, float]:
+    """Milliseconds, of CPU time on a CPU."""
+    on_gpu = device == "cuda"
+    clock, wait, passes = (time.perf_counter, torch.cuda.synchronize, 20) if on_gpu else (time.process_time, int, 1)
     taken: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(turns + 1):
         for name, arm in arms.items():
-            start = time.process_time()
-            arm()
+            wait()
+            start = clock()
+            for _ in range(passes):
+                arm()
+            wait()
             if turn:  # the first one warms up
-                taken[name].append(1000 * (time.process_time() - start))
+                taken[name].append(1000 * (clock() - start) / passes)
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
@@ -70,27 +73,29 @@ def compiled(way: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return torch.compile(way, dynamic=True, fullgraph=True)
 
 
-def operators(width: int, heads: int, head_dim: int, gate: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
+def operators(
+    width: int, heads: int, head_dim: int, gate: int, tokens: int, dtype: torch.dtype, device: str, by: Arithmetic
+) -> dict[str, Any]:
     """Part -> (its ways by name, inputs, gradient of the output)."""
 
     def make(*shape: int, learns: bool = False) -> torch.Tensor:
-        return torch.randn(*shape).to(dtype).requires_grad_(learns)
+        return torch.randn(*shape).to(device, dtype).requires_grad_(learns)
 
     def by_head(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().view(1, tokens, heads, head_dim).transpose(1, 2)
 
     cos, sin = make(1, tokens, head_dim), make(1, tokens, head_dim)
-    q, nobody = by_head(make(tokens, width)).requires_grad_(), by_head(make(tokens, width))[:, :0]
+    q = by_head(make(tokens, width)).requires_grad_()
     norms = {
         "plain": partial(plain_norm, form=LLAMA),
-        "own": partial(rms_norm, form=LLAMA),
+        "own": partial(rms_norm, form=LLAMA, by=by),
         "torch": lambda x, weight: F.rms_norm(x, (width,), weight, LLAMA.eps),
     }
     turns = {
         "plain": lambda q: plain_turn(q, cos.unsqueeze(1), sin.unsqueeze(1)),
-        "own": lambda q: turned(q, nobody, cos, sin)[0],
+        "own": lambda q: turned_alone(q, cos, sin, by),
     }
-    gates = {"plain": plain_gate, "own": OwnGate.apply}
+    gates = {"plain": plain_gate, "own": partial(gated, by=by.gates) if by.gates else OwnGate.apply}
     return {
         "norm": (norms, (make(tokens, width, learns=True), make(width)), make(tokens, width)),
         "norm, weight trains": (
@@ -109,10 +114,11 @@ def seconds_used() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def compare_operators(tokens: int, turns: int, with_compiled: bool) -> None:
+def compare_operators(tokens: int, turns: int, with_compiled: bool, device: str) -> None:
+    by = arithmetic_for(device)
     for dtype in (torch.bfloat16, torch.float32):
         for size in SIZES:
-            for part, (ways, given, outer) in operators(*size, tokens, dtype).items():
+            for part, (ways, given, outer) in operators(*size, tokens, dtype, device, by).items():
                 arms = {name: partial(passed, way, given, outer) for name, way in ways.items()}
                 cost = ""
                 if with_compiled:
@@ -120,24 +126,25 @@ def compare_operators(tokens: int, turns: int, with_compiled: bool) -> None:
                     start = seconds_used()
                     arms["compiled"]()
                     cost = f"  compiling: {seconds_used() - start:.1f} s"
-                found = medians(arms, turns)
+                found = medians(arms, turns, device)
                 times = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
                 gain = found["plain"] / found["own"]
                 print(f"{str(dtype)[6:]:9} {size[0]:5} {part:20} {times}  own {gain:.2f} x{cost}", flush=True)
 
 
-def step(one: torch.nn.Module, bf16: bool) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-        loss = sft_loss(one, batch()).loss
+def step(one: torch.nn.Module, bf16: bool, device: str) -> None:
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
+        loss = sft_loss(one, batch().to(torch.device(device))).loss
     loss.backward()
     one.zero_grad(set_to_none=True)
 
 
-def compare_steps(turns: int) -> None:
+def compare_steps(turns: int, device: str) -> None:
     for bf16 in (True, False):
-        plain, own = (model("lora", True, bf16) for _ in range(2))
-        install(own)
-        found = medians({"plain": partial(step, plain, bf16), "own": partial(step, own, bf16)}, turns)
+        plain, own = (model("lora", True, bf16).to(device) for _ in range(2))
+        install(own, arithmetic_for(device))
+        arms = {"plain": partial(step, plain, bf16, device), "own": partial(step, own, bf16, device)}
+        found = medians(arms, turns, device)
         print(f"{'bf16' if bf16 else 'fp32'} step: {found}, own {found['plain'] / found['own']:.3f} x", flush=True)
 
 
@@ -147,13 +154,14 @@ def main() -> None:
     asked.add_argument("--turns", type=int, default=9)
     asked.add_argument("--compiled", action="store_true")
     asked.add_argument("--step", action="store_true")
+    asked.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = asked.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if given.step:
-        compare_steps(given.turns)
+        compare_steps(given.turns, given.device)
     else:
-        compare_operators(given.tokens, given.turns, given.compiled)
+        compare_operators(given.tokens, given.turns, given.compiled, given.device)
 
 
 if __name__ == "__main__":
