@@ -60,13 +60,14 @@ def test_a_look_takes_every_number_of_every_type():
     assert look([], CPU).item() == 0
 
 
-def test_adapters_look_in_every_step_and_full_training_where_it_costs_little():
-    assert tokens_per_look(SMALL, SMALL) == 0
+@pytest.mark.parametrize(("device", "enough"), [("cpu", 3_000), ("cuda", 15_000)])
+def test_adapters_look_in_every_step_and_full_training_where_it_costs_little(device, enough):
+    assert tokens_per_look(SMALL, SMALL, device) == 0
     assert [is_due(step, 10, 0.0) for step in (1, 2, 3)] == [True] * 3
-    adapter, whole = tokens_per_look(2 * SMALL, 200 * SMALL), tokens_per_look(200 * SMALL, 200 * SMALL)
-    assert is_due(1, 150, adapter)
-    assert is_due(1, 15_000, whole)
-    assert [is_due(step, 5_000, whole) for step in (1, 2, 3, 4, 5, 6)] == [False, False, True] * 2
+    adapter, whole = (tokens_per_look(trained * SMALL, 200 * SMALL, device) for trained in (2, 200))
+    assert is_due(1, enough // 100, adapter)
+    assert is_due(1, enough, whole)
+    assert [is_due(step, enough // 3, whole) for step in (1, 2, 3, 4, 5, 6)] == [False, False, True] * 2
     assert not is_due(1, 0, whole)
 
 

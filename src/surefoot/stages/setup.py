@@ -141,7 +141,7 @@ def set_up(
             max_grad_norm=_limits(config, engine.groups),
             forward=lambda: autocast(plan.precision, device),
             kernels=lambda: attention_context(plan.attention),
-            per_look=tokens_per_look(whole.optimizer, whole.parameters),
+            per_look=tokens_per_look(whole.optimizer, whole.parameters, device.type),
             after_step=kept.after_step if kept else lambda: None,
         ),
         state=state,
