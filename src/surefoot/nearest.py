@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 CLOSE = 0.65  # likeness (0 to 1) below which a name is no suggestion
+MOST = 100  # unknown names of one file that get a suggestion: each takes milliseconds, and a file may hold thousands
 
 
 def nearest_words(word: str, choices: Iterable[str], most: int, least: float = CLOSE) -> list[str]:

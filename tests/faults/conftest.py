@@ -27,13 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    _sizes(config)
+    counts = _sizes(config)
     if _soaks(config) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Told(config))
-
-
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    return forecast(_sizes(config)) if _soaks(config) else []
+        config.pluginmanager.register(Told(config, forecast(counts)))
 
 
 def _sizes(config: pytest.Config) -> dict[str, int]:

@@ -125,9 +125,16 @@ data = data.map(shorten)
 trainer = Trainer(model=AutoModelForCausalLM.from_pretrained("m"), args=TrainingArguments("o"), train_dataset=data)
 trainer.train()
 """
+MODEL_OF_ITSELF = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+first = AutoModelForCausalLM.from_pretrained("m")
+model = get_peft_model(model, LoraConfig(r=4))
+trainer = Trainer(model=model, args=TrainingArguments("o"), train_dataset=load_dataset("json", data_files="d.json"))
+trainer.train()
+"""
 HARD_SCRIPTS = (
     with_lines(DOUBLED_TEXT), with_lines(DOUBLED_LIST), with_lines("a0 = 'x' * 10 ** 12"),
     with_lines(f"a0 = {'+'.join('1' * 3000)}"), with_lines("a0 = " + "-" * 200 + "1"), "a = " + "-" * 100_000 + "1",
-    LEADS_BACK,
+    LEADS_BACK, MODEL_OF_ITSELF,
     "a = " + "(" * 5000, "a" + ".b" * 5000, f"a = {DIGITS}",
 )  # fmt: skip

@@ -118,7 +118,18 @@ HARD_DATA = [
     ("d.parquet", parquet().replace(b"instruction", b"\x80nstruction")),
 ]
 ENV_AS_TEXT = FILES["sft_config.yaml"].partition("\n  SOME")[0].encode() + b" x\n"
-HARD_CONFIGS = (b"a: &a [*a]", b"? - a\n: b", b"a: " + b"[" * 5000, f"a: {DIGITS}".encode(), b"data:\n  0:\n")
+MANY_KEYS = "".join(f"key_{number}: {number}\n" for number in range(20_000))
+HARD_CONFIGS = (
+    MANY_KEYS.encode(),
+    b"a: &a [*a]",
+    b"? - a\n: b",
+    b"a: " + b"[" * 5000,
+    f"a: {DIGITS}".encode(),
+    b"data:\n  0:\n",
+)
+AXOLOTL_WITHOUT_MAPPING = (
+    b"base_model: m\ndatasets:\n- {path: d.json, type: chat_template, message_property_mappings: [e], roles: [u]}\n"
+)
 HARD_COMMANDS = (
     ["WORLD_SIZE=²", "trl", "sft"],
     [f"WORLD_SIZE={DIGITS}", "trl", "sft"],
@@ -198,7 +209,16 @@ PARSERS: dict[str, Parser] = {
         readers.other_tool,
         OTHER_FILES,
         corpus.tool_file,
-        (("a.json", HUGE), ("sft_config.yaml", ENV_AS_TEXT), ("a.json", NESTED), ("a.yaml", f"a: {DIGITS}".encode())),
+        (
+            ("a.json", HUGE),
+            ("sft_config.yaml", ENV_AS_TEXT),
+            ("a.json", NESTED),
+            ("a.yaml", f"a: {DIGITS}".encode()),
+            ("a.yaml", f"model_name_or_path: m\nstage: sft\n{MANY_KEYS}".encode()),
+            ("a.json", json.dumps({f"key_{number}": number for number in range(50_000)}).encode()),
+            ("a.json", json.dumps({"stage": "sft", **{f"k{number}": number for number in range(20_000)}}).encode()),
+            ("a.yaml", AXOLOTL_WITHOUT_MAPPING),
+        ),
     ),
     "commands of other tools": Parser(
         readers.other_command,

@@ -62,8 +62,14 @@ def forecast(counts: dict[str, int]) -> list[str]:
 class Told:
     """Prints what the parts say as soon as each ends, also where several processes share them out."""
 
-    def __init__(self, config: pytest.Config):
-        self.config, self.started = config, 0
+    def __init__(self, config: pytest.Config, forecast: Sequence[str]):
+        self.config, self.forecast, self.started = config, forecast, 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self) -> None:
+        """Not as a header: -q leaves that out."""
+        for line in self.forecast:
+            self._say(line)
 
     def _say(self, text: str) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")

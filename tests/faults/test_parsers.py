@@ -8,6 +8,7 @@ Short by default, with the same inputs each time; `soak` makes millions with fre
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -21,9 +22,12 @@ from hypothesis import strategies as st
 from faults import fuzz as fuzzing
 from faults import parsers
 from faults.fuzz import fuzz
+from faults.parser_inputs import LEADS_BACK
 from faults.parsers import PARSERS, Parser, TooLong, read_or_refuse
+from faults.readers import FAULTS
 from faults.trials import fresh_seed
 from surefoot.errors import InputError
+from surefoot.families.model_facts import read_model_facts
 
 SHORT = 60  # drawn and changed inputs, each, of one reader
 ROUND = 2_000  # inputs drawn under one seed: hypothesis remembers all of a round
@@ -58,6 +62,39 @@ def test_what_was_found_is_mended(name: str) -> None:
         read_or_refuse(PARSERS[name].read, value)
 
 
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [
+        ("values of configs", 3, "adapter.a.b: a key cannot hold a dot"),
+        ("values of configs", 4, "a key is text, and 1 is not"),
+        ("values of configs", 5, "expected"),
+        ("cards of data sets", 1, "its header is not YAML"),
+        ("headers of weights", 2, "not a safetensors file"),
+        ("headers of weights", 3, "not a safetensors file"),
+        ("manifests", 2, "has another content than was written"),
+        ("files of other tools", -1, "message_property_mappings: is no mapping"),
+    ],
+)
+def test_what_was_found_is_told_in_a_line(name: str, number: int, words: str) -> None:
+    with pytest.raises(FAULTS, match=re.escape(words)):
+        PARSERS[name].read(PARSERS[name].known[number])
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(2, "more than the 10,000 that are possible"), (3, "is not one of float32")]
+)
+def test_what_was_found_in_models_is_told_in_a_line(number: int, words: str, tmp_path: Path) -> None:
+    name, content = PARSERS["files of models"].known[number]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        read_model_facts(tmp_path)
+
+
+def test_a_script_whose_data_lead_back_to_themselves_is_told_so() -> None:
+    with pytest.raises(InputError, match="leads back to itself"):
+        PARSERS["scripts"].read(LEADS_BACK)
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_reads_or_refuses(name: str) -> None:
     attempt(PARSERS[name], SHORT, 0)
@@ -74,10 +111,11 @@ def test_reads_or_refuses_millions(name: str, trials: int) -> None:
         f"seeds from {first}, {found.seconds / 60:.2f} minutes of the processor"
     )
     assert found.wrong == {}
-    rounds = -(-int(trials * DRAWN) // ROUND)
-    for number in range(first, first + rounds):
-        print(f"{name}: {ROUND} drawn ones, seed {number}")
-        attempt(PARSERS[name], ROUND, number)
+    left, number = int(trials * DRAWN), first
+    while left > 0:
+        print(f"{name}: {min(left, ROUND)} drawn ones, seed {number}")
+        attempt(PARSERS[name], min(left, ROUND), number)
+        left, number = left - ROUND, number + 1
 
 
 @pytest.mark.parametrize("name", PARSERS)

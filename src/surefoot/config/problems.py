@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from surefoot.config.nearest import nearest_key
 from surefoot.config.schema import RunConfig
 from surefoot.config.words import as_yaml, shown
 from surefoot.config.yaml_scalars import is_plain_text
-from surefoot.nearest import nearest_word
+from surefoot.nearest import MOST, nearest_word
 
 MOST_LISTED = 9  # keys of a group that one message lists
 
@@ -36,15 +37,23 @@ def shape_problems(data: dict[str, Any]) -> list[Problem]:
         RunConfig.model_validate(data)
     except ValidationError as error:
         problems: dict[tuple[str, str], Problem] = {}
-        for item in error.errors(include_url=False):  # each branch of a union reports: keep the most exact
-            problem = _translate(item["type"], item["loc"], data)
+        for number, item in enumerate(error.errors(include_url=False)):
+            problem = _translate(item["type"], item["loc"], data, suggest=number < MOST)
             subject = (problem.at, concerned(problem))
             known = problems.get(subject)
+            # Each branch of a union reports: keep the most exact.
             if known is None or len(problem.key) > len(known.key):
                 problems[subject] = problem
         found = list(problems.values())
-        return [one for one in found if not any(other.key.startswith(f"{one.key}.") for other in found)]
+        above = {prefix for one in found for prefix in _above(one.key)}
+        return [one for one in found if one.key not in above]
     return []
+
+
+def _above(path: str) -> Iterator[str]:
+    """The groups that a path lies in: "a" and "a.b" of "a.b.c"."""
+    while path := path.rpartition(".")[0]:
+        yield path
 
 
 def concerned(problem: Problem) -> str:
@@ -65,8 +74,9 @@ def without_consequences(problems: list[Problem]) -> list[Problem]:
     ]
 
 
-def _translate(kind: str, location: tuple[int | str, ...], data: Any) -> Problem:
-    """`location` is a path into `data`, mixed with pydantic's names for branches of unions, which are skipped."""
+def _translate(kind: str, location: tuple[int | str, ...], data: Any, *, suggest: bool) -> Problem:
+    """`location` is a path into `data`, mixed with pydantic's names for branches of unions, which are skipped. suggest:
+    what an unknown key could have meant."""
     path, node = "", data
     for number, part in enumerate(location, start=1):
         step = f"{path}.{part}" if path else str(part)
@@ -75,7 +85,7 @@ def _translate(kind: str, location: tuple[int | str, ...], data: Any) -> Problem
             path, node = step, items[part]
         elif kind == "missing" and number == len(location) and schema_key(step) != schema_key(path):
             return _missing(step)
-    return _unknown(path) if kind == "extra_forbidden" else _wrong(path, node)
+    return _unknown(path, suggest) if kind == "extra_forbidden" else _wrong(path, node)
 
 
 def _missing(path: str) -> Problem:
@@ -84,10 +94,10 @@ def _missing(path: str) -> Problem:
     return Problem(path, "is required", f"add `{key.name}: {as_yaml(key.example)}`{under}", "group", (key.path,))
 
 
-def _unknown(path: str) -> Problem:
+def _unknown(path: str, suggest: bool) -> Problem:
     above, _, name = path.rpartition(".")
     group = schema_key(above)
-    near = None if name.isdecimal() else nearest_key(schema_key(path))
+    near = None if name.isdecimal() or not suggest else nearest_key(schema_key(path))
     if near is not None and near.group == group:
         return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,))
     if near is not None:

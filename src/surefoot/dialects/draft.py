@@ -23,7 +23,7 @@ from surefoot.dialects.rows import Refusal, Row
 from surefoot.dialects.translation import Fate, Note, Translation
 from surefoot.dialects.words import Word
 from surefoot.errors import Fault, InputError
-from surefoot.nearest import nearest_word
+from surefoot.nearest import MOST, nearest_word
 from surefoot.redaction import hides, redacted, veiled_value
 
 _RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
@@ -215,7 +215,8 @@ class Draft:
         if self._allow_unknown:
             self.note(word.name, "listed", f"{self.dialect.tool} has no such setting, as far as surefoot knows")
             return
-        near = self.dialect.elsewhere.get(word.name) or nearest_word(word.name, self.rows)
+        near = self.dialect.elsewhere.get(word.name)
+        near = near or (nearest_word(word.name, self.rows) if len(self.faults) < MOST else None)
         known = f"did you mean {near}?" if near else "check the name, or pass it by: surefoot run --allow-unknown"
         self.faults.append(_fault(word.where, word.name, f"{self.dialect.tool} has no such setting", known))
 

@@ -98,6 +98,7 @@ def answered(file: Path, identity: Mapping[str, Any], records: Sequence[Record])
     if changed := [key for key in {**then, **identity} if then.get(key) != identity.get(key)]:
         what = f"holds answers of another evaluation (not the same: {', '.join(changed)})"
         raise InputError(Fault(str(file), what, anew))
+    done: list[Any] = []
     try:
         done = json.loads(file.read_text(encoding="utf-8"))
         same = all({**one, **record} == one for one, record in zip(done, records, strict=False))

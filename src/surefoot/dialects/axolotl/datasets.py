@@ -132,14 +132,22 @@ class Sources:
         return self._template(number, str(asked))
 
     def _check_roles(self, number: int, given: Mapping[str, Any]) -> None:
-        roles = given.get("roles") or {}
-        if unusual := [name for names in roles.values() for name in names if name not in _USUAL_ROLES]:
+        roles = self._mapping(number, given, "roles").values()
+        listed = [name for names in roles for name in (names if isinstance(names, list) else [names])]
+        if unusual := [name for name in listed if str(name) not in _USUAL_ROLES]:
             self._refuse(number, "roles", f"{unusual[0]} is no role that surefoot reads", "rename it in the data")
 
+    def _mapping(self, number: int, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        held = given.get(key) or {}
+        if not isinstance(held, dict):
+            self._refuse(number, key, "is no mapping", "write it as key: value")
+            return {}
+        return held
+
     def _turns(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
-        mapping = given.get("message_property_mappings") or {}
-        role = given.get("message_field_role") or mapping.get("role") or "role"
-        content = given.get("message_field_content") or mapping.get("content") or "content"
+        mapping = self._mapping(number, given, "message_property_mappings")
+        role = str(given.get("message_field_role") or mapping.get("role") or "role")
+        content = str(given.get("message_field_content") or mapping.get("content") or "content")
         layouts = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
         if (role, content) not in layouts:
             self._refuse(number, "message_property_mappings", f"turns with {role} and {content} are read by no format")

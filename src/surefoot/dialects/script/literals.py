@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,9 @@ class Script:
     def parse(cls, text: str, path: str) -> Script:
         """Raises InputError where the text is no Python."""
         try:
-            tree = ast.parse(text)
+            with warnings.catch_warnings():  # "\d" in a script of somebody else's is no news
+                warnings.simplefilter("ignore")
+                tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested too deeply
             line = getattr(error, "lineno", None)
             where = f"{path}:{line}" if line else path

@@ -144,7 +144,9 @@ class Reader:
     def _of_the_trainer(self, loads: Sequence[ast.Call], given: ast.expr | None) -> ast.Call:
         """The load that the trainer's model comes from; the first where that cannot be followed."""
         node = None if given is None else self.script.bound(given)
-        while isinstance(node, ast.Call) and node not in loads and node.args:  # get_peft_model(model, …)
+        followed: list[ast.expr] = []  # model = get_peft_model(model, …) may be all that is said of a model
+        while isinstance(node, ast.Call) and node not in loads and node.args and node not in followed:
+            followed.append(node)
             node = self.script.bound(node.args[0])
         return next((call for call in loads if call is node), loads[0])
 
