@@ -14,6 +14,7 @@ import torch
 from layouts import run_config
 from sky import write_sky
 from surefoot.errors import EnvironmentFault
+from surefoot.hardware import preset
 from surefoot.kernels import forms
 from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
@@ -23,6 +24,7 @@ from surefoot.probe.kept import Kept
 from surefoot.report.console import Console
 from surefoot.stages import planned
 from surefoot.stages.measured import measured_pointwise
+from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import Mode
 from tiny import tiny_llama
@@ -137,6 +139,27 @@ def test_one_that_was_measured_and_differs_is_taken_out(workplace, tmp_path, mon
     assert (found["used"], choice.value, choice.source) == (False, "plain", "measured")
     train(config(workplace, tmp_path / "plain", base="wide", precision="fp32", kernels={"pointwise": "plain"}))
     assert weights(tmp_path / "run") == weights(tmp_path / "plain") != weights(tmp_path / "fused")
+
+
+def test_on_a_gpu_gates_are_measured_besides_and_the_plan_says_by_what(workplace, tmp_path, monkeypatch):
+    """A machine with a GPU is described; what its probes would say is given."""
+    asked = []
+
+    def measured(sizes, dtype, device, kept):
+        asked.append((sizes.width, sizes.gate, device.type))
+        return (*FASTER, PointwiseTrial("gate", 0.02, 0.01, ""))
+
+    monkeypatch.setattr(planned.machine, "detect", lambda: replace(preset("h100"), preset=False, triton=True))
+    monkeypatch.setattr(planned, "measured_pointwise", measured)
+    monkeypatch.setattr(planned, "measured_products", lambda *asked: {"fp32": 1e13, "bf16": 1e14})
+    monkeypatch.setattr(planned, "measured_attention", lambda *asked: ())
+    plan = make_plan(config(workplace, tmp_path / "run", base="wide"))
+    choice = plan.kernels.pointwise
+    assert (choice.value, choice.source) == ("fused", "measured")
+    assert "norms, turns and gate, forward and backward here: plain 80, fused 40 by Triton" in choice.reason
+    [(width, gate, device)] = asked
+    assert (width, device) == (NARROW, "cuda")
+    assert gate == json.loads((workplace / "wide" / "config.json").read_text())["intermediate_size"]
 
 
 def without_triton(monkeypatch):
