@@ -69,6 +69,15 @@ def found(runs: Path, a: str, b: str) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
+def test_what_differs_in_a_rank_is_named(runs: Path) -> None:
+    shutil.copytree(runs / "a", runs / "elsewhere")
+    facts = json.loads((runs / "elsewhere" / "environment.json").read_text())
+    facts["ranks"][0]["allocator"] = "another"
+    (runs / "elsewhere" / "environment.json").write_text(json.dumps(facts))
+    (differs,) = found(runs, "a", "elsewhere")["environment"]
+    assert (differs["path"], differs["new"]) == ("rank 0.allocator", "another")
+
+
 def test_equal_runs_differ_in_their_folder_only(runs: Path) -> None:
     facts = found(runs, "a", "same")
     assert [one["path"] for one in facts["config"]] == ["output"]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from plans import adapter_plan, attention_plan, choice, linear_names, precision_plan, run_plan
-from surefoot.errors import EnvironmentFault
+from surefoot.errors import Diverged, EnvironmentFault
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.load import load_model
@@ -143,4 +143,12 @@ def test_a_head_that_is_not_called_as_a_module_is_found(folder, monkeypatch):
     head = model.get_base_model().lm_head
     monkeypatch.setattr(type(head), "__call__", lambda self, x: self.forward(x))
     with pytest.raises(EnvironmentFault, match="off by inf"):
+        verify_head(model, CPU)
+
+
+def test_weights_that_overflow_are_no_fault_of_the_architecture(folder):
+    model, _ = set_up(folder)
+    with torch.no_grad():
+        model.get_base_model().model.norm.weight.fill_(torch.finfo(torch.bfloat16).max)
+    with pytest.raises(Diverged, match="its logits are not finite before any step is taken"):
         verify_head(model, CPU)

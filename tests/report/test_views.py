@@ -50,6 +50,12 @@ def test_a_run_that_goes_on_shows_its_newest_and_no_earlier_ending(status):
     assert shown["time"][0] == "9.0 s"
 
 
+def test_the_speed_of_a_finished_run_is_that_of_the_whole():
+    whole = tiles("finished", {**RESULTS, "train_tokens_per_second": 512.5})
+    assert whole["tokens per second"] == ("512", "mean over the run")
+    assert tiles("running")["tokens per second"] != whole["tokens per second"]
+
+
 def test_less_than_a_second_is_not_zero():
     rows = [{**row, "elapsed_time": "0:00:00"} for row in ROWS if "loss" in row]
     assert {one.name: one.value for one in views.figures(rows, "running", {})}["time"] == "under 1 s"

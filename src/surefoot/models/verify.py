@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.errors import EnvironmentFault, Fault
+from surefoot.errors import Diverged, EnvironmentFault, Fault
 from surefoot.models.adapters import adapted_modules
 from surefoot.models.checkpointing import checkpointed_layers, has_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
@@ -84,7 +84,8 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
 
     Raises EnvironmentFault where the model makes logits of one position from others, or does not call its head as a
     module: then the loss on supervised positions would not be the model's loss. And where a position sees those after
-    it (BERT and other encoders have such a class too): then the answer would stand in the input.
+    it (BERT and other encoders have such a class too): then the answer would stand in the input. Diverged where the
+    weights, each of them finite, are so large that logits are not.
     """
     base = causal_model(model)
     # A 16-bit base has fp32 parts besides (adapters, modules trained in full), which meet under autocast only.
@@ -94,13 +95,17 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
         own = base(input_ids=ids, use_cache=False).logits[0, places].float()
         ours = narrowed_logits(model, places, input_ids=ids, use_cache=False).float()
         later = base(input_ids=ids.clamp(max=6), use_cache=False).logits[0, places].float()
+    name = type(base).__name__
+    if not (torch.isfinite(own).all() and torch.isfinite(ours).all()):
+        what = "its logits are not finite before any step is taken: its weights are finite, and too large"
+        raise Diverged(Fault(name, what, "lower optim.lr and start from weights of before, or take another base"))
     difference = _relative(ours, own)
     if not difference <= _HEAD_TOLERANCE:
         what = f"its logits at a position depend on more than that position: off by {difference:.2g} of the largest"
-        raise EnvironmentFault(Fault(type(base).__name__, what, "this model is not supported yet"))
+        raise EnvironmentFault(Fault(name, what, "this model is not supported yet"))
     if not _relative(later, own) <= min(_HEAD_TOLERANCE, _ROUNDING * torch.finfo(base.dtype).eps):
         what = "a position sees the tokens after it: it is no causal language model"
-        raise EnvironmentFault(Fault(type(base).__name__, what, "use a model that writes from left to right"))
+        raise EnvironmentFault(Fault(name, what, "use a model that writes from left to right"))
     return difference
 
 

@@ -74,6 +74,13 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> Table:
     return Table(columns, rows if len(rows) > 1 else (), numeric=True)
 
 
+def _share_of(audit: Mapping[str, Any]) -> str:
+    """Why examples can be fewer than the records."""
+    used, part = audit.get("used", audit["records"]), audit.get("part", "")
+    first = f", the first {used:,} used" if used < audit["records"] else ""
+    return f"{first}{f', {part}' if part else ''}"
+
+
 def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
     length = audit["length"]
     bos = f"{audit['bos']}, once, at the start of every example" if audit.get("bos") else "none"
@@ -81,7 +88,7 @@ def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("format", f"{audit['format']} ({audit['format_reason']}), template {audit['template']}"),
         (
             "examples",
-            f"{audit['examples']:,} of {audit['records']:,} records; {audit['dropped']:,} dropped, "
+            f"{audit['examples']:,} of {audit['records']:,} records{_share_of(audit)}; {audit['dropped']:,} dropped, "
             f"{audit['truncated']:,} cut to length",
         ),
         (

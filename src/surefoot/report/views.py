@@ -80,7 +80,9 @@ def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure
         if "eval_accuracy" in evaluation:
             found.append(Figure("accuracy", _value(evaluation, "eval_accuracy", ".1%"), "of evaluation tokens"))
     speed = _newest(rows, "throughput")
-    if speed:
+    if curves.number(ended.get("train_tokens_per_second")) is not None:
+        found.append(Figure("tokens per second", _value(ended, "train_tokens_per_second", ",.0f"), "mean over the run"))
+    elif speed:
         found.append(Figure("tokens per second", _value(speed, "throughput", ",.0f"), _supervised(speed)))
     memory = _newest(rows, "peak_memory")
     if memory and (size := curves.number(memory["peak_memory"])) is not None:

@@ -66,8 +66,8 @@ def _figures(run: Path, rows: list[Row]) -> dict[str, Any]:
 def _environment(run: Path) -> dict[str, Any]:
     """What the run ran on and with; how long the start took differs from run to run."""
     found = _optional(run / ENVIRONMENT)
-    if "ranks" in found:
-        found["ranks"] = [{key: value for key, value in rank.items() if key != START} for rank in found["ranks"]]
+    for number, rank in enumerate(found.pop("ranks", [])):
+        found[f"rank {number}"] = {key: value for key, value in rank.items() if key != START}
     return found
 
 
