@@ -5,7 +5,7 @@ import json
 import pytest
 
 from surefoot.doctor.codes import CODES
-from surefoot.doctor.findings import Examination, Finding, caution, fault, ok, refusals, to_json
+from surefoot.doctor.findings import Examination, Finding, caution, fault, ok, refusals, to_json, unknown
 from surefoot.doctor.table import advice
 from surefoot.errors import EnvironmentFault, Fault, InputError
 
@@ -31,6 +31,13 @@ def test_exit_codes(lines, code):
 def test_a_finding_is_what_is_not_ok_faults_first():
     lines = (ok("DISK", "much"), caution("THREADS", "8", "4"), fault("DATA", "bad", "mend it"))
     assert [one.code for one in exam(*lines).findings] == ["DATA", "THREADS"]
+
+
+def test_what_nobody_could_look_at_is_no_finding_and_not_in_order():
+    found = exam(unknown("FAST-PATH", "there is no room"))
+    assert (found.findings, found.exit_code) == ((), 0)
+    (line,) = to_json(found)["checks"]
+    assert (line["verdict"], line["value"]) == ("unknown", "not looked at: there is no room")
 
 
 def test_a_code_without_a_row_is_a_mistake():

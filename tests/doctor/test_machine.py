@@ -7,7 +7,15 @@ import pytest
 
 from surefoot import hardware
 from surefoot.doctor import machine
-from surefoot.doctor.machine import disk_line, environment_lines, kernel_lines, product_lines, thread_lines, with_cost
+from surefoot.doctor.machine import (
+    disk_line,
+    environment_lines,
+    kernel_lines,
+    packed_lines,
+    product_lines,
+    thread_lines,
+    with_cost,
+)
 from surefoot.planning.disk import DiskForecast
 from surefoot.planning.environment import VARIABLES, acts_below, environment_without_plan
 from surefoot.planning.measurements import AttentionTrial
@@ -141,6 +149,36 @@ def test_disk_without_a_run_says_what_is_free(tmp_path):
 def test_hub(monkeypatch, obstacle, verdict):
     monkeypatch.setattr(machine, "hub_obstacle", lambda: obstacle)
     assert machine.hub_line().verdict == verdict
+
+
+@pytest.mark.parametrize("obstacle", ["", "it cannot be reached"])
+def test_the_hub_of_a_run_is_asked_where_the_run_reads_from_it(monkeypatch, obstacle):
+    asked = []
+    monkeypatch.setattr(machine, "hub_obstacle", lambda: asked.append(1) or obstacle)
+    line = machine.hub_line(["org/base", "org/data"])
+    assert (line.verdict, line.where) == ("caution" if obstacle else "ok", "org/base, org/data")
+    assert len(asked) == 1
+    alone = machine.hub_line([])
+    assert (alone.verdict, alone.value) == ("ok", "not needed: model and data are local folders")
+    assert len(asked) == 1
+
+
+def test_the_form_of_packed_rows_is_told_where_it_was_measured():
+    trials = [
+        AttentionTrial("sdpa", 0.02, "", {"output": 1e-4}),
+        AttentionTrial("matmul", 0.01, "", {"output": 2e-4}),
+        AttentionTrial("padded", 0.03, ""),
+    ]
+    (line,) = packed_lines(trials, "matmul")
+    assert (line.code, line.verdict, line.where) == ("ATTN-KERNEL", "ok", "packed rows by matmul")
+    assert line.value.startswith("10.00 ms")
+    assert packed_lines(trials, "plain") == []
+    assert packed_lines((), "matmul") == []
+
+
+def test_a_form_of_packed_rows_that_is_wrong_is_a_fault():
+    (line,) = packed_lines([AttentionTrial("sdpa", 0.0, "the output is off by 0.3")], "sdpa")
+    assert (line.verdict, line.fix, line.exit_code) == ("fault", "set data.packing: off", 3)
 
 
 def test_no_child_is_started_for_nothing(monkeypatch):

@@ -41,7 +41,6 @@ def test_the_machine_alone_has_codes_of_the_machine():
         ({}, "ADAPTER-TARGETS", "all there"),
         ({"stage": "ppo"}, "TOK-STOP", "stage ppo"),
         ({"stage": "ppo"}, "LOSS-FALLING", "stage ppo"),
-        ({}, "HUB", "not asked"),
         ({}, "DATA", "every record was read"),
     ],
 )

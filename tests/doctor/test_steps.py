@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 from doctor_runs import clean_run, plant_in_loss
 from surefoot.doctor import steps
-from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, plainest, split_line
 from surefoot.doctor.steps import STEPS, few, product_line, take
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import Measurements
@@ -80,75 +77,6 @@ def test_fp32_products_in_a_bf16_run_are_named_with_their_modules(folder, base):
 
 def test_an_fp32_run_has_fp32_products(one):
     assert product_line(one, "fp32", Measurements()).verdict == "ok"
-
-
-def test_the_split_into_micro_batches(one):
-    assert split_line(one).verdict == "ok"
-    mean = plant_in_loss(one, lambda loss, batch: loss / batch.weight)
-    line = split_line(mean)
-    assert (line.code, line.verdict) == ("MICRO-BATCH-SUM", "fault")
-
-
-def test_training_mode_is_put_back(one):
-    before = {name: module.training for name, module in one.setup.engine.model.named_modules()}
-    split_line(one)
-    leak_line(one)
-    assert {name: module.training for name, module in one.setup.engine.model.named_modules()} == before
-
-
-@contextmanager
-def mixed_documents(model):
-    """Every token gets a tenth of the mean of all tokens of all rows."""
-    hook = (
-        causal_model(model)
-        .get_input_embeddings()
-        .register_forward_hook(lambda module, inputs, out: out + 0.1 * out.mean((0, 1), keepdim=True))
-    )
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@pytest.mark.parametrize("packing", ["on", "off"])
-def test_one_document_that_reaches_another(folder, base, packing):
-    data = {"train": str(folder / "train.json"), "max_length": 128, "packing": packing}
-    with ready(clean_run(folder, base, data=data), STEPS) as one:
-        assert leak_line(one).verdict == "ok"
-        with mixed_documents(one.setup.policy):
-            line = leak_line(one)
-    assert (line.code, line.verdict) == ("PACK-LEAK", "fault")
-
-
-def test_parity_with_the_plainest_way(folder, base, one_bf16):
-    config, plan = clean_run(folder, base, precision="bf16"), one_bf16.setup.plan
-    right = parity_line(config, plan, parity_pass(one_bf16), None)
-    assert right is not None
-    assert right.verdict == "ok"
-    hook = (
-        causal_model(one_bf16.setup.policy)
-        .model.layers[0]
-        .mlp.register_forward_hook(lambda module, inputs, out: out * 3)
-    )
-    wrong = parity_line(config, plan, parity_pass(one_bf16), None)
-    hook.remove()
-    assert wrong is not None
-    assert (wrong.code, wrong.verdict) == ("FAST-PATH", "fault")
-
-
-def test_the_plainest_way_is_not_compared_with_itself(folder, base):
-    config = clean_run(folder, base)
-    with ready(plainest(config, ready_plan(config)), 1) as plain:
-        assert parity_line(config, plain.setup.plan, parity_pass(plain), None) is None
-
-
-def ready_plan(config):
-    with ready(config, 1) as one:
-        return one.setup.plan
-
-
-def test_a_second_model_that_may_not_fit_is_not_loaded(folder, base, one_bf16):
-    assert parity_line(clean_run(folder, base), one_bf16.setup.plan, parity_pass(one_bf16), free=1000) is None
 
 
 @pytest.mark.parametrize(("count", "places"), [(1, [0]), (2, [0, 1]), (3, [0, 2]), (7, [0, 6])])

@@ -14,7 +14,7 @@ from surefoot.config.load import load_config
 from surefoot.hub import fetch
 from surefoot.stages import prepare, revisions
 from surefoot.stages.open_model import open_for_use
-from surefoot.stages.revisions import Commit, Name, commits_from_json, commits_to_json, pin
+from surefoot.stages.revisions import Commit, Name, commits_from_json, commits_to_json, hub_names, pin
 from tiny import tiny_llama
 
 RECORDS = [{"instruction": f"Say {word}.", "output": word} for word in ("one", "two", "heron", "sky")]
@@ -148,7 +148,7 @@ class TestARun:
         done = train(config, entry, "--resume", "duration=2 steps")
         assert done.exit_code == 0, done.output
         assert recorded(config) == before
-        monkeypatch.setattr(revisions, "_hub_name", lambda source: None)  # the twin
+        monkeypatch.setattr(revisions, "hub_data_name", lambda source: None)  # the twin
         done = train(config, entry, "--resume", "duration=3 steps")
         assert done.exit_code == 4
         assert "the training data is not what it was" in done.output
@@ -187,3 +187,24 @@ class TestPin:
         local = load_config(config, [f"model={tmp_path / 'base'}", f"data.train={tmp_path / 'train.jsonl'}"]).config
         assert pin(local, {}) == (local, {})
         assert asked == []
+
+
+class TestHubNames:
+    def test_models_and_data_sets_each_once(self, config):
+        held = load_config(config, ["stage=dpo", "alignment.reference=org/base"]).config
+        assert hub_names(held) == ["org/base", "org/data"]
+        changes = ["stage=ppo", "ppo.reward=score.py:vowels", "ppo.critic=org/critic"]
+        assert hub_names(load_config(config, changes).config) == ["org/base", "org/critic", "org/data"]
+
+    def test_what_lies_here_and_words_are_none(self, config, tmp_path):
+        (tmp_path / "base").mkdir()
+        (tmp_path / "train.jsonl").write_text(LINES)
+        (tmp_path / "base" / "config.json").write_text("{}")
+        changes = [f"model={tmp_path / 'base'}", f"data.train={tmp_path / 'train.jsonl'}", "data.eval=0.1"]
+        assert hub_names(load_config(config, changes).config) == []
+
+    def test_an_entry_of_a_description_that_names_a_data_set(self, config, tmp_path):
+        (tmp_path / "named").mkdir()
+        (tmp_path / "named" / "dataset_info.json").write_text(json.dumps({"it": {"hf_hub_url": "org/other"}}))
+        entry = f"data.train={{path: {tmp_path / 'named'}, name: it}}"
+        assert hub_names(load_config(config, [entry]).config) == ["org/base", "org/other"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from surefoot.doctor.machine import (
     environment_lines,
     hub_line,
     kernel_lines,
+    packed_lines,
     product_lines,
     thread_lines,
     with_cost,
 )
-from surefoot.doctor.numbers import leak_line, parity_line, parity_pass, split_line
+from surefoot.doctor.numbers import leak_line, split_line
+from surefoot.doctor.parity import own_pass, parity_line
 from surefoot.doctor.rest import rest
 from surefoot.doctor.steps import STEPS, number_lines, product_line, take
 from surefoot.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
@@ -40,7 +43,7 @@ from surefoot.hardware import Hardware
 from surefoot.models.tree import facts_of
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.kernels import ORDER
-from surefoot.planning.measurements import Measurements, measurements_to_json
+from surefoot.planning.measurements import Measurements, measurements_from_json, measurements_to_json
 from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.probe.child import AttentionRequest
@@ -58,6 +61,7 @@ from surefoot.stages.measured import (
     measured_threads,
 )
 from surefoot.stages.planned import attention_request, linear_shapes, make_plan
+from surefoot.stages.revisions import hub_names
 from surefoot.stages.trial import Ready, ready
 
 _SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model
@@ -105,6 +109,7 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
     """The config as a run in this one process, whatever `parallel` says."""
     config = config.model_copy(update={"report_to": []})
     try:
+        yield hub_line(hub_names(config))
         draft = make_plan(config, measure=False)
     except SurefootError as error:
         yield from refusals(error, "CONFIG")
@@ -118,12 +123,11 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
             facts["measurements"] = measurements_to_json(seen)
             yield from _on_this_machine(one, seen, found)
             yield from _planned(one, found)
-            mine = parity_pass(one)
+            own = own_pass(one)
             yield from _taken(one, seen)
             plan = one.setup.plan
             del one
-        parity = parity_line(alone, plan, mine, machine.detect().free)
-        yield from [parity] if parity else []
+        yield parity_line(alone, plan, own, machine.detect().free)
     except SurefootError as error:
         yield from refusals(error, "DATA" if any(_is_record(one.where) for one in error.faults) else "MODEL", targets)
 
@@ -137,6 +141,7 @@ def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterato
     implementation = plan.attention.implementation
     used = plan.attention.kernels.value or (implementation.value,)
     yield from kernel_lines(seen.attention, used, only=implementation.source == "family")
+    yield from packed_lines(seen.documents, plan.kernels.documents.value)
 
 
 def _with_cost(
@@ -215,12 +220,14 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
 
 
 def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
-    """At the model's shapes and the data's lengths, whether the plan left it open or not."""
+    """At the model's shapes and the data's lengths, whether the plan left it open or not; forms of packed rows as the
+    plan measured them."""
     model = facts_of(one.run.base)
     length = min(_LENGTH, length_facts(one.run.stage.data).typical)
     dtype = one.plan.precision.compute.value
     request = attention_request(model, _forms(found), length, dtype, found.kind)
-    return _measure(found, kept, linear_shapes(model), request)
+    planned = measurements_from_json(one.plan.measurements)
+    return replace(_measure(found, kept, linear_shapes(model), request), documents=planned.documents)
 
 
 def _forms(found: Hardware) -> Sequence[str]:

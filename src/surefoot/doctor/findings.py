@@ -9,16 +9,17 @@ from typing import Any, Literal
 from surefoot.doctor.codes import CODES
 from surefoot.errors import EnvironmentFault, SurefootError
 
-Verdict = Literal["ok", "caution", "fault"]
+Verdict = Literal["ok", "caution", "fault", "unknown"]
 FORMAT = 1  # of `--json`
 
 
 @dataclass(frozen=True)
 class Finding:
     """code: a key of CODES. value, limit: for people, with units. verdict: a fault means that the run would fail, or
-    that its numbers would be wrong. fix: one line; empty where nothing has to be done. where: what the reader can go
-    to, such as a variable, a key or a module; empty for the whole. gain: measured time without the fix over time with
-    it, None where nobody could measure. exit_code: of a fault, 2 or 3."""
+    that its numbers would be wrong; unknown that nobody could look, and value says why. fix: one line; empty where
+    nothing has to be done. where: what the reader can go to, such as a variable, a key or a module; empty for the
+    whole. gain: measured time without the fix over time with it, None where nobody could measure. exit_code: of a
+    fault, 2 or 3."""
 
     code: str
     value: str
@@ -35,6 +36,10 @@ class Finding:
 
 def ok(code: str, value: str, *, where: str = "") -> Finding:
     return Finding(code, value, CODES[code].limit, "ok", where=where)
+
+
+def unknown(code: str, why: str) -> Finding:
+    return Finding(code, f"not looked at: {why}", CODES[code].limit, "unknown")
 
 
 def caution(code: str, value: str, fix: str, *, where: str = "", gain: float | None = None) -> Finding:

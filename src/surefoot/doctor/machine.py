@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.doctor.codes import NEAR
@@ -92,6 +93,14 @@ def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str], *, only:
     return lines
 
 
+def packed_lines(trials: Iterable[AttentionTrial], form: str) -> list[Finding]:
+    """form: by which the run keeps the documents of a packed row apart, plain where rows are padded. trials: of such
+    forms, where the plan measured them."""
+    fix = "set data.packing: off"
+    lines = kernel_lines([trial for trial in trials if trial.form == form], [form])
+    return [replace(line, where=f"packed rows by {form}", fix=line.fix and fix) for line in lines]
+
+
 def disk_line(folder: Path, needed: DiskForecast | None) -> Finding:
     """folder: where the run will be, which need not exist. needed: None without a run."""
     place, free = free_space(folder)
@@ -105,9 +114,14 @@ def disk_line(folder: Path, needed: DiskForecast | None) -> Finding:
     return ok("DISK", said)
 
 
-def hub_line() -> Finding:
-    """Asks the hub one small question."""
+def hub_line(names: Sequence[str] | None = None) -> Finding:
+    """Asks the hub one small question. names: what a run reads from it, in which case it is left alone where that is
+    nothing; None without a run."""
+    if names is not None and not names:
+        return ok("HUB", "not needed: model and data are local folders")
+    where = ", ".join(names or ())
     obstacle = hub_obstacle()
     if obstacle:
-        return caution("HUB", obstacle, "local folders and what is in the cache work all the same")
-    return ok("HUB", "it answers; " + ("a token is stored" if is_signed_in() else "no token: public models only"))
+        return caution("HUB", obstacle, "local folders and what is in the cache work all the same", where=where)
+    said = "it answers; " + ("a token is stored" if is_signed_in() else "no token: public models only")
+    return ok("HUB", said, where=where)

@@ -1,22 +1,26 @@
-"""Whether the run computes what it is meant to, on the user's own weights and examples; nothing is timed."""
+"""Whether examples that go through the model together are computed as if each went alone; nothing is timed.
+
+On the user's own weights and examples. `surefoot.doctor.parity` holds the arithmetic itself against a plain one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Batch
-from surefoot.doctor.findings import Finding, fault, ok
+from surefoot.data.batch import Batch, RecordName, Weighted
+from surefoot.doctor.findings import Finding, fault, ok, unknown
 from surefoot.doctor.passes import in_micro_batches
-from surefoot.models.forward import logits_at
+from surefoot.doctor.steps import STEPS
+from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import evaluating
-from surefoot.planning.memory import usable
+from surefoot.planning.packing import PLAIN
 from surefoot.planning.plan import DType, RunPlan
-from surefoot.stages.fast_paths import LIMITS, Pass, largest_difference, one_pass
-from surefoot.stages.trial import Ready, ready
+from surefoot.stages.fast_paths import LIMITS, largest_difference, nothing_at_zero, one_pass
+from surefoot.stages.trial import Ready
 
 _EXAMPLES = 4  # that are taken together and one by one
 # Shapes are the same, so kernels and their order of sums are: what is left is for kernels that add up as they come.
@@ -25,76 +29,94 @@ _LEAK: Mapping[DType, float] = {"fp32": 1e-6, "fp16": 1e-4, "bf16": 1e-3}
 
 def split_line(one: Ready) -> Finding:
     """A micro-batch of k examples against k micro-batches of one: loss sums and gradients add up, so only rounding may
-    differ. Dropout is off, because every micro-batch draws its own."""
+    differ. Dropout is off, because every micro-batch draws its own, and nothing is 0, as a reward model's head is at
+    first."""
     run, setup = one.run, one.setup
     size = min(_EXAMPLES, run.plan.batch.size.value)
     if size < 2:
-        return ok("MICRO-BATCH-SUM", "a step has one example")
+        return ok("MICRO-BATCH-SUM", "does not apply: a step has one example")
     together, apart = (in_micro_batches(one, micro) for micro in (size, 1))
-    with evaluating(setup.engine.model):
-        whole = one_pass(setup, run.stage, together[:1], 1)
-        same = [batch for batch in apart if batch.examples[0] in together[0].examples]
+    fullest = max(together, key=lambda batch: len(batch.examples))  # packed rows are of like length, not of like number
+    same = _of_the_same(fullest.examples, apart)
+    with evaluating(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
+        whole = one_pass(setup, run.stage, [fullest], 1)
         parts = one_pass(setup, run.stage, same, 1)
     error = largest_difference(setup.engine, parts, whole)
-    return _compared("MICRO-BATCH-SUM", error, run.plan, "a loss of your own must be a sum over its batch.weight")
+    fix = "a loss of your own must be a sum over its batch.weight"
+    return within_rounding("MICRO-BATCH-SUM", error, run.plan, fix, seen=f"{len(same)} examples")
+
+
+def _of_the_same(examples: Sequence[RecordName], apart: Sequence[Weighted]) -> list[Weighted]:
+    """One of `apart`, which have one example each, for every one of `examples`; a step may hold an example twice."""
+    left, found = list(examples), []
+    for batch in apart:
+        if batch.examples[0] in left:
+            left.remove(batch.examples[0])
+            found.append(batch)
+    return found
 
 
 def leak_line(one: Ready) -> Finding:
-    """The second document's logits before and after the first one's tokens change; it may be a row of its own, or
-    stand behind the first in one row."""
+    """A micro-batch of the run as it is, with what other documents' hidden states do when every second one says
+    something else: first the first, the third and so on, then the others. Documents are the examples of a packed row,
+    or rows of their own."""
     setup = one.setup
-    rows = in_micro_batches(one, 2)[0].rows.to(setup.engine.device)
-    if len(rows.lengths) < 2:
-        return ok("PACK-LEAK", "a micro-batch has one document")
-    start = rows.lengths[0] if rows.documents else rows.input_ids.shape[1]
-    places = torch.arange(rows.lengths[1], device=rows.input_ids.device) + start
+    rows = _with_several(one)
+    if rows is None and one.plan.batch.micro.value == 1 and one.plan.kernels.documents.value == PLAIN:
+        return ok("PACK-LEAK", "does not apply: every micro-batch has one document")
+    if rows is None:
+        return unknown("PACK-LEAK", f"in the first {STEPS} steps every micro-batch has one document")
+    rows = rows.to(setup.engine.device)
+    vocabulary = causal_model(setup.policy).get_input_embeddings().get_parameter("weight").shape[0]
     with torch.no_grad(), evaluating(setup.engine.model), setup.settings.kernels(), setup.settings.forward():
-        before, after = (logits_at(setup.policy, one_of, places).float() for one_of in (rows, _changed(rows)))
-    error = float((after - before).norm() / before.norm())
+        before = _documents(rows, hidden_states(setup.policy, rows))
+        error = 0.0
+        for first in (0, 1):
+            other = _changed(rows, first, vocabulary)
+            after = _documents(rows, hidden_states(setup.policy, other))
+            stayed = range(1 - first, len(before), 2)
+            error = max([error, *(_move(before[place], after[place]) for place in stayed)])
     fix = "set data.packing: off and attention: auto; what still moves comes from the model itself"
-    return _compared("PACK-LEAK", error, one.run.plan, fix, _LEAK)
+    where = "one packed row" if rows.documents else "padded rows"
+    return within_rounding("PACK-LEAK", error, one.plan, fix, _LEAK, seen=f"{len(before)} documents in {where}")
 
 
-def _changed(rows: Batch) -> Batch:
-    """Every token of the first document is its last one."""
+def _with_several(one: Ready) -> Batch | None:
+    """The first micro-batch of the run that has two documents or more."""
+    for step in range(1, STEPS + 1):
+        for batch in one.run.stage.step_batches(step):
+            if len(batch.rows.lengths) > 1:
+                return batch.rows
+    return None
+
+
+def _move(before: torch.Tensor, after: torch.Tensor) -> float:
+    """As a share; infinite where something is not a number."""
+    share = float((after - before).norm() / before.norm())
+    return share if math.isfinite(share) else math.inf
+
+
+def _documents(rows: Batch, values: torch.Tensor) -> list[torch.Tensor]:
+    """values: [B, T, H] of the rows' tokens. Of each document its own, [its tokens, H] in fp32."""
+    if rows.documents:
+        return list(values[0].float().split(rows.documents))
+    return [row[:length].float() for row, length in zip(values, rows.lengths, strict=True)]
+
+
+def _changed(rows: Batch, first: int, vocabulary: int) -> Batch:
+    """Every token of every second document, from `first` on, is the next one of the vocabulary."""
     ids = rows.input_ids.clone()
-    ids[0, : rows.lengths[0]] = ids[0, rows.lengths[0] - 1]
+    documents = ids[0].split(rows.documents) if rows.documents else list(ids)
+    for document in documents[first::2]:
+        document.add_(1).remainder_(vocabulary)
     return replace(rows, input_ids=ids)
 
 
-def parity_pass(one: Ready) -> Pass:
-    """Loss and gradients of two real micro-batches as the run computes them, for `parity_line`."""
-    return one_pass(one.setup, one.run.stage, one.run.stage.step_batches(1)[:2], 1)
-
-
-def parity_line(config: RunConfig, plan: RunPlan, seen: Pass, free: int | None) -> Finding | None:
-    """The same pass once more by the plainest way there is: fp32 weights and products, the math kernel, none of
-    surefoot's own kernels. seen: what the run computed. free: bytes, None where nobody knows. None where the run is
-    that way itself, or where a second model in fp32 may not fit."""
-    room = 8 * plan.parameters < usable(plan.memory.available) and (free is None or 8 * plan.parameters < free)
-    if plan.precision.base.value == "nf4" or not room:
-        return None
-    with ready(plainest(config, plan), 1) as plain:
-        if plain.plan.precision == plan.precision and plain.setup.plan.kernels == plan.kernels:
-            return None
-        error = largest_difference(plain.setup.engine, parity_pass(plain), seen)
-    fix = "set precision: fp32, or kernels.adapter, loss and pointwise to plain, to see which of them it is"
-    return _compared("FAST-PATH", error, plan, fix)
-
-
-def plainest(config: RunConfig, plan: RunPlan) -> RunConfig:
-    """The run in fp32 with plain kernels, and with micro-batches as they are."""
-    plain = dict.fromkeys(type(config.kernels).model_fields, "plain")
-    changes = {
-        "precision": type(config.precision)(compute="fp32"),
-        "kernels": type(config.kernels).model_validate(plain),
-        "batch": config.batch.model_copy(update={"micro": plan.batch.micro.value}),
-        "compile": "off",
-    }
-    return config.model_copy(update=changes)
-
-
-def _compared(code: str, error: float, plan: RunPlan, fix: str, limits: Mapping[DType, float] = LIMITS) -> Finding:
+def within_rounding(
+    code: str, error: float, plan: RunPlan, fix: str, limits: Mapping[DType, float] = LIMITS, *, seen: str = ""
+) -> Finding:
+    """error: a share. limits: what rounding allows of it, by the run's type. seen: what was compared."""
     limit = limits[plan.precision.compute.value]
     said = f"they differ by {error:.2g}; rounding allows {limit:g} in {plan.precision.compute.value}"
+    said = f"{seen}: {said}" if seen else said
     return ok(code, said) if error <= limit else fault(code, said, fix)

@@ -42,10 +42,6 @@ def _why(name: str, config: RunConfig | None) -> str:
         return "all there and linear" if adapter else "does not apply: no adapter, all weights train"
     if name == "ROW-ZERO-NORM":
         return "none" if adapter and adapter.kind == "dora" else "does not apply: DoRA alone divides by norms"
-    if name == "HUB":
-        return "not asked: `surefoot doctor` without a config asks it"
-    if name == "FAST-PATH":
-        return "does not apply: the run is the plain fp32 path, or a second model in fp32 does not fit beside it"
     if config.stage == "ppo" and name in _NOT_IN_PPO:
         return _NOT_IN_PPO[name]
     return "does not apply to these steps"

@@ -10,7 +10,7 @@ from rich.text import Text
 from surefoot.doctor.findings import Examination, Finding
 
 _NOISE = 0.05  # two timings of the same differ by as much
-_STYLE = {"ok": "green", "caution": "yellow", "fault": "red"}
+_STYLE = {"ok": "green", "caution": "yellow", "fault": "red", "unknown": "dim"}
 
 
 def doctor_table(examination: Examination) -> Table:

@@ -58,7 +58,7 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
         return tuple(map(pin_source, sources)) if isinstance(sources, tuple) else sources
 
     def pin_source(source: SourceConfig) -> SourceConfig:
-        name = _hub_name(source)
+        name = hub_data_name(source)
         if name is None:
             return source
         return source.model_copy(update={"revision": commit("dataset", name, source.revision)})
@@ -70,7 +70,17 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
     return config.model_copy(update={"model": model, "data": data}), commits
 
 
-def _hub_name(source: SourceConfig) -> str | None:
+def hub_names(config: RunConfig) -> list[str]:
+    """Models and data sets that a run of this config reads from the hub, each once, whether they are in the cache or
+    not. Raises InputError where a folder's description cannot be read."""
+    models = (config.model.path, config.alignment.reference, config.reward.init, config.ppo.reward, config.ppo.critic)
+    groups = (config.data.train, config.data.eval)
+    sources = [source for group in groups if isinstance(group, tuple) for source in group]
+    named = [*(name for name in models if name and not looks_local(name)), *map(hub_data_name, sources)]
+    return [name for name in dict.fromkeys(named) if name]
+
+
+def hub_data_name(source: SourceConfig) -> str | None:
     """Of the data set that a source means, be it by an entry of a folder's description; None for what lies on disk."""
     if is_hub_data(source.path):
         return source.path
