@@ -6,6 +6,7 @@ Substitutions, as docs/deepspeed-chat.md lists them: models, `# ... other params
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -116,13 +117,24 @@ def test_twin_the_blocks_as_they_stand_do_not_run():
     assert "<C>" not in words.stdout
 
 
+@pytest.fixture(scope="module")
+def called(served, place):
+    """A block of MAIN, run once: its output folder, its exit code, what it said."""
+
+    @functools.cache
+    def run(number: int) -> tuple[Path, int, str]:
+        output = place / f"out-{number}"
+        return output, *shell(served, place, MAIN[number][0], filled(number, place, str(output)))
+
+    return run
+
+
 @pytest.mark.parametrize("number", MAIN)
-def test_main_py_in_the_folder_of_its_step(number, served, place):
+def test_main_py_in_the_folder_of_its_step(number, called):
     step, _, _ = MAIN[number]
     if step == 2 and "reward" not in KINDS:
         pytest.skip("this build has no stage reward")
-    output = place / f"out-{number}"
-    code, said = shell(served, place, step, filled(number, place, str(output)))
+    output, code, said = called(number)
     assert code == 0, said
     trained(output)
     assert ("ppl: " in said) == (step == 1), said
@@ -163,13 +175,12 @@ def test_a_module_name_of_the_other_family_is_refused_with_the_right_one(number,
 
 
 @pytest.mark.parametrize("number", RLHF)
-def test_step_3_from_the_folder_of_its_script(number, served, place):
+def test_step_3_from_the_folder_of_its_script(number, served, place, called):
     if "ppo" not in KINDS or "reward" not in KINDS:
         pytest.skip("this build has no stage ppo")
     family, script = RLHF[number]
     sft, reward = {"opt": (0, 2), "llama": (1, 3)}[family]
-    models = {"ACTOR_MODEL_PATH": str(place / f"out-{sft}"), "CRITIC_MODEL_PATH": str(place / f"out-{reward}")}
-    assert all(Path(path).is_dir() for path in models.values()), "made by the tests above"
+    models = {"ACTOR_MODEL_PATH": str(called(sft)[0]), "CRITIC_MODEL_PATH": str(called(reward)[0])}
     output = place / f"out-{number}"
     command = f"{repaired(BLOCKS[number].text)} 2 2 {output} {SHORT_RLHF}"
     assert script in command
