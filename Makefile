@@ -34,7 +34,7 @@ $(TRITON_SETUP): constraints.txt | $(SETUP)
 	@touch $@
 
 test: $(SETUP) $(TRITON_SETUP) lint contracts types  ## lint, import contracts, types, tests
-	$(BIN)/pytest -n 2 -m "not slow and not gpu and not soak"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not soak"
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
