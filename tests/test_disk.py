@@ -16,10 +16,10 @@ EMPTY = "an empty folder for what durable writes"
 SCRATCH = "a scratch file of this process, which nobody reads later"
 NOWHERE = "the null device"
 ALLOWED = {
-    ("durable.py", "mkdir"): "the folder whose lock file is made next",
-    ("durable.py", "os.open"): "the lock file, whose content only says who holds it",
-    ("durable.py", "os.write"): "the same",
-    ("durable.py", "os.ftruncate"): "the same",
+    ("folder_lock.py", "mkdir"): "the folder whose lock file is made next",
+    ("folder_lock.py", "os.open"): "the lock file, whose content only says who holds it",
+    ("folder_lock.py", "os.write"): "the same",
+    ("folder_lock.py", "os.ftruncate"): "the same",
     ("cli/evaluate_harness.py", "mkdir"): EMPTY,
     ("cli/evaluate_loss.py", "mkdir"): EMPTY,
     ("cli/evaluate_reward.py", "mkdir"): EMPTY,
