@@ -94,8 +94,8 @@ def tokeniser_alone(folder: Path) -> float:
     rows = [json.loads(line) for line in (folder / "data.jsonl").open(encoding="utf-8")]
     texts = [text for row in rows for text in (row["instruction"] + row["input"], row["output"])]
     started = time.process_time()
-    for at in range(0, len(texts), 1000):
-        tokenizer.encode_batch(texts[at : at + 1000], add_special_tokens=False)
+    for at in range(0, len(texts), 128):
+        tokenizer.encode_batch_fast(texts[at : at + 128], add_special_tokens=False)
     return time.process_time() - started
 
 
