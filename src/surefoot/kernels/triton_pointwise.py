@@ -104,7 +104,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, back: bool
     tall, wide, warps = _tile(half, _FEWER)
     rows = x.shape[:3].numel()
     given = (x, *tables, y, rows, x.shape[order[1]], x.shape[order[2]], *strides)
-    widths = (half, rest, triton.next_power_of_2(max(rest, 1)), tall, wide, _WIDE[wide_type(y.dtype)])
+    widths = (half, rest, _power_of_two(rest), tall, wide, _WIDE[wide_type(y.dtype)])
     _launch(_turn, (_parts(rows, tall),), *given, back, *widths, warps=warps)
     return y
 
@@ -134,9 +134,14 @@ def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, warps: int) -> None
 
 def _tile(width: int, numbers: int) -> tuple[int, int, int]:
     """Rows and columns of a tile, powers of two as Triton wants them, and the warps that work on it."""
-    columns = triton.next_power_of_2(max(width, 1))
+    columns = _power_of_two(width)
     rows = max(1, numbers // columns)
     return rows, columns, min(16, max(4, rows * columns // 512))
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest that is as large."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _dense_rows(x: torch.Tensor) -> torch.Tensor:
