@@ -12,10 +12,13 @@ from safetensors.torch import load_file, save_file
 import surefoot.doctor.examine as module
 from doctor_runs import ROWS, clean_base, clean_run
 from surefoot import hardware
+from surefoot.doctor import machine
 from surefoot.doctor.codes import CODES
 from surefoot.doctor.examine import examine
 from surefoot.doctor.findings import to_json
+from surefoot.models import forward
 from surefoot.planning.memory import readable
+from surefoot.planning.precision import NARROW
 
 
 def codes(found):
@@ -33,6 +36,59 @@ def test_a_clean_run_yields_no_finding_and_leaves_nothing(tmp_path, base):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert torch.get_num_threads() == threads
     json.dumps(to_json(found), allow_nan=False)
+
+
+def lines_of(found, code):
+    return [one for one in found.looked_at if one.code == code]
+
+
+def test_a_packed_run_of_several_micro_batches_yields_no_finding(tmp_path, base):
+    """Of 6, 5 and 5 examples. Its model and data are here, so the hub is left alone."""
+    data = {"train": str(tmp_path / "train.json"), "max_length": 128, "packing": "on"}
+    found = examine(clean_run(tmp_path, base, data=data, batch={"size": 16, "micro": 6}))
+    assert (found.findings, found.exit_code) == ((), 0)
+    assert [one.verdict for one in lines_of(found, "FAST-PATH")] == ["ok"]
+    (leak,) = lines_of(found, "PACK-LEAK")
+    assert leak.value.startswith("6 documents in one packed row")
+    (hub,) = lines_of(found, "HUB")
+    assert (hub.verdict, hub.value) == ("ok", "not needed: model and data are local folders")
+
+
+def test_a_leak_between_packed_documents_is_named(tmp_path, base, monkeypatch):
+    """Planted behind the comparisons that come before step 1, which would have taken the packed rows out."""
+    real_forward, real_line = forward.documents_of, module.leak_line
+
+    def leaking(one):
+        with monkeypatch.context() as patched:
+            patched.setattr(forward, "documents_of", lambda lengths, device: real_forward((sum(lengths),), device))
+            return real_line(one)
+
+    monkeypatch.setattr(module, "leak_line", leaking)
+    data = {"train": str(tmp_path / "train.json"), "max_length": 128, "packing": "on"}
+    found = examine(clean_run(tmp_path, base, data=data, batch={"size": 16, "micro": 6}))
+    assert (codes(found), found.exit_code) == ({"PACK-LEAK"}, 3)
+
+
+def test_the_form_of_packed_rows_of_a_model_that_is_measured(tmp_path):
+    wide = clean_base(tmp_path / "base", hidden=NARROW)
+    data = {"train": str(tmp_path / "train.json"), "max_length": 128, "packing": "on"}
+    found = examine(clean_run(tmp_path, wide, data=data, batch={"size": 16}))
+    assert {one.code for one in found.findings if one.verdict == "fault"} == set()
+    (packed,) = [one for one in lines_of(found, "ATTN-KERNEL") if one.where.startswith("packed rows by")]
+    assert packed.verdict == "ok"
+    assert "error" in packed.value
+    form = packed.where.rpartition(" ")[2]
+    assert form in {trial["form"] for trial in found.facts["measurements"]["documents"]}
+
+
+def test_a_run_that_reads_from_the_hub_asks_it(tmp_path, base, monkeypatch):
+    """The model is found before the hub is asked, as in a cache; the twin above asks nobody."""
+    asked = []
+    monkeypatch.setattr(module, "hub_names", lambda config: ["org/base"])
+    monkeypatch.setattr(machine, "hub_obstacle", lambda: asked.append(1) or "it cannot be reached")
+    found = examine(clean_run(tmp_path, base))
+    (hub,) = lines_of(found, "HUB")
+    assert (hub.verdict, hub.where, found.exit_code, len(asked)) == ("caution", "org/base", 0, 1)
 
 
 def long_rows(folder):

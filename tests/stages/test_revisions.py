@@ -193,7 +193,7 @@ class TestHubNames:
     def test_models_and_data_sets_each_once(self, config):
         held = load_config(config, ["stage=dpo", "alignment.reference=org/base"]).config
         assert hub_names(held) == ["org/base", "org/data"]
-        changes = ["stage=ppo", "ppo.reward=score.py:vowels", "ppo.critic=org/critic"]
+        changes = ["stage=ppo", "ppo.max_new_tokens=8", "ppo.reward=score.py:vowels", "ppo.critic=org/critic"]
         assert hub_names(load_config(config, changes).config) == ["org/base", "org/critic", "org/data"]
 
     def test_what_lies_here_and_words_are_none(self, config, tmp_path):
