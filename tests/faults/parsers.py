@@ -217,6 +217,7 @@ PARSERS: dict[str, Parser] = {
             ("a.yaml", f"model_name_or_path: m\nstage: sft\n{MANY_KEYS}".encode()),
             ("a.json", json.dumps({f"key_{number}": number for number in range(50_000)}).encode()),
             ("a.json", json.dumps({"stage": "sft", **{f"k{number}": number for number in range(20_000)}}).encode()),
+            ("a.json", b'{"model_name_or_path": "m", "stage": "sft", "do_train": true, "lora_rank": 1e308}'),
             ("a.yaml", AXOLOTL_WITHOUT_MAPPING),
         ),
     ),

@@ -98,6 +98,8 @@ def number(value: Any) -> float:
 def whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
         raise ValueError("a whole number")
+    if abs(value) >= 2**63:  # twice 1e308 would be no number any more
+        raise ValueError("a whole number that a machine can hold")
     return int(value)
 
 
