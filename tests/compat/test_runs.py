@@ -1,4 +1,6 @@
-"""The scripts of compat that no document runs, run whole on tiny models; and the hint how to resume, pasted."""
+"""The scripts of compat that no document runs, run whole on tiny models; and the hint how to resume, pasted.
+
+One training and the ranks are started by the real `accelerate launch` and `torchrun`; the other programs are served."""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import zoo
-from surefoot.compat import write_scripts
+from served_python import served_python
 
 RECORDS = [
     {"instruction": f"Is {n} even? Answer true or false.", "input": "", "output": f"the correct answer is {word}",
@@ -26,9 +28,16 @@ LONGEST = 180  # seconds until a command counts as hanging
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def served(tmp_path_factory):
+    with served_python(tmp_path_factory.mktemp("served") / "bin") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, served):
+    """With the scripts, which call the Python that is served."""
     folder = tmp_path_factory.mktemp("compat")
-    write_scripts(folder, overwrite=False)
+    served.write_scripts(folder)
     zoo.llama3(folder / "llama3", chat_template=False, version="3.0")
     (folder / "data.json").write_text(json.dumps(RECORDS))
     (folder / "dataset" / "boolq").mkdir(parents=True)
@@ -97,7 +106,7 @@ def test_simple_finetune_answers_before_and_after(place):
     assert (place / "simple-out" / "adapter_model.safetensors").is_file()
 
 
-def test_the_hint_how_to_resume_works_when_it_is_pasted(place):
+def test_the_hint_how_to_resume_works_when_it_is_pasted(place, served):
     words = [
         "./finetune.py", "--base_model=llama3", "--data_path=data.json", "--output_dir=stopped", "--val_set_size=0",
         "--batch_size=2", "--per_device_train_batch_size=2", "--num_epochs=60", "--save_step=1000",
@@ -116,7 +125,7 @@ def test_the_hint_how_to_resume_works_when_it_is_pasted(place):
     hint = said.partition("continue with:\n")[2].splitlines()[0].strip()
     assert hint.startswith("surefoot run --resume -- WANDB_MODE=offline finetune.py --base_model=llama3 ")
     step = int(re.search(r"saved checkpoint-(\d+)", said)[1])
-    code, said = run(place, "bash", "-c", hint)
+    code, said = run(place, "bash", "-c", hint, PATH=served.environment["PATH"])
     assert code == 0, said
     state = json.loads((place / "stopped" / "trainer_state.json").read_text())
     assert step < state["global_step"] == 480

@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ import yaml
 
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
+from forkserver import ForkServer
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_file
 
@@ -57,10 +55,9 @@ def test_the_translated_run_is_the_tools_own(name, folder):
 def losses_of_the_run(config, folder, name):
     path = folder / f"{name}.json.yaml"
     path.write_text(json.dumps({**config, "output": str(folder / "whole" / name), "log_every": 1}))
-    command = [sys.executable, "-m", "surefoot", "train", str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    said = path.with_suffix(".txt")
+    with ForkServer() as server:
+        assert server.run(["train", str(path)], said) == 0, said.read_text()
     log = (folder / "whole" / name / "trainer_log.jsonl").read_text().splitlines()
     return [row["loss"] for row in map(json.loads, log) if "loss" in row]
 
