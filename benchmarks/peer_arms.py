@@ -26,8 +26,8 @@ _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "llamafactor
 
 
 class Clock:
-    """Seconds, processor seconds and losses by step. traced: whether the last step is traced by operator, which makes
-    it slower. Made after the imports: memory is counted from there."""
+    """Seconds, processor seconds, losses and gradient norms by step. traced: whether the last step is traced by
+    operator, which makes it slower. Made after the imports: memory is counted from there."""
 
     def __init__(self, started: float, asked: dict[str, Any]):
         gc.collect()
@@ -37,6 +37,7 @@ class Clock:
         self.seconds: list[float] = []
         self.processor: list[float] = []
         self.losses: list[float | None] = []
+        self.norms: list[float | None] = []
         self._first = 0.0
 
     def begin(self) -> None:
@@ -58,6 +59,7 @@ class Clock:
             "seconds": self.seconds,
             "processor": self.processor,
             "losses": self.losses,
+            "norms": self.norms,
             "memory": _status("VmHWM") - self._before,
             "first_step": self._first,
             "threads": torch.get_num_threads(),
@@ -83,8 +85,10 @@ def ours(folder: Path, asked: dict[str, Any], started: float) -> Result:
         for number in range(1, asked["steps"] + 1):
             clock.begin()
             batches = one.batches(number)
-            clock.losses.append(one.step(number, batches).loss)
+            report = one.step(number, batches)
             clock.end()
+            clock.losses.append(report.loss)
+            clock.norms.append(report.grad_norm)
             needed.append(arithmetic.flops(step_work(batches)).needed)
         done = clock.result()
         kernels = {name: choice.value for name, choice in vars(one.plan.kernels).items()}
@@ -189,6 +193,7 @@ def _callback(clock: Clock) -> Any:
         def on_log(self, *args, logs=None, **kwargs):
             if logs and "loss" in logs:
                 clock.losses.append(float(logs["loss"]))
+                clock.norms.append(float(logs["grad_norm"]))
 
     return Told()
 
