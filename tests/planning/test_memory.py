@@ -387,6 +387,22 @@ class TestForecast:
         assert with_holes.total == without.total + with_holes.holes
         assert with_holes.activations == without.activations
 
+    @pytest.mark.parametrize(
+        ("documents", "precision", "kind", "more"),
+        [
+            ("matmul", "bf16", "cpu", 154 << 20),
+            ("plain", "bf16", "cpu", 0),  # few shapes
+            ("matmul", "fp32", "cpu", 0),  # no programs: products of 32 bits are another library's
+            ("varlen", "bf16", "cuda", 0),
+        ],
+    )
+    def test_packed_rows_of_16_bits_fill_the_places_for_programs(self, tmp_path, documents, precision, kind, more):
+        work = replace(workload(tmp_path, adapter=LORA, precision=precision), documents=documents, kind=kind)
+        kinds = {"examples": 1, "length": 256, "supervised": 0.5, "checkpointing": OFF, "available": 80 * GIB}
+        plan = forecast(replace(work, holes=True), **kinds)
+        alone = forecast(replace(work, holes=True, kind="mps"), **kinds)
+        assert plan.holes - alone.holes == more
+
     def test_blocks_of_the_system_leave_no_holes(self, tmp_path):
         kinds = {"length": 4096, "supervised": 0.0, "checkpointing": OFF, "available": 80 * GIB}
         work = replace(workload(tmp_path, adapter=LORA, precision="bf16", config=LLAMA31_8B), holes=True)

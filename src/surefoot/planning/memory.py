@@ -54,6 +54,9 @@ _LEFT = 32 << 20
 _HOLES_OF_LAYER = 3.4
 _HOLES_OF_KEPT = 0.25
 _HOLES_OF_LOGITS = 0.4
+# Programs for products of 16 bits, which a CPU run keeps 256 of (`surefoot.process.bound_product_caches`), 0.6 MiB each:
+# every packed row has a length of its own, so that all of their places are taken before long.
+_PROGRAMS = 154 << 20
 # Gradients inside the layer that is going backward, as a share of what the layer keeps.
 _BACKWARD = 0.5
 
@@ -139,7 +142,7 @@ def forecast(
         beside=work.beside,
         recomputed=again if again and again < layers else None,
         apart=gradients + activations + logits - peak,
-        holes=_holes(work, activations, per_layer, tokens, positions) if work.holes else 0,
+        holes=_holes(work, activations, per_layer, tokens, positions) + _programs(work) if work.holes else 0,
     )
 
 
@@ -156,6 +159,10 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int, positions:
     logits = _logits_at_once(work, positions) if work.logits and 4 * rows * model.vocab < LARGE else 0
     holes = share * (_HOLES_OF_LAYER * layer + _HOLES_OF_KEPT * activations) + _HOLES_OF_LOGITS * logits
     return _LEFT + int(holes)
+
+
+def _programs(work: Workload) -> int:
+    return _PROGRAMS if work.kind == "cpu" and work.autocast and work.documents != "plain" else 0
 
 
 def usable(available: int) -> int:
