@@ -7,7 +7,7 @@ import json
 import pytest
 
 from doctor_runs import clean_base, clean_run
-from surefoot.doctor.numbers import parity_line, parity_pass
+from surefoot.doctor.parity import own_pass, parity_line
 from surefoot.models.forward import causal_model
 from surefoot.stages import rehearsal as module
 from surefoot.stages.trial import ready
@@ -30,24 +30,23 @@ def asked(workplace):
     return clean_run(workplace, workplace / "base", stage="kto", data=data, precision="bf16")
 
 
-def largest(found):
-    return max(float(one.norm()) for one in found.gradients.values())
+def largest(own):
+    return max(float(one.norm()) for one in own.seen.gradients.values())
 
 
 def test_judged_answers_have_a_gradient_to_compare(workplace):
     config = asked(workplace)
     with ready(config, 1) as one:
-        right = parity_pass(one)
+        right = own_pass(one)
         hook = causal_model(one.setup.policy).model.layers[0].mlp.register_forward_hook(lambda m, i, out: out * 3)
-        wrong = parity_pass(one)
+        wrong = own_pass(one)
         hook.remove()
         plan = one.setup.plan
     assert largest(right) > GRADIENT
-    verdicts = [parity_line(config, plan, seen, None) for seen in (right, wrong)]
-    assert [line.verdict for line in verdicts if line] == ["ok", "fault"]
+    assert [parity_line(config, plan, own, None).verdict for own in (right, wrong)] == ["ok", "fault"]
 
 
 def test_twin_a_reference_of_zeros_has_none(workplace, monkeypatch):
     monkeypatch.setattr(module, "_held_to_itself", lambda objective: objective)
     with ready(asked(workplace), 1) as one:
-        assert largest(parity_pass(one)) < GRADIENT
+        assert largest(own_pass(one)) < GRADIENT

@@ -58,7 +58,8 @@ def parity_line(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | None
     with ready(twin, 1) as plain:
         error = largest_difference(plain.setup.engine, _pass(plain, own.batches), own.seen)
     fix = "set precision: fp32, data.packing: off, attention: eager, or one of kernels to plain, to see which it is"
-    return within_rounding("FAST-PATH", error, plan, fix)
+    count = sum(len(batch.examples) for batch in own.batches)
+    return within_rounding("FAST-PATH", error, plan, fix, seen=f"{count} example{'s' if count > 1 else ''}")
 
 
 def is_plain(plan: RunPlan) -> bool:
