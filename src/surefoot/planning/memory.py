@@ -54,8 +54,8 @@ _LEFT = 32 << 20
 _HOLES_OF_LAYER = 3.4
 _HOLES_OF_KEPT = 0.25
 _HOLES_OF_LOGITS = 0.4
-# Programs for products of 16 bits, which a CPU run keeps 256 of (`surefoot.process.bound_product_caches`), 0.6 MiB each:
-# every packed row has a length of its own, so that all of their places are taken before long.
+# Programs for products of 16 bits, 0.6 MiB each, of which a CPU run keeps 256 (`process.bound_product_caches`): every
+# packed row has a length of its own, so that all places are taken before long.
 _PROGRAMS = 154 << 20
 # Gradients inside the layer that is going backward, as a share of what the layer keeps.
 _BACKWARD = 0.5
