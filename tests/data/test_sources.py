@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
-from surefoot.data import described, sources
+from surefoot.data import described, files, sources
 from surefoot.data.hub_files import TO_EVALUATE, Chosen
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
@@ -45,6 +48,54 @@ def fault_of(path, **wishes) -> str:
         read_all(path, **wishes)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sock(path: Path) -> None:
+    with chdir(path.parent), socket.socket(socket.AF_UNIX) as one:
+        one.bind(path.name)  # a socket's name may have 108 bytes, and a test's folder has a long one
+
+
+class TestNoFiles:
+    """Nobody writes into these FIFOs: whoever opens one waits for ever."""
+
+    @pytest.mark.parametrize("make", [fifo, sock])
+    def test_data_that_is_no_file_is_refused_unread(self, tmp_path, make):
+        make(tmp_path / "a.jsonl")
+        expected = f"{tmp_path}/a.jsonl: is no regular file; write what it gives into a file, and name that"
+        assert fault_of(tmp_path / "a.jsonl") == expected
+
+    def test_so_is_one_that_a_description_names(self, folder):
+        path = folder({"dataset_info.json": {"it": {"file_name": "a.jsonl"}}})
+        fifo(Path(path) / "a.jsonl")
+        assert f"{path}/a.jsonl: is no regular file" in fault_of(path, name="it")
+
+    def test_so_is_a_description(self, folder):
+        path = folder({"a.json": ALPACA})
+        fifo(Path(path) / "dataset_info.json")
+        assert f"{path}/dataset_info.json: is no regular file" in fault_of(path, name="it")
+
+    def test_a_link_to_one_is_seen_through(self, tmp_path):
+        fifo(tmp_path / "pipe")
+        (tmp_path / "a.jsonl").symlink_to(tmp_path / "pipe")
+        assert "is no regular file" in fault_of(tmp_path / "a.jsonl")
+
+    def test_twin_without_the_look_it_is_opened(self, tmp_path, monkeypatch):
+        class Opened(Exception):
+            pass
+
+        def would_wait(path):
+            raise Opened
+
+        fifo(tmp_path / "a.jsonl")
+        monkeypatch.setattr(files.durable, "sha256_file", would_wait)
+        assert "is no regular file" in fault_of(tmp_path / "a.jsonl")
+        monkeypatch.setattr(files, "_require_file", lambda path, name: None)
+        with pytest.raises(Opened):
+            open_one(tmp_path / "a.jsonl")
 
 
 class TestFolders:

@@ -92,6 +92,8 @@ def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | 
     `datasets` writes a file of the same name about a single data set). name: the folder's, for messages."""
     path = folder / DESCRIPTION
     try:
+        if path.exists() and not path.is_file():  # a FIFO would be waited for without end
+            raise InputError(Fault(f"{name}/{DESCRIPTION}", "is no regular file", "put the description in its place"))
         text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except (FileNotFoundError, NotADirectoryError):
         return None

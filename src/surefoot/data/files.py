@@ -32,6 +32,7 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
     no such file or its name has no suffix of a data file."""
     path, name = Path(path), name or str(path)
     kind = _kind(name)
+    _require_file(path, name)
     with _named(name):
         sha256 = durable.sha256_file(path)  # in pieces: the cache may make it needless to hold the whole file
 
@@ -62,6 +63,14 @@ def _kind(name: str) -> str:
         what = f"ends in {ends}, which is no kind of data file" if ends else "has no suffix that says what it holds"
         raise InputError(Fault(name, what, f"known: {' '.join(DATA_KINDS)}, and .gz behind all but .parquet"))
     return kind
+
+
+def _require_file(path: Path, name: str) -> None:
+    """InputError for a FIFO, a socket or a device: it may be waited for without end, and is not there a second time."""
+    with _named(name):
+        known = path.is_file() or path.is_dir() or not path.exists()  # the latter two have words of their own
+    if not known:
+        raise InputError(Fault(name, "is no regular file", "write what it gives into a file, and name that"))
 
 
 def _read(path: Path, name: str) -> bytes:
