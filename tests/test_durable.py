@@ -127,8 +127,8 @@ def test_append_line_is_all_or_nothing(tmp_path, monkeypatch):
             Full.room -= 2
             return super().write(bytes(data[:2]))
 
-    def open_(path, mode, buffering=-1):
-        return Full(path, mode)
+    def open_(path, mode, buffering=-1, opener=None):
+        return Full(path, mode, opener=opener)
 
     monkeypatch.setattr("builtins.open", open_)
     with pytest.raises(EnvironmentFault, match="No space left"):
@@ -151,6 +151,7 @@ def test_staged_folder_appears_whole(tmp_path, calls):
         assert staging.name.startswith(".checkpoint-1.")
         assert not final.exists()
     assert files_under(tmp_path / "run") == ["checkpoint-1", "checkpoint-1/b", "checkpoint-1/sub", "checkpoint-1/sub/a"]
+    assert calls.pop(0) == ("fsync", tmp_path.name)  # the name of the folder that was made for it
     assert [name for _, name in calls[:3]] == ["a", "sub", "b"]
     assert calls[3][0] == "fsync"
     assert calls[3][1].startswith(".checkpoint-1.")
@@ -183,6 +184,55 @@ def test_staged_folder_never_replaces(tmp_path):
     with pytest.raises(EnvironmentFault, match="exists already"), durable.staged_folder(tmp_path / "a"):
         pass
     assert files_under(tmp_path) == ["a", "a/precious"]
+
+
+def test_folders_are_made_from_above_and_each_name_is_flushed(tmp_path, calls):
+    durable.make_folders(tmp_path / "new" / "deep" / "o")
+    assert calls == [("fsync", tmp_path.name), ("fsync", "new"), ("fsync", "deep")]
+    calls.clear()
+    durable.make_folders(tmp_path / "new" / "deep")
+    assert calls == []
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentFault, match="file: cannot be written: File exists; it exists already"):
+        durable.make_folders(tmp_path / "file")
+    with pytest.raises(EnvironmentFault, match="b: cannot be written: Not a directory"):
+        durable.make_folders(tmp_path / "file" / "a" / "b")
+
+
+def test_a_folder_that_cannot_be_read_takes_a_new_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", fail(errno.EACCES))
+    durable.make_folders(tmp_path / "a" / "b")
+    monkeypatch.setattr(os, "fsync", fail(errno.EIO))
+    with pytest.raises(EnvironmentFault, match="Input/output error"):
+        durable.make_folders(tmp_path / "c")
+
+
+def link(path: Path, other: Path) -> None:
+    path.symlink_to(other)
+
+
+def dangling(path: Path, other: Path) -> None:
+    path.symlink_to(other.parent / "nothing")
+
+
+def fifo(path: Path, other: Path) -> None:
+    os.mkfifo(path)
+
+
+ODD = {link: "run.log is a link", dangling: "run.log is a link", fifo: "run.log is no regular file"}
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_a_log_that_is_no_file_of_its_own_takes_no_line(tmp_path, make):
+    other = tmp_path / "thesis.txt"
+    other.write_text("years of work")
+    run = tmp_path / "run"
+    run.mkdir()
+    make(run / "run.log", other)
+    with pytest.raises(EnvironmentFault, match=f"run.log: cannot be written: {ODD[make]}; remove it, or name another"):
+        durable.append_line(run / "run.log", "one")
+    assert other.read_text() == "years of work"
+    assert files_under(tmp_path) == ["run", "run/run.log", "thesis.txt"]
 
 
 def test_sha256_file(tmp_path, monkeypatch):
@@ -225,6 +275,13 @@ def test_twin_without_the_flush_is_seen(tmp_path, calls, monkeypatch):
     monkeypatch.setattr(disk, "sync", lambda path: None)
     durable.write_bytes(tmp_path / "a", b"1")
     assert calls != [("fsync", "new file"), ("rename", "a"), ("fsync", tmp_path.name)]
+
+
+def test_twin_without_the_look_at_links_another_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_NO_LINK", 0)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_log_that_is_no_file_of_its_own_takes_no_line(tmp_path, link)
+    assert (tmp_path / "thesis.txt").read_text() != "years of work"
 
 
 def test_twin_without_clean_up_leaves_a_file(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from surefoot import folder_lock
+from surefoot import disk, folder_lock
 from surefoot.errors import EnvironmentFault
 
 
@@ -44,6 +44,52 @@ def test_a_lock_file_that_its_holder_removed_keeps_nobody_out(tmp_path, monkeypa
     monkeypatch.setattr(folder_lock, "_flock", removed_first)
     with folder_lock.locked(tmp_path), pytest.raises(EnvironmentFault), folder_lock.locked(tmp_path):
         pass
+
+
+def second_name(path, other):
+    os.link(other, path)
+
+
+def link(path, other):
+    path.symlink_to(other)
+
+
+def dangling(path, other):
+    path.symlink_to(other.parent / "nothing")
+
+
+def fifo(path, other):
+    os.mkfifo(path)
+
+
+WORDS = {
+    second_name: ".lock is a second name of another file",
+    link: ".lock is a link",
+    dangling: ".lock is a link",
+    fifo: ".lock is no regular file",
+}
+
+
+@pytest.mark.parametrize("make", WORDS)
+def test_what_has_the_name_of_the_lock_and_is_none_stays_as_it_is(tmp_path, make):
+    other = tmp_path / "thesis.txt"
+    other.write_text("years of work")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    make(folder / ".lock", other)
+    words = re.escape(f"{folder}: cannot be written: {WORDS[make]}; remove it, or name another folder")
+    with pytest.raises(EnvironmentFault, match=words), folder_lock.locked(folder):
+        pass
+    assert other.read_text() == "years of work"
+    assert os.listdir(folder) == [".lock"]
+    assert sorted(os.listdir(tmp_path)) == ["run", "thesis.txt"]
+
+
+def test_twin_without_the_look_at_links_another_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_NO_LINK", 0)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_what_has_the_name_of_the_lock_and_is_none_stays_as_it_is(tmp_path, link)
+    assert (tmp_path / "thesis.txt").read_text().startswith("process ")
 
 
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):

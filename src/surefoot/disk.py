@@ -6,10 +6,15 @@ the n-th one, to take only a part of what is written, or to end there as a kill 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 from io import FileIO
 from pathlib import Path
+
+# What is not a file is told without waiting for a FIFO's other end; Windows knows neither.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def create(path: Path) -> FileIO:
@@ -18,8 +23,26 @@ def create(path: Path) -> FileIO:
 
 
 def open_end(path: Path) -> FileIO:
-    """A file, made if missing, open for writing at its end."""
-    return open(path, "ab", buffering=0)
+    """A file, made if missing, open for writing at its end. OSError for a link and for what is no file."""
+    return open(path, "ab", buffering=0, opener=open_itself)
+
+
+def open_itself(path: str | Path, flags: int) -> int:
+    """The handle of a file under its own name: OSError for a link, behind which another's file could lie, and for a
+    FIFO or a device. flags: of `os.open`. Children do not inherit it."""
+    name = os.path.basename(path)
+    try:
+        handle = os.open(path, flags | _NO_LINK, 0o666)
+    except OSError as error:
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, f"{name} is a link") from None
+        if error.errno == errno.ENXIO:  # a FIFO that nobody reads, or a socket
+            raise OSError(errno.ELOOP, f"{name} is no regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.ELOOP, f"{name} is no regular file")
+    return handle
 
 
 def write(file: FileIO, data: memoryview) -> int:
@@ -65,8 +88,8 @@ def unlink(path: Path) -> None:
     path.unlink()
 
 
-def make_folder(path: Path, parents: bool = False) -> None:
-    path.mkdir(parents=parents)
+def make_folder(path: Path, exist_ok: bool = False) -> None:
+    path.mkdir(exist_ok=exist_ok)
 
 
 def remove_folder(path: Path) -> None:

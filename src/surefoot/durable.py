@@ -15,18 +15,15 @@ import json
 import os
 import re
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from surefoot import disk
 from surefoot.errors import EnvironmentFault, Fault
-
-if sys.platform != "win32":
-    pass
 
 LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)  # what `_hidden_beside` makes
@@ -39,6 +36,7 @@ _ADVICE = {
     errno.EACCES: "choose a folder that you may write to",
     errno.EPERM: "choose a folder that you may write to",
     errno.EROFS: "choose a folder that you may write to",
+    errno.ELOOP: "remove it, or name another folder",
     errno.EEXIST: "it exists already: choose another name or remove it",
     errno.ENOTEMPTY: "it exists already: choose another name or remove it",
 }
@@ -105,6 +103,20 @@ def flush(path: Path) -> None:
         disk.sync(path)
 
 
+def make_folders(path: Path) -> None:
+    """A folder and those above it, where they are missing. Their names are on the disk when the call returns: else a
+    power failure could take away the place of all that is written into it."""
+    path = Path(path)
+    with faults_named(path):
+        if path.is_dir():
+            return
+        missing = [path, *takewhile(lambda one: not one.exists(), path.parents)]
+        for one in reversed(missing):
+            disk.make_folder(one, exist_ok=True)
+            with suppress(PermissionError):  # a folder that may be written to and not read cannot be flushed
+                disk.sync(one.parent)
+
+
 @contextmanager
 def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
     """A hidden folder to fill, which becomes `final` when the block ends and disappears when it raises.
@@ -117,7 +129,8 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
     staging = _hidden_beside(final)
     with faults_named(final), _filling(staging):
         try:
-            disk.make_folder(staging, parents=True)
+            make_folders(final.parent)
+            disk.make_folder(staging)
             yield staging
             mode = staging.stat().st_mode & 0o666
             for path in sorted(staging.rglob("*"), reverse=True):  # children before their folders

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from surefoot import disk
+from surefoot import disk, durable
 from surefoot.durable import LOCK, faults_named
 from surefoot.errors import EnvironmentFault, Fault
 
@@ -29,11 +29,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Be the only process that works in `folder` (made if missing) while the block runs.
 
     The kernel holds the lock and drops it with the process, however that ends. Raises EnvironmentFault that names the
-    holder. Windows, and file systems that keep no locks, do without.
+    holder, and where the lock's name is that of a link or of no file, which stays as it is. Windows, and file systems
+    that keep no locks, do without.
     """
     path = Path(folder) / LOCK
     with faults_named(Path(folder)):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(path.parent)
         if sys.platform == "win32":
             handle = None
         else:
@@ -71,8 +72,10 @@ def is_in_use(folder: Path) -> bool:
 def _lock(path: Path) -> int:
     """The open lock file, locked and with the name of this process in it."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = disk.open_itself(path, os.O_RDWR | os.O_CREAT)
         try:
+            if os.fstat(handle).st_nlink > 1:  # what is written here would stand in another's file
+                raise OSError(errno.ELOOP, f"{path.name} is a second name of another file")
             _flock(handle, path)
             current = path.exists() and os.path.samestat(os.fstat(handle), path.stat())
             if current:

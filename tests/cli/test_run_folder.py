@@ -79,6 +79,17 @@ def test_a_folder_in_use_is_refused_until_its_process_ends(train, output):
     assert train()[0] == 0
 
 
+def test_a_folder_whose_lock_is_a_link_is_refused(train, output, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    output.mkdir()
+    (output / durable.LOCK).symlink_to(tmp_path / "thesis.txt")
+    code, log = train()
+    assert code == 3
+    assert f"{output}: cannot be written: .lock is a link; remove it, or name another folder" in log
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert [path.name for path in output.iterdir()] == [durable.LOCK]
+
+
 def test_a_run_that_is_extended_and_stops_is_not_called_corrupt(train, output):
     assert train()[0] == 0
     assert train("--resume", "duration=4 steps", kill={"at": "step", "n": 4})[0] == -9

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from surefoot import disk, folder_lock
+from surefoot import disk, durable, folder_lock
 from surefoot.training import checkpoint, manifest, step
 from surefoot.training.guard import Verdict
 
@@ -24,6 +24,7 @@ BREAKS = {
     "hash": "of a checkpoint's files only the sizes are looked at",
     "lock": "a folder in use keeps nobody out",
     "guard": "a step is taken whatever its loss and gradients are",
+    "parents": "the names of folders that are made for a run are not flushed",
     "order": "a new name is given first, and what stands under it flushed afterwards",
 }
 
@@ -42,6 +43,8 @@ def broken(name: str | None) -> Iterator[None]:
             patch.setattr(folder_lock, "_flock", lambda handle, path: None)
         elif name == "guard":
             patch.setattr(step, "judge", lambda *arguments, **named: Verdict("stepped", None))
+        elif name == "parents":
+            patch.setattr(durable, "make_folders", lambda path: Path(path).mkdir(parents=True, exist_ok=True))
         elif name == "order":
             _flush_late(patch)
         yield

@@ -118,6 +118,7 @@ HISTORIES = {
 
 def recovered(run: Path) -> Path:
     """What a resumed run does first."""
+    durable.make_folders(run)
     durable.restore_replaced(run)
     durable.clear_temporary(run)
     return run

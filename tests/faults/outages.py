@@ -22,6 +22,7 @@ from surefoot.stages.publish import is_published
 from surefoot.training.checkpoint import newest_verified
 from surefoot.training.manifest import check_files
 
+IN_IT = "new/run"  # the run folder in the place that is watched: to be lost, too
 TOY_SAVES = ((1, 0), (2, 0), (3, 0), (3, 3), (4, 0), (5, 0))
 
 
@@ -36,25 +37,27 @@ class Outage:
 
 def toy_outage(folder: Path, without: str | None = None) -> Outage:
     """Six saves: plain, beside the steps, over an older one of the same step."""
-    run = folder / "toy"
-    run.mkdir()
-    with Recording(run).installed() as recording, broken(without):
+    place = folder / "toy"
+    place.mkdir()
+    run = place / IN_IT
+    with Recording(place).installed() as recording, broken(without):
         for number, (step, evaluated) in enumerate(TOY_SAVES):
             save(run, step, beside=number % 2 == 1, evaluated=evaluated)
             recording.mark(number)
 
     def wrong(state: Path, last: object) -> str:
         oldest = last if isinstance(last, int) else -1
-        found = loaded(state)
+        found = loaded(state / IN_IT)
         number = TOY_SAVES.index(found) if found else -1
         return "" if oldest <= number <= oldest + 1 else f"loaded {found} after save number {oldest} was done"
 
     return Outage(recording.log, wrong)
 
 
-def run_outage(folder: Path, config: Path, run: Path, without: str | None = None) -> Outage:
-    """A real run from its first record to the end of its publication."""
-    run.mkdir()
+def run_outage(place: Path, config: Path, without: str | None = None) -> Outage:
+    """A real run into `place / IN_IT`, from the making of its folder to the end of its publication."""
+    place.mkdir()
+    run = place / IN_IT
     saved: dict[int, dict[str, bytes]] = {}
     say = RunObserver.saved
 
@@ -63,7 +66,7 @@ def run_outage(folder: Path, config: Path, run: Path, without: str | None = None
         saved[state.step] = _files(where)
         recording.mark(state.step)
 
-    with Recording(run).installed() as recording, broken(without), pytest.MonkeyPatch.context() as patch:
+    with Recording(place).installed() as recording, broken(without), pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunObserver, "saved", marked)
         result = CliRunner().invoke(main, ["train", str(config)])
         assert result.exit_code == 0, result.output
@@ -71,8 +74,8 @@ def run_outage(folder: Path, config: Path, run: Path, without: str | None = None
     last = max(saved)
     rows, _ = salvage(run / LOG)
 
-    def wrong(state: Path, mark: object) -> str:
-        recovered(state)
+    def wrong(place: Path, mark: object) -> str:
+        state = recovered(place / IN_IT)
         found, _ = newest_verified(state)
         acknowledged = last if mark == "published" else mark if isinstance(mark, int) else 0
         if (found.step if found else 0) < acknowledged:

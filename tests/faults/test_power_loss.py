@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import yaml
 
-from faults.outages import fail_everywhere, fail_once, run_outage, start_of_publication, toy_outage
+from faults.outages import IN_IT, fail_everywhere, fail_once, run_outage, start_of_publication, toy_outage
 from faults.power import Node, Recording, disk_after, lose_power
 from faults.trials import many
 from surefoot import disk, durable
@@ -43,10 +43,10 @@ def write_config(folder, output):
 @pytest.fixture(scope="module")
 def outages(tmp_path_factory, without):
     folder = tmp_path_factory.mktemp("outages")
-    run = folder / "run"
+    place = folder / "place"
     return {
         "toy": toy_outage(folder, without),
-        "run": run_outage(folder, write_config(folder, run), run, without),
+        "run": run_outage(place, write_config(folder, place / IN_IT), without),
     }
 
 

@@ -89,7 +89,7 @@ def harness(
     found = run_harness(opened, asked)
     as_plain = {"model": model, "adapter": adapter, "opened": opened.described, "limit": limit, "sides": found}
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(out)
         kept = json.dumps({"asked": request, **as_plain}, indent=2, ensure_ascii=False, default=str)
         durable.write_text(out / "harness.json", f"{kept}\n")
         rows, shares = share_rows(found)

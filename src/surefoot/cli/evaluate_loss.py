@@ -65,7 +65,7 @@ def loss(
     found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
     if out is not None:
         durable.require_writable(out)
-        out.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(out)
         durable.write_json(out / "loss.json", {"asked": request, **found})
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))

@@ -68,7 +68,7 @@ def reward(
     found = {"model": model, "adapter": adapter, "opened": opened.opened.described, **reward_to_json(measured)}
     if out is not None:
         durable.require_writable(out)
-        out.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(out)
         durable.write_json(out / "reward.json", {"asked": request, **found})
         durable.write_bytes(out / "calibration.png", png(calibration_picture(measured.sums, f"{model}: calibration")))
     if as_json:

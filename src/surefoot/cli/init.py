@@ -31,7 +31,7 @@ def init(model: str, data: str, out: Path) -> None:
     from surefoot.stages.init import propose
 
     text = propose(model, data, schema=schema.name)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(out.parent)
     durable.write_json(schema, config_schema())
     durable.write_text(out, text)
     click.echo(f"wrote {out} and {schema}")

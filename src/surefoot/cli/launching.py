@@ -171,7 +171,7 @@ class _Log:
             del self._waiting[:-_UNWRITTEN]
             if self._has_plan():
                 with suppress(EnvironmentFault, OSError):
-                    self._path.parent.mkdir(exist_ok=True)
+                    durable.make_folders(self._path.parent)
                     for text in self._waiting.decode("utf-8", "replace").splitlines():
                         durable.append_line(self._path, text)
                 self._waiting.clear()

@@ -42,7 +42,7 @@ def migrate(config: Path, model: str, out: Path | None, machine: str | None, try
     with open(os.devnull, "w", encoding="utf-8") as nothing:  # the steps of a trial are not worth reading
         quiet = open_console(nothing, process.terminal_wishes())
         found = migrate_config(given, model, described, try_out=quiet if try_out else None)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(out.parent)
     durable.write_text(out, found.text)
     if as_json:
         import json

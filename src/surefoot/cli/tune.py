@@ -45,7 +45,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     from surefoot.tune.search import Tried
 
     _require_free(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(out.parent)
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     tried: list[Tried] = []
 

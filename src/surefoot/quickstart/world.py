@@ -134,7 +134,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
             raise InputError(Fault(str(path), "is there already and holds something else", "move it away"))
-    folder.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(folder)
     for path, text in texts.items():
         durable.write_text(path, text)
     train, held_out = texts

@@ -103,7 +103,7 @@ def evaluate_commonsense(
     tasks = [
         _task(asked, side, labels[side.name], identities[side.name], one) for side in compared for one in questions
     ]  # whatever is in the way is found before the first answer
-    asked.out.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(asked.out)
     scores: dict[str, dict[str, Score]] = {side.name: {} for side in compared}
     for task in tasks:
         say(f"{labels[task.side.name]} on {task.questions.set.name}")
@@ -172,7 +172,7 @@ def _run(
         say(f"{len(graded)} of {total} were answered before: going on in {task.file}")
     else:
         durable.remove(task.file)  # first: a kill between the two must not leave old answers under a new identity
-        identity_file(task.file).parent.mkdir(exist_ok=True)
+        durable.make_folders(identity_file(task.file).parent)
         durable.write_json(identity_file(task.file), task.identity)
     answer = generated if asked.mode == "published" else likeliest
     for start in range(len(graded), total, asked.rows):

@@ -123,7 +123,7 @@ def report_to_json(report: NormReport) -> dict[str, Any]:
 
 def _written(found: MeasuredNorms, out: Path, asked: Mapping[str, Any]) -> MeasuredNorms:
     durable.require_writable(out)
-    out.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(out)
     durable.write_json(out / RESULT, {"asked": asked, **norms_to_json(found, asked["model"], asked["adapter"])})
     results = results_to_json(found)
     pictures = {

@@ -152,7 +152,7 @@ def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple
         of_merge, cautions = publish_merged(run, chosen)
         names = [name for name in without_adapter(run, names) if name not in of_merge]
     for name in names:
-        (run / name).parent.mkdir(exist_ok=True)  # a critic and an average lie in folders of their own
+        durable.make_folders((run / name).parent)  # a critic and an average lie in folders of their own
         durable.copy_file(chosen / name, run / name)
     durable.copy_file(last / TRAINER_STATE, run / TRAINER_STATE)
     return [*names, *of_merge], cautions
