@@ -379,20 +379,6 @@ class TestChoice:
         with pytest.raises(InputError, match="set subset to one of main, lines"):
             choose_files("org/x", ["main/train-0.parquet"], readme, None, "train")
 
-    @pytest.mark.parametrize(
-        ("glob", "path", "matches"),
-        [
-            ("data/*.csv", "data/a.csv", True),
-            ("data/*.csv", "data/b/a.csv", False),
-            ("**/*.csv", "a.csv", True),
-            ("**/*.csv", "b/c/a.csv", True),
-            ("a?.csv", "ab.csv", True),
-            ("a+b.csv", "aab.csv", False),
-        ],
-    )
-    def test_patterns(self, glob, path, matches):
-        assert bool(hub_files._pattern(glob).fullmatch(path)) is matches
-
     def test_a_folder_of_an_entry(self):
         files = ["en/train.jsonl", "de/train.jsonl"]
         assert choose_files("org/x", files, CONFIGS, None, "train", "de").files == ("de/train.jsonl",)

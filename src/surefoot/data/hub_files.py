@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from surefoot.data.globs import matching
+from surefoot.data.hub_card import read_header
 from surefoot.errors import Fault, InputError
 from surefoot.locations import DATA_KINDS, DESCRIPTION, data_kind
 
-_FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -92,12 +91,7 @@ def _no_data(name: str, files: Collection[str], folder: str | None) -> InputErro
 
 def _configs(name: str, readme: str) -> list[Mapping[str, Any]]:
     """The `configs` of the README's YAML header that name data files; none where there is no such header."""
-    if (front := _FRONT.match(readme)) is None:
-        return []
-    try:
-        header = yaml.safe_load(front[1])
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: 2024-99-99, a number of thousands of digits
-        raise InputError(Fault(f"{name}/README.md", "its header is not YAML", "name the files another way")) from None
+    header = read_header(name, readme)
     configs = header.get("configs") if isinstance(header, dict) else None
     listed = configs if isinstance(configs, list) else []
     whole = [one for one in listed if isinstance(one, dict) and one.get("config_name") and one.get("data_files")]
@@ -120,8 +114,7 @@ def _declared(
     split = next((one for one in wanted if one in splits), None)
     if split is None:
         raise InputError(Fault(name, f"{_no_split(wanted)} in the subset {subset!r}", _other_splits(wanted, splits)))
-    patterns = [_pattern(glob) for glob in splits[split]]
-    chosen = [file for file in data if any(pattern.fullmatch(file) for pattern in patterns)]
+    chosen = matching(name, splits[split], data)
     if not chosen:
         what = f"its README names {', '.join(splits[split])} for the split {split!r}, and no data file matches"
         raise InputError(Fault(name, what, "choose another split or revision"))
@@ -138,13 +131,6 @@ def _declared_splits(data_files: Any) -> dict[str, list[str]]:
         if isinstance(split, _SCALAR):
             splits.setdefault(str(split), []).extend(map(str, named))
     return splits
-
-
-def _pattern(glob: str) -> re.Pattern[str]:
-    """`**/` is any number of folders, `*` anything within one name."""
-    escaped = re.escape(glob.removeprefix("./"))
-    wild = escaped.replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
-    return re.compile(wild)
 
 
 def _no_split(wanted: Splits) -> str:
