@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
 
+from canary_shapes import CONTEXTS, LIKE_A_HASH, NAMES, drawn
 from surefoot import redaction
-from surefoot.redaction import redacted
+from surefoot.redaction import hides, redacted, veiled
+from surefoot.secret_names import hides_any
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 JWT = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
@@ -37,7 +40,8 @@ def test_secrets_are_left_out(text: str, secret: str) -> None:
 
 
 def test_twin_that_knows_fewer_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_SECRET", re.compile(r"\bhf_\w{8,}|(?<=://)[^/@\s]+(?=@)"))
+    monkeypatch.setattr(redaction, "_SHAPES", re.compile(r"\bhf_\w{8,}|(?<=://)[^/@\s]+(?=@)"))
+    monkeypatch.setattr(redaction, "_LONG", re.compile(r"(?!)"))
     assert any(secret in redacted(text) for text, secret in SECRETS)
 
 
@@ -90,3 +94,112 @@ def test_a_line_of_megabytes_is_looked_through_once() -> None:
     many = ", ".join(f'"name{number}": {number}' for number in range(5000))
     assert redaction.veiled_line(f"{many}, hub_token: SECRET9").rstrip() == f"{many}, hub_token: …"
     assert redaction.veiled("a" * 2_000_000 + " hub_token=SECRET9").endswith(" hub_token=…")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_of_an_independent_list_are_veiled_wherever_they_stand(seed: int) -> None:
+    seen = {shape: veiled(f"could not reach it: {token} was refused") for shape, token in drawn(seed).items()}
+    shown = {shape for shape, token in drawn(seed).items() if token in seen[shape]}
+    assert shown == set(LIKE_A_HASH)
+
+
+def leaks(seed: int) -> list[str]:
+    """Texts that still show the plain value which they give to a name of the list."""
+    draws = random.Random(seed)
+    found = []
+    for name in NAMES:
+        for context in CONTEXTS:
+            value = f"canary{draws.randrange(10**6)}"
+            shown = veiled(context.format(name=name, value=value))
+            if value in shown:
+                found.append(shown)
+    return found
+
+
+def test_values_of_names_of_an_independent_list_are_veiled_in_every_notation() -> None:
+    assert leaks(1) == []
+
+
+def test_twin_that_knows_only_name_and_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_NAME", re.compile(r"(?<![\w.-])([\w.-]++)(=)"))
+    assert leaks(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("postgres://u:can/ary6@h/db", "ary6"),
+        ("amqp://u:can@ary6@h", "ary6"),
+        ("proxy http://me:can/ary1@127.0.0.1:9 refused", "ary1"),
+        ("https://b.s3/x?X-Amz-Signature=canary2sig&a=1", "canary2sig"),
+        ("https://a.blob/x?sp=r&sig=canary3%2Bsas failed", "canary3"),
+        ('{"Authorization": "Basic Y2FuYXJ5NA=="}', "Y2FuYXJ5NA"),
+        ("Authorization: Digest username=x, response=canary4", "canary4"),
+        ("> Cookie: a=1; session=canary5", "canary5"),
+        ("password = 'correct horse battery staple', x", "battery"),
+        (r'"{\"token\": \"canary6\"}"', "canary6"),
+        ("{'credentials': {'user': 'me', 'key': 'canary7'}}", "canary7"),
+        ("os.environ['HF_TOKEN'] = 'canary8'", "canary8"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIcanary9\nabc\n-----END RSA PRIVATE KEY-----", "canary9"),
+        ("https://hooks.slack.com/services/T0/B0/canary10", "canary10"),
+        ("the passphrase: swordfish", "swordfish"),
+    ],
+)
+def test_secrets_by_hand(text: str, secret: str) -> None:
+    assert secret not in veiled(text)
+    assert secret not in redacted(text)
+
+
+INNOCENT = [
+    "tokenizer: gpt2, tokenizer=runs/a/tokenizer.json",
+    "max_tokens: 5, max_tokens=5, max_new_tokens=128",
+    "author: me, author=me, authors=[a, b], authenticated=yes",
+    "tokens_per_second=12.5 tokens=1000",
+    "pad_token: <pad>, eos_token=<|im_end|>, token: '<|eot|>'",
+    "runs/a/checkpoint-40/model.safetensors: 4000 bytes",
+    "PWD=/home/me/work",
+    "https://huggingface.co/Qwen/Qwen2.5-0.5B@main is no address of a hub",
+    "meta-llama/Llama-3.1-8B-Instruct at revision main: key: value",
+    f"sha256: {HEX}{HEX[:24]}, config_hash={HEX}",
+    "hub_token: unknown key; api_key: is no setting",
+    "hf_hub_download failed; set hf_transfer off; sk-learn-like names stay; npm_config_cache",
+    "primary_key=id public_key=a cache_key: 3, sort_key: name, key='model'",
+    "forward_pass: 3, compass=north, bypass: yes",
+    "the password is not given",
+    "password=${MY_PASSWORD}",
+    "KeyError: 'lm_head.weight'; shape mismatch: (3, 4) != (4, 3)",
+    "basic authentication is not supported",
+]
+
+
+@pytest.mark.parametrize("text", INNOCENT)
+def test_innocent_words_stay_whole(text: str) -> None:
+    assert veiled(text) == text
+
+
+def test_twin_that_hides_by_parts_of_names_takes_innocent_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "hides_any", lambda name: re.search("token|auth|key|pass|sha", name) is not None)
+    assert any(veiled(text) != text for text in INNOCENT)
+
+
+def test_names_that_hide() -> None:
+    for name in NAMES:
+        assert hides(name), name
+    for name in ("tokenizer", "max_tokens", "author", "pad_token", "tokens_per_second", "sort_key", "PWD", "seed"):
+        assert not hides_any(name), name
+
+
+HOSTILE = [
+    "://a:", "://", "token", 'token="', "token: is ", "authorization: is ", "eyJaaaaaaaaa-", "sk-", "hf_", "basic ",
+    "bearer ", "-----BEGIN PRIVATE KEY", "a-", "?sig", "&x-", "\\", "token\\", 'token=\\"', "password = ", "secret_",
+    "Aa", "token=[", "cookie:", "AGE-SECRET-KEY-", "0a-",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_hostile_texts_are_looked_through_once(piece: str) -> None:
+    """Whatever looked at the rest of the text again for each piece would take minutes."""
+    text = piece * (100_000 // len(piece))
+    for look in (veiled, redacted, redaction.veiled_line):
+        look(text)
+        look(f"{text} end")

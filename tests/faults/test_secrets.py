@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from canary_shapes import CONTEXTS, LIKE_A_HASH, NAMES, drawn
 from faults.place import Place
 from surefoot import redaction
 from surefoot.training import loop
@@ -18,7 +19,10 @@ BY_PATTERN = "hf_" + "CanaryByPattern" * 2
 BY_NAME = "canary-by-name-7"
 IN_ADDRESS = "canary-in-address-8"
 AS_HEX = "ca4a" * 10  # as W&B's keys look
-CANARIES = (BY_PATTERN, BY_NAME, IN_ADDRESS, AS_HEX)
+SLASHED = "canary/in@address-9"
+SHAPED = [token for shape, token in drawn(9).items() if shape not in LIKE_A_HASH]
+NAMED = [(name, f"canary{number}x") for number, name in enumerate(NAMES)]
+CANARIES = (BY_PATTERN, BY_NAME, IN_ADDRESS, AS_HEX, SLASHED, *SHAPED, *(value for _, value in NAMED))
 ENVIRONMENT = {
     "HF_TOKEN": BY_PATTERN,
     "HUGGING_FACE_HUB_TOKEN": BY_PATTERN,
@@ -29,6 +33,12 @@ ENVIRONMENT = {
     "HTTPS_PROXY": f"http://me:{IN_ADDRESS}@127.0.0.1:9",
 }
 SAID = f"GET https://me:{IN_ADDRESS}@host/?token={BY_PATTERN} api_key={BY_NAME} Bearer {AS_HEX} failed"
+# Of the list that was written without a look at the code; notations take turns.
+LISTED = [
+    f"postgres://me:{SLASHED}@host/db",
+    *SHAPED,
+    *(CONTEXTS[place % len(CONTEXTS)].format(name=name, value=value) for place, (name, value) in enumerate(NAMED)),
+]
 THEIRS = {
     "model_name_or_path": "m", "stage": "sft", "do_train": True, "finetuning_type": "lora", "dataset": "d",
     "template": "alpaca", "output_dir": "o", "hf_hub_token": BY_NAME,
@@ -68,13 +78,13 @@ def call(place: Place, *words: str, code: int | None = None) -> str:
     return f"{result.output}\n"
 
 
-def failing_at(step: int) -> pytest.MonkeyPatch:
+def failing_at(step: int, said: str) -> pytest.MonkeyPatch:
     """A step whose exception tells secrets. Undo it to let the step pass."""
     train_step = loop.train_step
 
     def failing(*arguments: Any, **named: Any) -> Any:
         if named["step"] == step:
-            raise RuntimeError(SAID)
+            raise RuntimeError(said)
         return train_step(*arguments, **named)
 
     patch = pytest.MonkeyPatch()
@@ -85,7 +95,7 @@ def failing_at(step: int) -> pytest.MonkeyPatch:
 def a_run_that_fails(place: Place) -> str:
     """At step 4, told with its traceback; gone on with, replayed, verified, compared, exported."""
     config, out = place.config(), str(place.folder / "out")
-    patch = failing_at(4)
+    patch = failing_at(4, " | ".join([SAID, *LISTED]))
     try:
         printed = call(place, "--debug", "train", config, "checkpoint.every=3 steps", code=1)
     finally:
@@ -178,7 +188,7 @@ def test_no_canary_in_anything(story: str, secretive: Place) -> None:
     [("a run that fails", {BY_PATTERN, BY_NAME, IN_ADDRESS, AS_HEX}), ("refused", {BY_PATTERN, BY_NAME, IN_ADDRESS})],
 )
 def test_twin_without_redaction_they_are_found(story: str, canaries: set[str], secretive: Place) -> None:
-    for name in ("_SECRET", "_SHAPES", "_NAMED", "_GIVEN"):
+    for name in ("_LONG", "_SHAPES", "_NAME"):
         secretive.patch.setattr(redaction, name, re.compile(r"(?!)"))
     printed = STORIES[story](secretive)
     assert canaries <= {canary for canary, _ in found(secretive.folder, printed, ("run.yaml",))}
