@@ -217,7 +217,7 @@ RUNTIME = [
     ),
     Case("R10", "a place where nobody writes", not_writable, 3, ("/proc/surefoot-run", "cannot be written")),
     Case("R10", "a file for a run folder", a_file, 2, ("out", "is a file")),
-    Case("R11", "no room for a checkpoint", small_disk, 3, ("are free", "a checkpoint takes", "make room")),
+    Case("R11", "no room for a checkpoint", small_disk, 3, ("are free", "need at least", "make room")),
     Case("R13", "a folder in use", in_use, 3, ("is in use by process", "wait for it to end")),
     Case("R13", "a run is there", resumed(nothing), 0, (), writes=True),
     Case(

@@ -28,6 +28,21 @@ def test_checkpoints_and_the_model(keep, best, saves, total):
     assert disk_forecast(a_plan(), keep, best=best, saves=saves).total == total
 
 
+@pytest.mark.parametrize(
+    ("keep", "best", "saves", "least"),
+    [
+        (3, False, None, 12_000 + 4000),  # nobody knows how many: one, and the model
+        (3, True, 9, 4 * 12_000),  # three and the one being written; the best may be one of them
+        (3, True, 3, 3 * 12_000 + 4000),  # all of them stay, and the model comes beside them
+        (2, False, 1, 12_000 + 4000),
+    ],
+)
+def test_what_a_run_surely_writes(keep, best, saves, least):
+    found = disk_forecast(a_plan(), keep, best=best, saves=saves)
+    assert found.least == least <= found.total
+    assert found.further.least == 12_000
+
+
 def test_shares_of_all_ranks_go_into_a_checkpoint():
     shared = ParallelPlan(Choice("fsdp2", "", "user"), Choice(4, "", "hardware"))
     one = disk_forecast(a_plan(parallel=shared), 1, best=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from surefoot import hardware
@@ -9,12 +11,12 @@ from surefoot.errors import EnvironmentFault
 from surefoot.planning.disk import DiskForecast
 from surefoot.stages.disk_room import check_disk
 
-NEEDED = DiskForecast(checkpoint=100, checkpoints=4, model=50)
+NEEDED = DiskForecast(checkpoint=100, checkpoints=4, model=50, written=3, kept=2)
 
 
-def told(folder, free, monkeypatch, **kinds):
+def told(folder, free, monkeypatch, needed=NEEDED, **kinds):
     monkeypatch.setattr(hardware, "free_disk", lambda place: free)
-    return list(check_disk(folder / "not" / "there", NEEDED, **kinds))
+    return list(check_disk(folder / "not" / "there", needed, **kinds))
 
 
 def test_room_for_everything_is_no_news(tmp_path, monkeypatch):
@@ -27,11 +29,25 @@ def test_twin_a_byte_less_is_a_caution_with_numbers(tmp_path, monkeypatch):
     assert str(tmp_path) in line
 
 
-def test_no_room_for_one_checkpoint_ends_the_run(tmp_path, monkeypatch):
-    with pytest.raises(EnvironmentFault, match="a checkpoint takes"):
-        told(tmp_path, 99, monkeypatch)
+def test_no_room_for_what_the_run_surely_writes_ends_it(tmp_path, monkeypatch):
+    """Three checkpoints at once, or two and the model."""
+    with pytest.raises(EnvironmentFault, match=r"3 checkpoints of .* need at least"):
+        told(tmp_path, 299, monkeypatch)
+
+
+def test_twin_with_a_byte_more_it_starts_with_a_caution(tmp_path, monkeypatch):
+    assert len(told(tmp_path, 300, monkeypatch)) == 1
+
+
+def test_the_model_that_is_published_counts(tmp_path, monkeypatch):
+    one = replace(NEEDED, written=1, kept=1)
+    with pytest.raises(EnvironmentFault, match=r"a checkpoint of .* and then a model"):
+        told(tmp_path, 149, monkeypatch, one)
+    assert told(tmp_path, 150, monkeypatch, one)
 
 
 def test_a_resumed_run_has_the_others_already(tmp_path, monkeypatch):
     assert told(tmp_path, 150, monkeypatch, resumed=True) == []
     assert told(tmp_path, 149, monkeypatch, resumed=True)
+    with pytest.raises(EnvironmentFault):
+        told(tmp_path, 99, monkeypatch, resumed=True)

@@ -14,7 +14,7 @@ from surefoot.planning.environment import acts_below
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.memory import readable
 from surefoot.planning.plan import DType, EnvironmentFinding
-from surefoot.stages.disk_room import NO_ROOM, disk_words, free_space
+from surefoot.stages.disk_room import NO_ROOM, disk_words, free_space, least_words
 
 
 def environment_lines(found: Sequence[EnvironmentFinding], *, compiled: bool = False) -> list[Finding]:
@@ -108,7 +108,7 @@ def disk_line(folder: Path, needed: DiskForecast | None) -> Finding:
         return ok("DISK", f"{readable(free)} free")
     said = f"{readable(free)} free, {disk_words(needed)}"
     if free < needed.least:
-        return fault("DISK", said, NO_ROOM, where=str(place))
+        return fault("DISK", f"{readable(free)} free; {least_words(needed)}", NO_ROOM, where=str(place))
     if free < needed.total:
         return caution("DISK", said, "make room, or lower checkpoint.keep", where=str(place))
     return ok("DISK", said)

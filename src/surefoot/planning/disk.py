@@ -7,7 +7,7 @@ some MB and are not counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.planning.plan import RunPlan
 
@@ -16,29 +16,41 @@ _MOMENTS = 8  # bytes of AdamW's state for a parameter: what is offloaded is Dee
 
 @dataclass(frozen=True)
 class DiskForecast:
-    """Bytes. checkpoints: that lie there at once at most. least: without which no checkpoint can be written."""
+    """Bytes, and how many checkpoints lie there at once. checkpoints: at most. written: surely, while the last of them
+    is being written. kept: surely, when the trained model is put beside them."""
 
     checkpoint: int
     checkpoints: int
     model: int
+    written: int = 1
+    kept: int = 1
 
     @property
     def least(self) -> int:
-        return self.checkpoint
+        """Without which the run surely cannot end."""
+        return max(self.written * self.checkpoint, self.kept * self.checkpoint + self.model)
 
     @property
     def total(self) -> int:
         return self.checkpoints * self.checkpoint + self.model
 
+    @property
+    def further(self) -> DiskForecast:
+        """Of a run that goes on: its checkpoints are there already, and one of them makes room for each that comes."""
+        return replace(self, checkpoints=min(1, self.checkpoints), written=min(1, self.written), kept=0)
+
 
 def disk_forecast(plan: RunPlan, keep: int, *, best: bool, saves: int | None = None) -> DiskForecast:
-    """keep: of the newest checkpoints. best: whether the best one stays besides. saves: how many the run writes, None
-    where nobody knows yet."""
+    """keep: of the newest checkpoints. best: whether the best one stays besides, which may be one of them. saves: how
+    many the run writes, None where nobody knows yet: at least one."""
     most = keep + 1 + best
+    surely = 1 if saves is None else saves
     return DiskForecast(
         checkpoint=checkpoint_bytes(plan),
         checkpoints=most if saves is None else min(most, saves),
         model=4 * plan.trainable,
+        written=min(keep + 1, surely),
+        kept=min(keep, surely),
     )
 
 

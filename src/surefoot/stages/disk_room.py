@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from surefoot import hardware
@@ -13,7 +12,7 @@ from surefoot.planning.disk import DiskForecast, disk_forecast
 from surefoot.planning.memory import readable
 from surefoot.planning.plan import RunPlan
 
-NO_ROOM = "make room, or set output to a folder on a larger disk"
+NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"
 
 
 def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
@@ -26,6 +25,13 @@ def disk_words(needed: DiskForecast) -> str:
     return f"{parts} and a model of {readable(needed.model)} need {readable(needed.total)}"
 
 
+def least_words(needed: DiskForecast) -> str:
+    """What a run cannot do without."""
+    many = f"{needed.written} checkpoints" if needed.written != 1 else "a checkpoint"
+    parts = f"{many} of {readable(needed.checkpoint)} and then a model of {readable(needed.model)}"
+    return f"{parts} need at least {readable(needed.least)}"
+
+
 def free_space(folder: Path) -> tuple[Path, int]:
     """The nearest folder that exists, and bytes free on its disk."""
     place = folder.absolute()
@@ -35,12 +41,11 @@ def free_space(folder: Path) -> tuple[Path, int]:
 
 
 def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> Iterator[str]:
-    """A caution where not everything has room. Raises EnvironmentFault where not even one checkpoint has. resumed: the
-    others are there already, and make room for the next."""
-    needed = replace(needed, checkpoints=min(1, needed.checkpoints)) if resumed else needed
+    """A caution where not everything that may lie there has room. Raises EnvironmentFault where what the run surely
+    writes has none. resumed: the older checkpoints are there already, and make room for the next."""
+    needed = needed.further if resumed else needed
     place, free = free_space(folder)
     if free < needed.least:
-        what = f"{readable(free)} are free, and a checkpoint takes {readable(needed.checkpoint)}"
-        raise EnvironmentFault(Fault(str(place), what, NO_ROOM))
+        raise EnvironmentFault(Fault(str(place), f"{readable(free)} are free; {least_words(needed)}", NO_ROOM))
     if free < needed.total:
         yield f"{readable(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"
