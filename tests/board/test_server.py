@@ -53,7 +53,7 @@ def test_the_printed_address_lets_in(board):
     target = board.address.partition(str(board.server_port))[2]
     code, text = ask(board, target, key=False)
     assert code == 303
-    assert f"Set-Cookie: {board.cookie}={board.token}; Path=/; HttpOnly; SameSite=Lax" in text
+    assert f"Set-Cookie: {board.cookie}={board.token}; Path=/; HttpOnly; SameSite=Strict" in text
     assert "Location: /\r\n" in text
     assert ask(board)[0] == 200
 
@@ -68,10 +68,24 @@ def test_without_the_key_nobody_gets_anything(board, target):
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-def test_any_port_of_this_machine_is_this_machine(board, name):
-    """A forwarded port is another number at the other end."""
-    assert ask(board, host=f"{name}:9000")[0] == 200
-    assert ask(board, host=name)[0] == 200
+def test_both_names_of_this_machine_are_answered(board, name):
+    assert ask(board, host=f"{name}:{board.server_port}")[0] == 200
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+@pytest.mark.parametrize("port", ["", ":9", ":080", ":{}0", ":0{}"])
+def test_another_port_of_this_machine_is_refused_with_an_origin_of_that_port_too(board, name, port):
+    host = f"{name}{port.format(board.server_port)}"
+    assert ask(board, host=host)[0] == 403
+    assert ask(board, host=host, headers=[f"Origin: http://{host}"])[0] == 403
+
+
+def test_twin_that_compares_only_the_name_answers_another_port(board, monkeypatch):
+    def by_name(self):
+        return self.headers["Host"].partition(":")[0] in module._NAMES
+
+    monkeypatch.setattr(module._Handler, "_is_for_us", by_name)
+    assert ask(board, host="localhost:9", headers=["Origin: http://localhost:9"])[0] == 200
 
 
 FOREIGN = ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "127.0.0.1:x", None]
@@ -142,7 +156,9 @@ class Listener:
 
     def __init__(self, board, target, last_id=""):
         self._connection = socket.create_connection(("127.0.0.1", board.server_port), timeout=5)
-        head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nCookie: {board.cookie}={board.token}\r\n"
+        head = (
+            f"GET {target} HTTP/1.1\r\nHost: localhost:{board.server_port}\r\nCookie: {board.cookie}={board.token}\r\n"
+        )
         self._connection.sendall(f"{head}Last-Event-ID: {last_id}\r\n\r\n".encode())
         self._file = self._connection.makefile("rb")
         while self._file.readline() not in (b"\r\n", b""):
@@ -213,7 +229,8 @@ def test_ctrl_c_ends_it_cleanly_with_a_page_open(root):
     assert process.stdout.readline().startswith("1 run in ")
     port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)\n", process.stdout.readline()).groups()
     connection = socket.create_connection(("127.0.0.1", int(port)), timeout=5)
-    connection.sendall(f"GET /events HTTP/1.1\r\nHost: localhost\r\nCookie: surefoot_{port}={token}\r\n\r\n".encode())
+    head = f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\nCookie: surefoot_{port}={token}\r\n\r\n"
+    connection.sendall(head.encode())
     assert connection.recv(15).startswith(b"HTTP/1.0 200")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=8)

@@ -1,9 +1,10 @@
 """The board's web server: read-only, for this machine and for whoever has the key.
 
-It listens on the loopback interface alone. A request is answered when its Host is this machine (a page of another site
-whose name was pointed here by DNS has another), its Origin, if it has one, is this server, its method is GET, and it
-carries the key of this start: in the printed address once, then in a cookie. Paths of requests are compared with the
-few that there are and with the ids of the listing; none reaches the file system.
+It listens on the loopback interface alone. A request is answered when its Host is this machine and the port that is
+listened on (a page of another site whose name was pointed here by DNS has another name, one of another server of this
+machine another port), its Origin, if it has one, is this server, its method is GET, and it carries the key of this
+start: in the printed address once, then in a cookie. Paths of requests are compared with the few that there are and
+with the ids of the listing; none reaches the file system.
 
 The trade-off: a thread and a look at the files twice a second for each open page. That serves the people of one
 machine, and needs nothing that Python does not have.
@@ -105,8 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
         if len(hosts) != 1 or len(origins) > 1:
             return False
-        name, colon, port = hosts[0].partition(":")
-        if name not in _NAMES or (colon and not port.isdecimal()):
+        if hosts[0] not in {f"{name}:{self.server.server_port}" for name in _NAMES}:
             return False
         return not origins or origins[0] == f"http://{hosts[0]}"
 
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         given = parse_qs(query).get("token", [""])[0]
         if not self._is_key(given):
             return self._say(403, "The key in this address is not that of this start of `surefoot board`.")
-        cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Lax"
+        cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
         return self._say(303, "", Location="/", **{"Set-Cookie": cookie})
 
     def _has_key(self) -> bool:
