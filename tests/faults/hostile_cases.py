@@ -116,7 +116,8 @@ def shell_words(place: Place) -> Words:
 
 CHATML = "{% for m in messages %}<|start_header_id|>{{ m.content }}<|eot_id|>{% endfor %}"
 SYSTEM = "lipsum.__globals__['os'].system('touch marker')"
-ALIASES = "seed: *again\n"
+ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))  # 2^40 values
+TUPLES = "{% set ns = namespace(x=(1,)) %}{% for n in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"
 TEMPLATES = {
     "runs a command": "{{ " + SYSTEM + " }}",
     "reaches classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -125,6 +126,9 @@ TEMPLATES = {
     "reads a file": "{% include '/etc/passwd' %}",
     "imports": "{% import 'os' as os %}{{ os }}",
     "never ends": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "looks up what has no end": TUPLES + "{{ {ns.x: 1} }}",
+    "searches without end": "{% set y = 'a' * 4999999 ~ 'b' ~ 'a' * 4999999 %}{{ ('a' * 19999999).rpartition(y) }}",
+    "computes without end": "{{ (('f' * 9000000) | int(base=16)) // (('e' * 4000000) | int(base=16)) }}",
     "grows": "{% set ns = namespace(x='a') %}{% for n in range(90) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
 }
 CASES = [
@@ -171,7 +175,14 @@ CASES = [
     Case("names", "a name for a shell", shell_words, 0, ("dry run",)),
     Case("script", "of a data set", script, 2, ("sets",)),
     Case("yaml", "a tag", raw("seed: !!python/object/apply:os.system ['touch marker']\n"), 2, ("tag",)),
-    Case("yaml", "an alias, of which a few make millions of values", raw(ALIASES), 2, ("alias",)),
+    Case(
+        "yaml",
+        "an alias, of which a few make millions of values",
+        raw(ALIASES),
+        2,
+        ("alias *a38", "anchor &a39"),
+        faults=40 + 40 + 2 * 39,
+    ),
     Case(
         "dialect",
         "a tag",

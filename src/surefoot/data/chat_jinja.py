@@ -22,7 +22,8 @@ import jinja2.parser
 
 from surefoot.data.chat_messages import messages
 from surefoot.data.formats import RowFault, Turn
-from surefoot.data.jinja_limits import CHARACTERS, LimitedEnvironment, limited_filter, render_limited
+from surefoot.data.jinja_budget import CHARACTERS, looked_into
+from surefoot.data.jinja_limits import LimitedEnvironment, limited_filter, render_limited
 
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3's own template falls back to
 PRINTS_DATE = "strftime_now"  # a template that holds this name may print the date
@@ -80,7 +81,7 @@ def _compile(source: str) -> jinja2.Template:
         "raise_exception": _raise,
         "strftime_now": _today,
         "namespace": _Namespace,
-        "dict": lambda *pairs, **fields: dict(*pairs, **fields),
+        "dict": lambda *pairs, **fields: dict(*map(looked_into, pairs), **fields),
     }
     environment.filters["tojson"] = limited_filter("tojson", _to_json)
     return environment.from_string(source)
