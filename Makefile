@@ -49,7 +49,7 @@ contracts: $(SETUP)
 test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded model
 	$(BIN)/pytest -n 2 -m slow
 
-soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds, about an hour; SOAK="--scale 0.01" for less
+soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; begins with an estimate; SOAK="--scale 0.01" for less
 	$(BIN)/pytest -n 2 --dist worksteal -m soak tests/faults tests/exactness $(SOAK)
 
 # Tools that are no part of surefoot's own environment, in one of their own.

@@ -1,6 +1,6 @@
 """The parts of `make soak`: how many trials each has, and about how long one takes.
 
-    make soak                                                  # all of it, about an hour on two cores
+    make soak                                                  # all of it, about 90 minutes of one processor
     make soak SOAK="--scale 0.01"                              # a hundredth of each part
     make soak SOAK="-k killed --trials 'killed runs=50'"       # one part, so many trials
 
@@ -34,6 +34,7 @@ PARTS = {
     "NaN and infinity": Part(100, 0.1, tests=2),
     "failing disks": Part(60, 2.0),
     "each write of a run that goes back": Part(1, 300.0),
+    "gradient spikes": Part(200, 0.5),
 }
 
 

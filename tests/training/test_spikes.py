@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 import numpy as np
 import pytest
 
+from spike_curves import PLACES, STEPS, clean, spiked
 from surefoot.training import spikes
 from surefoot.training.spikes import FEWEST, LEAST, WIDTH, WINDOW, after, ceiling
 
 RECALL = 0.95  # at least, of planted spikes
-STEPS = 1500
-EVERY = 73  # steps from one planted spike to the next
-
-
-def clean(draws, scatter, follow, drift, heavy):
-    """Norms whose logarithms scatter as said, each following the one before by the share `follow`."""
-    noise = draws.standard_t(5, STEPS) / math.sqrt(5 / 3) if heavy else draws.standard_normal(STEPS)
-    found, value = np.empty(STEPS), 0.0
-    for step, one in enumerate(noise):
-        value = follow * value + math.sqrt(1 - follow**2) * one
-        found[step] = value
-    share = np.arange(STEPS) / STEPS
-    trend = {"flat": 0 * share, "falls": -1.5 * share, "warms up": np.minimum(0, np.log(share * STEPS / 200 + 1e-2))}
-    return np.exp(scatter * found + trend[drift])
-
-
-def spiked(curve):
-    """By step, whether its norm was above the ceiling."""
-    found, kept = [], ()
-    for norm in curve.tolist():
-        highest = ceiling(kept)
-        found.append(highest is not None and norm > highest)
-        kept = after(kept, norm)
-    return np.array(found)
 
 
 CURVES = [
@@ -46,6 +22,8 @@ CURVES = [
         (0.3, 0.9, "warms up", False),
         (0.3, 0.0, "falls", True),
         (0.45, 0.5, "flat", False),
+        (0.05, 0.9, "warms up", True),
+        (0.15, 0.0, "flat", True),
     )
 ]
 
@@ -57,13 +35,13 @@ def judged(detect, factor=(10, 100)):
         draws = np.random.default_rng(number)
         norms = clean(draws, *curve)
         alarms.append(detect(norms).mean())
-        places = np.arange(2 * FEWEST, STEPS, EVERY)
-        norms[places] *= draws.uniform(*factor, len(places))
-        hits.append(detect(norms)[places].mean())
+        norms[PLACES] *= draws.uniform(*factor, len(PLACES))
+        hits.append(detect(norms)[PLACES].mean())
     return statistics.mean(hits), statistics.mean(alarms)
 
 
 def test_planted_spikes_are_found_and_clean_steps_are_not():
+    assert len(CURVES) * STEPS >= 10_000
     recall, false = judged(spiked)
     assert recall >= RECALL
     assert false == 0
