@@ -142,7 +142,7 @@ ENDLESS = {
     "a trim": (1, "{{ ('a' * 9999999) | trim('b' * 9999999 ~ 'a') }}", "compares"),
     "a number of many digits": (1, "{{ ('f' * 9000000) | int(base=16) // 3 }}", "digits"),
     "a number of some digits": (1, "{{ ('f' * 90) | int(base=16) }}", "number without end"),
-    "a number in the source": (1, "{{ 0x" + "f" * 40000 + " // 0x" + "e" * 20000 + " }}", "number without end"),
+    "a number in the source": (2, "\n{{ 0x" + "f" * 40000 + " // 0x" + "e" * 20000 + " }}", "number without end"),
     "a rest": (1, "{{ 3 % (9999999999 * 9999999999) }}", "number without end"),
     "a difference": (1, "{{ 1e300 | int - 1 }}", "number without end"),
     "a sum of numbers": (1, "{{ ([2000000000000000000] * 9) | sum }}", "number without end"),

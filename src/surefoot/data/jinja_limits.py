@@ -212,7 +212,10 @@ def _limited(child: Any) -> Any:
     elif isinstance(child, jinja2.nodes.Pair):
         child.key = _looked_up(child.key)
     elif isinstance(child, jinja2.nodes.Const):
-        small(child.value)
+        try:
+            small(child.value)
+        except jinja2.TemplateError as error:
+            raise jinja2.TemplateSyntaxError(str(error), child.lineno) from None
     elif isinstance(child, jinja2.nodes.Compare | jinja2.nodes.Operand):
         child.expr = _filtered(child.expr, "measured")
     return child
