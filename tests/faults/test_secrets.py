@@ -33,7 +33,7 @@ ENVIRONMENT = {
     "HTTPS_PROXY": f"http://me:{IN_ADDRESS}@127.0.0.1:9",
 }
 SAID = f"GET https://me:{IN_ADDRESS}@host/?token={BY_PATTERN} api_key={BY_NAME} Bearer {AS_HEX} failed"
-# Of the list that was written without a look at the code; notations take turns.
+# Of the list by formats; notations take turns.
 LISTED = [
     f"postgres://me:{SLASHED}@host/db",
     *SHAPED,
