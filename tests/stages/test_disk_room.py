@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from surefoot import hardware
 from surefoot.errors import EnvironmentFault
 from surefoot.planning.disk import DiskForecast
+from surefoot.stages import disk_room
 from surefoot.stages.disk_room import check_disk
 
 NEEDED = DiskForecast(checkpoint=100, checkpoints=4, model=50, written=3, kept=2)
@@ -51,3 +53,15 @@ def test_a_resumed_run_has_the_others_already(tmp_path, monkeypatch):
     assert told(tmp_path, 149, monkeypatch, resumed=True)
     with pytest.raises(EnvironmentFault):
         told(tmp_path, 99, monkeypatch, resumed=True)
+
+
+def test_two_checkpoints_are_counted_where_one_is_asked_for(monkeypatch):
+    """For two are kept: `training.checkpoint.retain`."""
+    monkeypatch.setattr(disk_room, "disk_forecast", lambda plan, keep, **kinds: keep)
+
+    def counted(keep):
+        return disk_room.disk_of(SimpleNamespace(checkpoint=SimpleNamespace(keep=keep, best="none")), None)
+
+    assert [counted(keep) for keep in (1, 2, 3)] == [2, 2, 3]
+    monkeypatch.setattr(disk_room, "LEAST_KEPT", 1)  # twin
+    assert counted(1) == 1

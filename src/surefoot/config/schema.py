@@ -187,7 +187,7 @@ class CheckpointConfig(Section):
     every: Duration = Duration(200, "steps")
     """How often a checkpoint is written. The last step always gets one."""
     keep: Count = 3
-    """How many to keep, newest first; the best one is kept besides."""
+    """How many to keep, newest first, 2 at least; the best one is kept besides."""
     best: Annotated[Text, Field(examples=["exact_match"])] = "loss"
     """Which evaluation result decides the best checkpoint (its weights end up in the output folder): loss, exact_match
     or another of metrics.names (higher is better), reward_accuracy or reward_margin (stages reward, dpo and kto; higher

@@ -11,13 +11,15 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.disk import DiskForecast, disk_forecast
 from surefoot.planning.memory import readable
 from surefoot.planning.plan import RunPlan
+from surefoot.training.manifest import LEAST_KEPT
 
 NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"
 
 
 def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
     """saves: checkpoints that the run writes, None where nobody knows yet."""
-    return disk_forecast(plan, config.checkpoint.keep, best=config.checkpoint.best != "none", saves=saves)
+    keep = max(config.checkpoint.keep, LEAST_KEPT)
+    return disk_forecast(plan, keep, best=config.checkpoint.best != "none", saves=saves)
 
 
 def disk_words(needed: DiskForecast) -> str:

@@ -3,7 +3,7 @@
 A folder `checkpoint-N` holds the model as the ecosystem reads it (weights, config, tokenizer), `optimizer.safetensors`,
 `state.json`, `trainer_state.json` and, written last, a manifest of all other files (`surefoot.training.manifest`). A
 file that the manifest does not name makes a checkpoint suspect, for libraries read what they find. Nothing is pickled.
-Cost: one read of what was just written.
+Cost: one read of what was just written, and another before older ones are deleted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from surefoot import durable
 from surefoot.errors import Diverged, EnvironmentFault, Fault, IntegrityError
 from surefoot.training.engine import Engine
-from surefoot.training.manifest import MANIFEST, FileCheck, check_against, manifest, read_manifest
+from surefoot.training.manifest import LEAST_KEPT, MANIFEST, FileCheck, check_against, manifest, read_manifest
 from surefoot.training.state import RunState
 
 OPTIMIZER = "optimizer.safetensors"
@@ -217,14 +218,18 @@ def load_carried(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def retain(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints, the best one and the newest healthy one. Called only after a newer
-    one is safe."""
+    """Delete all but the newest `keep` checkpoints (`LEAST_KEPT` at least), the best one, the newest that verifies and
+    the newest healthy one that does. Called only after a newer one is safe. Reads the newest, and older ones for as
+    long as none verifies or is healthy: damage of those that stay must not cost the last good one."""
     found = list_checkpoints(run)
-    if len(found) <= keep:
+    old = found[max(keep, LEAST_KEPT) :]
+    if not old:
         return
-    healthy = next((one.step for one in found if _is_healthy(one)), None)
-    for checkpoint in found[keep:]:
-        if checkpoint.step not in (best_step, healthy):
+    verifies = cache(lambda checkpoint: not verify_checkpoint(checkpoint.folder))
+    sound = next((one.step for one in found if verifies(one)), None)
+    healthy = next((one.step for one in found if _is_healthy(one) and verifies(one)), None)
+    for checkpoint in old:
+        if checkpoint.step not in (best_step, sound, healthy):
             durable.remove(checkpoint.folder)  # at once no longer a checkpoint
 
 

@@ -19,6 +19,7 @@ from surefoot.errors import Fault, IntegrityError
 SCHEMA = 2
 _WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves
 MANIFEST = "MANIFEST.json"
+LEAST_KEPT = 2  # folders with one, whatever a config says: the newest may be damaged
 _DIGEST = "sha256"
 
 
@@ -117,6 +118,10 @@ def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | Non
     if path.stat().st_size != expected["size"]:
         return Fault(str(path), f"has {path.stat().st_size} bytes, not {expected['size']}")
     hashed = hashed_up_to is None or expected["size"] <= hashed_up_to
-    if hashed and durable.sha256_file(path) != expected["sha256"]:
+    try:
+        same = not hashed or durable.sha256_file(path) == expected["sha256"]
+    except OSError as error:  # as a disk says of a sector that it has lost
+        return Fault(str(path), f"cannot be read: {error.strerror or error}")
+    if not same:
         return Fault(str(path), "has another content than was written (SHA-256 differs)")
     return None
