@@ -16,6 +16,7 @@ from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements
 
 SLOW = 0.3  # seconds that a planted wait takes: far above what these steps take, on a busy machine too
+HEAVY = 0.1  # seconds of a step beside which making a batch is nothing, even if the thread has to wait for its turn
 FLASH = AttentionTrial("flash", 1e-6, "")  # as if it were much faster than what runs
 
 
@@ -71,7 +72,8 @@ def test_waiting_for_batches_is_named_and_workers_would_help(one):
 
 
 def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do(one):
-    line = times.workers_line(one, take(one), 2)
+    heavy = slow_backward(one, lambda rows: HEAVY)
+    line = times.workers_line(heavy, take(heavy), 2)
     assert line.verdict == "caution"
     assert line.gain is not None
 
