@@ -8,22 +8,14 @@ without them, and says so.
 from __future__ import annotations
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.prepare import PreparedData
 from surefoot.errors import SurefootError
 from surefoot.models.hub import resolve_folder
-from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.kinds import KINDS
-from surefoot.stages.lengths import length_facts
+from surefoot.stages.lengths import lengths_of
 from surefoot.stages.planned import make_plan
 from surefoot.stages.setup import planned_tokenizer
 from surefoot.stages.trained_template import with_template
-
-
-def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
-    """Of the run's examples, with what the policy is yet to write behind them."""
-    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
-    return length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
 
 
 def foresee(config: RunConfig) -> tuple[RunPlan, str]:

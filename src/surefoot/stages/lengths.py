@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Example
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.layout import Layout
@@ -30,6 +31,12 @@ class StepTokens:
     real: int
     padded: int
     shared: int
+
+
+def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
+    """Of the run's examples, with what the policy is yet to write behind them."""
+    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
+    return length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
 
 
 def length_facts(

@@ -32,10 +32,10 @@ from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.disk_room import check_disk, disk_of
 from surefoot.stages.evaluating import check_answers
 from surefoot.stages.fast_paths import SWITCHED
-from surefoot.stages.foreseen import lengths_of
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
+from surefoot.stages.lengths import lengths_of
 from surefoot.stages.phases import Phases
 from surefoot.stages.planned import make_plan
 from surefoot.stages.ranks import ranks_facts

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot.config.schema import KernelsConfig
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.plan import RunPlan
 from surefoot.tune.space import Settings
@@ -18,10 +19,7 @@ from surefoot.tune.trials import with_settings
 _PLAIN: Settings = {
     "attention": {"implementation": "eager"},
     "data.packing": "off",
-    "kernels.adapter": "plain",
-    "kernels.loss": "plain",
-    "kernels.last_block": "plain",
-    "kernels.pointwise": "plain",
+    **{f"kernels.{name}": "plain" for name in KernelsConfig.model_fields},
     "compile": "off",
     "data.workers": 0,
 }

@@ -15,7 +15,7 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
 from surefoot.stages.custom import NOTHING
-from surefoot.stages.foreseen import lengths_of
+from surefoot.stages.lengths import lengths_of
 from surefoot.stages.prepare import Prepared, prepare
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.trial import Clock, Trial
