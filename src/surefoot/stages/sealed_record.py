@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from surefoot.errors import Fault, IntegrityError
-from surefoot.training.manifest import sealed
+from surefoot.training.manifest import CHANGED, sealed
 
 T = TypeVar("T")
 _FIX = "restore it to resume this run"
@@ -19,7 +19,7 @@ def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if sealed(content) != content:
-            raise IntegrityError(Fault(str(path), "has another content than was written (SHA-256 differs)", _FIX))
+            raise IntegrityError(Fault(str(path), CHANGED, _FIX))
         return meaning(content)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise IntegrityError(Fault(str(path), f"cannot be read ({error})", _FIX)) from None

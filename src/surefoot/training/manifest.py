@@ -21,6 +21,7 @@ _WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselve
 MANIFEST = "MANIFEST.json"
 LEAST_KEPT = 2  # folders with one, whatever a config says: the newest may be damaged
 _DIGEST = "sha256"
+CHANGED = "has another content than was written (SHA-256 differs)"
 
 
 def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not _is_whole(content):
         raise IntegrityError(Fault(str(path), "lacks what a manifest has, or names files outside its folder"))
     if schema == SCHEMA and not _as_written(text, content):
-        raise IntegrityError(Fault(str(path), "has another content than was written (SHA-256 differs)"))
+        raise IntegrityError(Fault(str(path), CHANGED))
     if schema == _WITHOUT_DIGEST and _DIGEST in content:
         raise IntegrityError(Fault(str(path), f"has another content than was written: its schema was {SCHEMA}"))
     return content
@@ -123,5 +124,5 @@ def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | Non
     except OSError as error:  # as a disk says of a sector that it has lost
         return Fault(str(path), f"cannot be read: {error.strerror or error}")
     if not same:
-        return Fault(str(path), "has another content than was written (SHA-256 differs)")
+        return Fault(str(path), CHANGED)
     return None
