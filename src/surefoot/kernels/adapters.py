@@ -30,7 +30,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from surefoot.kernels.dora import Factor, on_average, scaled, scaled_rows
+from surefoot.kernels.dora import Factor, scale_on_average_, scaled, scaled_rows
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,11 @@ def _output(
         return output, None
     if masked:
         output, base = F.linear(x, weight, bias), F.linear(u, weight)
-        output += on_average(base, factor).sub_(base)
+        output += scale_on_average_(base.clone(), factor).sub_(base)
         _flat(output).addmm_(h, layer.up.T)
         return output, base
-    z = on_average(F.linear(x, weight), factor)  # not x (f W)^T: rounded weights add a tenth to the error of 16 bits
+    # Not x (f W)^T: rounded weights add a tenth to the error of 16 bits.
+    z = scale_on_average_(F.linear(x, weight), factor)
     _flat(z).addmm_(h, layer.up.T)
     return (z if bias is None else z + bias), z if factor.invertible else None
 

@@ -18,7 +18,7 @@ import torch
 
 _INVERTIBLE = 1e-3  # |f| below it: what was multiplied by f may have lost digits to underflow in fp16
 _NEAR_ONE = 0.5  # |f - 1| up to here: the rounding of f - 1 is no more than that of f
-CYCLE = 256  # tokens after which the pattern of `on_average` comes again
+CYCLE = 256  # tokens after which the pattern of `scale_on_average_` comes again
 _GOLDEN = (math.sqrt(5) - 1) / 2
 # A number between 2^e and 2^(e+1) moves to the next one of its type by this share of itself times eps, in the mean over
 # products of a matrix (weighted by their squares, which is what a row's gain is).
@@ -31,7 +31,7 @@ class Factor:
     """f for one state of the weights.
 
     values: [O], fp32 or wider. fine: f - 1, [O], in the dtype of the products; None where some f is far from 1.
-    rare: in types of 16 bits, where `fine` is not None; see `on_average`. invertible: nothing in f is so close
+    rare: in types of 16 bits, where `fine` is not None; see `scale_on_average_`. invertible: nothing in f is so close
     to 0 that what was multiplied by it cannot be divided by it. magnitude, norm: m and |W + s B A|, [O].
     """
 
@@ -83,31 +83,35 @@ def scaled(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
     return torch.addcmul(tensor, tensor, factor.fine)
 
 
-def on_average(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
-    """f times [..., O], right in the mean over tokens. In 16 bits x (1 + 0.0002) is x: the nearest number. A magnitude
-    that moves by so little in a step would move nothing, at every token alike. So the output moves to the next number
-    at as many of CYCLE tokens as make up for it, spread evenly (multiples of the golden ratio), the same ones whenever
-    the same tokens come."""
-    if factor.rare is None:
-        return scaled(tensor, factor)
+def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
+    """f times a contiguous [..., O], in place, right in the mean over tokens.
+
+    In 16 bits x (1 + 0.0002) is x: the nearest number. A magnitude that moves by so little in a step would move
+    nothing, at every token alike. So the output moves to the next number at as many of CYCLE tokens as make up for it,
+    spread evenly (multiples of the golden ratio), the same ones whenever the same tokens come.
+    """
     rare, width = factor.rare, tensor.shape[-1]
-    flat = tensor.reshape(-1, width)
-    turns = _turns(CYCLE + width, flat.device).as_strided((min(CYCLE, len(flat)), width), (1, 1))
+    if rare is None:
+        return tensor.mul_(factor.values) if factor.fine is None else tensor.addcmul_(tensor, factor.fine)
+    flat = tensor.view(-1, width)
+    turns = _turns(width, flat.device)[: len(flat)]
     pattern = torch.where(turns < rare.share, rare.then, rare.else_)
-    found = torch.empty_like(flat)
     whole = len(flat) - len(flat) % CYCLE
     if whole:
         cycles = flat[:whole].view(-1, CYCLE, width)
-        torch.addcmul(cycles, cycles, pattern, out=found[:whole].view(-1, CYCLE, width))
+        cycles.addcmul_(cycles, pattern)
     rest = flat[whole:]
-    torch.addcmul(rest, rest, pattern[: len(rest)], out=found[whole:])
-    return found.view(tensor.shape)
+    rest.addcmul_(rest, pattern[: len(rest)])
+    return tensor
 
 
 @functools.lru_cache(maxsize=8)
-def _turns(count: int, device: torch.device) -> torch.Tensor:
-    """[count], between 0 and 1: any of them in a row lie evenly."""
-    return (torch.arange(count, dtype=torch.float64) * _GOLDEN).frac().float().to(device)
+def _turns(width: int, device: torch.device) -> torch.Tensor:
+    """[CYCLE, width], between 0 and 1: any of them in a row or column lie evenly. Each row is the one before, moved by
+    one; written out, since what is computed from a view with strides 1, 1 comes out transposed, and outputs are read
+    across it six times as slowly."""
+    turns = (torch.arange(CYCLE + width, dtype=torch.float64) * _GOLDEN).frac().float().to(device)
+    return turns.as_strided((CYCLE, width), (1, 1)).contiguous()
 
 
 def scaled_rows(weight: torch.Tensor, factor: Factor) -> torch.Tensor:
