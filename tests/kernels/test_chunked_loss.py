@@ -216,3 +216,41 @@ def test_no_tensor_of_all_positions_and_words_exists():
         sizes[name] = seen.numbers
     assert sizes["ours"] <= max(4 * V, V * H)
     assert sizes["plain"] >= N * V > sizes["ours"]
+
+
+class Taken(TorchDispatchMode):
+    """How often room for the logits of a part was asked for."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.times, self._known = numbers, 0, set()
+        self._kept = []  # alive, so that no address comes again
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.numel() == self.numbers:
+            place = out.untyped_storage().data_ptr()
+            self.times += place not in self._known
+            self._known.add(place)
+            self._kept.append(out)
+        return out
+
+
+def times_taken(parts):
+    hidden, weight, _, targets = problem(torch.bfloat16, trains=False, bias=False)
+    with Taken(4 * V) as taken:
+        summed_loss(hidden[: 4 * parts], Head(weight, None, 4), targets[: 4 * parts])
+    return taken.times
+
+
+def test_room_for_logits_is_taken_once_for_all_parts():
+    """In the type of the products and in fp32. At 128 k words each is more than an allocator keeps."""
+    assert times_taken(1) == times_taken(8) == 2
+
+
+def test_twin_room_of_its_own_for_every_part_is_noticed(monkeypatch):
+    def anew(room, x, weight, bias):
+        return F.linear(x, weight, bias)
+
+    monkeypatch.setattr(chunked_loss._Room, "logits", anew)
+    assert times_taken(8) > 8

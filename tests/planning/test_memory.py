@@ -348,8 +348,7 @@ class TestForecast:
     def test_a_head_that_trains_holds_its_gradient_from_the_forward_pass_on(self, tmp_path, precision):
         work = replace(workload(tmp_path, precision=precision), loss_rows=16, kind="cpu")
         head = CONFIG["vocab_size"] * CONFIG["hidden_size"]
-        copied = 4 if precision == "bf16" else 0  # log_softmax widens its input first
-        pieces = 16 * CONFIG["vocab_size"] * (4 + work.width + copied)
+        pieces = 16 * CONFIG["vocab_size"] * (6 if precision == "bf16" else 4)
         product = 2 * head if precision == "bf16" else 0
         assert module._logits(work, 500) == pieces + 4 * head + product
         frozen = replace(workload(tmp_path, adapter=LORA, precision=precision), loss_rows=16, kind="cpu")
@@ -416,7 +415,7 @@ class TestForecast:
         kinds = {"examples": ROWS, "length": 96, "supervised": 1.0, "available": 80 * GIB}
         plan = forecast(work, checkpointing=Choice(again, "", "user"), **kinds)
         layer = module._layer_bytes(work, ROWS * 96, 96)
-        logits = 16 * CONFIG["vocab_size"] * (2 + 4 + 4)
+        logits = 16 * CONFIG["vocab_size"] * (2 + 4)
         assert plan.logits == logits
         assert plan.holes - module._LEFT == pytest.approx(3.4 * layer + 0.25 * plan.activations + 0.4 * logits)
 
@@ -431,7 +430,7 @@ class TestForecast:
         work = replace(workload(tmp_path, precision="fp32"), holes=True, kind="cpu")
         kinds = {"examples": 1, "length": 16, "supervised": 1.0, "checkpointing": OFF, "available": 80 * GIB}
         few, many = (forecast(replace(work, loss_rows=rows), **kinds) for rows in (8, 16))
-        per_row = CONFIG["vocab_size"] * (4 + 4)
+        per_row = CONFIG["vocab_size"] * 4
         assert many.holes - few.holes == pytest.approx(0.4 * 8 * per_row, abs=1)
 
     def test_what_fits_leaves_room(self, tmp_path):

@@ -35,8 +35,8 @@ _HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest numb
 
 @dataclass(frozen=True)
 class Head:
-    """weight [V, H], bias [V] or None. rows: positions whose logits exist at once; each takes up to 8 V bytes.
-    see: is shown these logits, [rows or fewer, V], on their way into a loss."""
+    """weight [V, H], bias [V] or None. rows: positions whose logits exist at once; each takes 4 V bytes, in 16 bits
+    6 V. see: is shown these logits, [rows or fewer, V], on their way into a loss."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -107,14 +107,14 @@ class _Chunked(torch.autograd.Function):
         wanted = needs_hidden or needs_weight or needs_bias
         lift = _lift(2 * _largest(w)) if wanted and dtype == torch.float16 else None
         with torch.autocast(x.device.type, enabled=False):
+            room = _Room(min(rows, len(x)), len(w), dtype, losses.dtype, x.device)
             for start in range(0, len(x), rows):
                 part = slice(start, start + rows)
                 words = targets[part].unsqueeze(1)
-                logits = F.linear(x[part], w, b)
+                logits = room.logits(x[part], w, b)
                 if see is not None:
                     see(logits)
-                log_p = logits.log_softmax(dim=-1, dtype=losses.dtype)
-                del logits
+                log_p = room.log_softmax(logits)
                 chosen = log_p.gather(1, words)
                 losses[part] = -chosen.squeeze(1)
                 if not wanted:
@@ -123,16 +123,11 @@ class _Chunked(torch.autograd.Function):
                 gradient.scatter_(1, words, chosen.exp() - 1)
                 if d_bias is not None:
                     d_bias += gradient.sum(dim=0)
-                narrow = (gradient if lift is None else gradient.mul_(lift)).to(dtype)
-                again, own_lift = narrow, None
-                if lift is not None and d_weight is not None:  # whose sums go over positions, not over words
-                    own_lift = _lift(_largest(x[part]) * len(x[part]))
-                    again = gradient.mul_(own_lift / lift).to(dtype)
-                del log_p, gradient  # before the products need room
                 if d_hidden is not None:
-                    torch.mm(narrow, w, out=d_hidden[part])
-                if d_weight is not None:
-                    _add_product(d_weight, again.T, x[part], own_lift)
+                    torch.mm(room.narrow(gradient, lift), w, out=d_hidden[part])
+                if d_weight is not None:  # its sums go over positions, not over words
+                    own_lift = None if lift is None else _lift(_largest(x[part]) * len(words))
+                    _add_product(d_weight, room.narrow(gradient, own_lift).T, x[part], own_lift)
         ctx.lift = lift
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -152,6 +147,36 @@ class _Chunked(torch.autograd.Function):
         if d_bias is not None:
             d_bias = d_bias.mul_(factor).to(bias_type)
         return d_hidden, d_weight, d_bias, None, None, None, None, None
+
+
+class _Room:
+    """Where the logits of a part are, and what becomes of them: taken once for all parts. What is as large as this
+    comes from the system each time it is asked for, and has its pages cleared."""
+
+    def __init__(self, rows: int, words: int, dtype: torch.dtype, wide: torch.dtype, device: torch.device):
+        """dtype: of the products. wide: of the softmax."""
+        self._products = torch.empty(rows, words, dtype=dtype, device=device)
+        self._softmax = self._products if wide == dtype else torch.empty(rows, words, dtype=wide, device=device)
+
+    def logits(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        found = self._products[: len(x)]
+        if bias is None:
+            return torch.mm(x, weight.T, out=found)
+        return torch.addmm(bias, x, weight.T, out=found)
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """[rows, V], of what `logits` returned."""
+        wide = self._softmax[: len(logits)]
+        if wide.dtype != logits.dtype:
+            wide.copy_(logits)
+        return torch.log_softmax(wide, dim=1, out=wide)  # pyright: ignore[reportCallIssue]
+
+    def narrow(self, gradient: torch.Tensor, lift: torch.Tensor | None) -> torch.Tensor:
+        """gradient, times lift, in the type of the products, in the place of the logits."""
+        if gradient.dtype == self._products.dtype:
+            return gradient
+        found = self._products[: len(gradient)]
+        return found.copy_(gradient) if lift is None else torch.mul(gradient, lift, out=found)
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lift: torch.Tensor | None) -> None:

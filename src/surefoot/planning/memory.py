@@ -329,9 +329,9 @@ def _dora_bytes(work: Workload) -> int:
 
 
 def _logits(work: Workload, positions: int) -> int:
-    """At the end of the forward pass. In pieces: logits in the compute type, on a CPU their copy in fp32, and the
-    log-softmax; then that and its gradient, in the type of the products; a head that trains gets its gradient there and
-    then, summed in fp32, and under autocast the product of a piece besides."""
+    """At the end of the forward pass. In pieces: logits in the type of the products, whose place their gradient takes,
+    and in 16 bits their softmax in fp32; a head that trains gets its gradient there and then, summed in fp32, and under
+    autocast the product of a piece besides."""
     if not work.logits:
         return 0
     head = work.model.vocab * work.model.hidden * (4 + (work.width if work.autocast else 0))
@@ -342,8 +342,7 @@ def _logits(work: Workload, positions: int) -> int:
 def _logits_at_once(work: Workload, positions: int) -> int:
     if work.loss_rows is None:
         return positions * work.model.vocab * _logit_bytes(work)
-    copied = 4 if work.autocast and work.kind == "cpu" else 0
-    return min(positions, work.loss_rows) * work.model.vocab * (4 + work.width + copied)
+    return min(positions, work.loss_rows) * work.model.vocab * (4 + work.width if work.autocast else 4)
 
 
 def _logit_bytes(work: Workload) -> int:
