@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -19,12 +19,10 @@ from surefoot.doctor.findings import Finding, caution, fault, ok
 from surefoot.doctor.passes import take_pass
 from surefoot.models.product_flops import ProductFlops
 from surefoot.planning.measurements import Measurements
-from surefoot.stages.job import make_schedules
 from surefoot.stages.trial import Ready
 from surefoot.training.profile import Stopwatch
 from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
-from surefoot.training.step import train_step
 
 STEPS = 10
 MICRO_BATCHES = 2  # of a step
@@ -79,18 +77,8 @@ def few(batches: Sequence[Weighted]) -> Sequence[Weighted]:
 
 def _step(one: Ready, number: int, batches: Sequence[Weighted], scale: LossScale | None, *, moving: bool) -> StepReport:
     """moving=False: the same draws and the same loss, at a rate of 0."""
-    stage, setup = one.run.stage, one.setup
-    schedules = make_schedules(one.run.config, stage, one.run.timetable, setup.engine.groups)
-    return train_step(
-        setup.engine,
-        stage.objective,
-        batches,
-        step=number,
-        lr={name: schedule.peak if moving else 0.0 for name, schedule in schedules.items()},
-        scale=scale,
-        settings=replace(setup.settings, bounds=stage.bounds),
-        watch=Stopwatch(setup.engine.device),
-    )
+    watch = Stopwatch(one.setup.engine.device)
+    return one.step(number, batches, lambda schedule: schedule.peak if moving else 0.0, scale, watch)
 
 
 def _graphs() -> int:

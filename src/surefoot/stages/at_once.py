@@ -36,7 +36,7 @@ from surefoot.stages.fast_paths import (
     without_blocked,
 )
 from surefoot.stages.packed_rows import leak_of
-from surefoot.stages.prepare import Prepared
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_of_the_environment
 
@@ -45,14 +45,14 @@ def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
     """Put in packed attention and every fast path of the plan, and leave them in, where together they compute what the
     plain model does; None where that is not seen here, and nothing is put in then. say: is told of paths that this
     model has no room for. Every rank must ask."""
-    plan, engine, resumed = setup.plan, setup.engine, run.found.checkpoint is not None
+    plan, engine, resumed = setup.plan, setup.engine, run.resumed
     form = plan.kernels.documents.value
     paths = [*([] if form == PLAIN else [packed_attention(form)]), *planned_paths(plan)]
     obstacles = obstacles_of(paths, engine)
     possible = [path for path in paths if path.name not in obstacles]
     if len(possible) < 2 or NAME in obstacles or setup.packing_fault or _draws(run, setup):
         return None
-    step = min(setup.state.step + 1, run.timetable.total_steps)
+    step = run.timetable.next_step(setup.state.step)
     batches = compared_batches(run.stage, engine, step)
     with nothing_at_zero(engine.parameters.values()):
         seen = _all_in(run, setup, possible, batches, step, leaks=form != PLAIN, resumed=resumed)

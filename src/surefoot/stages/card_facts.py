@@ -16,6 +16,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.card import CardFacts, DataFile
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.reward_card import ending_token
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.trained_template import is_on_texts
 from surefoot.training.optimizer import MUON_MOMENTUM
 
@@ -24,19 +25,12 @@ _COUNTED = {"reward": "pairs", "dpo": "pairs", "kto": "answers", "ppo": "prompts
 _LOOKED_AT = 32  # examples, of which one surely ends as all do
 
 
-def card_facts(
-    config: RunConfig,
-    plan: RunPlan,
-    name: str,
-    data: PreparedData,
-    tokenizer: PreTrainedTokenizerBase,
-    results: Mapping[str, Any],
-    plots: Sequence[str],
-) -> CardFacts:
-    """name: of the run. results: all_results.json. plots: file names."""
+def card_facts(run: Prepared, results: Mapping[str, Any], plots: Sequence[str]) -> CardFacts:
+    """results: all_results.json. plots: file names."""
+    config, plan, data, tokenizer = run.config, run.plan, run.stage.data, run.tokenizer
     optim = config.optim
     return CardFacts(
-        name=name,
+        name=run.folder.name,
         stage=config.stage,
         base=config.model.path,
         base_is_hub_id=not looks_local(config.model.path),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.loader import dealt
@@ -17,12 +16,11 @@ from surefoot.errors import Fault, InputError
 from surefoot.evaluate.answers import Answered, Metric, answer_examples
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.models.forward import causal_model
-from surefoot.planning.plan import RunPlan
 from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.kinds import KINDS
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.setup import Setup
-from surefoot.stages.stage import Stage
 from surefoot.training.beat import Activity
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.report import EvalReport
@@ -40,21 +38,18 @@ def check_answers(config: RunConfig, data: PreparedData) -> None:
 
 
 def make_evaluate(
-    config: RunConfig,
-    plan: RunPlan,
-    stage: Stage,
+    run: Prepared,
     setup: Setup,
-    tokenizer: PreTrainedTokenizerBase,
     metrics: Mapping[str, Metric],
     observer: RunObserver | SilentObserver,
     stop: StopRequest,
     activity: Activity,
 ) -> Callable[[int], EvalReport | None]:
-    """step -> report; None when a signal asked to stop in between. metrics: those that the config may name. Every rank
-    evaluates its share; answers, which are few, each of them writes all, so that ranks that share weights keep step."""
+    """step -> report; None when a signal asked to stop in between. run: its stage has its models. metrics: those that
+    the config may name. Every rank evaluates its share; answers, which are few, each of them writes all, so that ranks
+    that share weights keep step."""
+    config, stage, engine = run.config, run.stage, setup.engine
     chosen = {name: metrics[name] for name in config.metrics.names}
-
-    engine = setup.engine
 
     def give_up() -> bool:
         stop.agree()
@@ -65,14 +60,14 @@ def make_evaluate(
         with torch.no_grad(), setup.settings.forward():
             return answer_examples(
                 setup.policy,
-                tokenizer,
+                run.tokenizer,
                 stage.data.eval,
                 count=count,
                 stop_ids=stage.data.template.stop_ids,
-                pad_id=plan.tokenizer.pad_id,
+                pad_id=run.plan.tokenizer.pad_id,
                 max_new_tokens=max_new_tokens,
                 positions=causal_model(setup.policy).config.get_text_config().max_position_embeddings,
-                rows=plan.batch.micro.value,
+                rows=run.plan.batch.micro.value,
                 give_up=give_up,
             )
 

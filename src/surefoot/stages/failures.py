@@ -17,7 +17,7 @@ from surefoot.config.dump import dump_plain, plain_config
 from surefoot.planning.serial import plan_to_json
 from surefoot.redaction import veiled, veiled_value
 from surefoot.report.flight import FLIGHT, recent
-from surefoot.stages.prepare import Prepared
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_device_error
@@ -88,7 +88,7 @@ class FailureRecorder:
         )
 
     def _write(self, attempt: Attempt, failure: Failure) -> Path:
-        folder = self._run.found.folder
+        folder = self._run.folder
         self._make_room(folder, failure_folder(folder, failure))
         return write_failure(
             folder,
@@ -119,7 +119,7 @@ class FailureRecorder:
 
     def _texts(self) -> dict[str, str]:
         told = veiled_value(plain_config(self._run.config))
-        lines = recent(self._run.found.folder)[-_RECENT:]
+        lines = recent(self._run.folder)[-_RECENT:]
         return {
             CONFIG: dump_plain(told),
             PLAN: json.dumps({"plan": plan_to_json(self._setup.plan)}, indent=2) + "\n",

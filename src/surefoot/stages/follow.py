@@ -18,7 +18,8 @@ from surefoot.report.console import Console
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.custom import Custom
 from surefoot.stages.device_faults import device_faults
-from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.prepare import prepare
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.revisions import commits_from_json, commits_to_json
 from surefoot.stages.run_folder import Claim

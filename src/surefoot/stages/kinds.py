@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from surefoot.stages.ppo import ppo_stage, prepare_ppo
 from surefoot.stages.ppo_models import build_ppo
 from surefoot.stages.ppo_start import start_ppo
 from surefoot.stages.preference import dpo_stage, kto_stage, start_dpo, start_kto
 from surefoot.stages.reward import build_reward, reward_stage
 from surefoot.stages.sft import prepare_judged, prepare_pairs, prepare_sft, sft_stage
-from surefoot.stages.stage import StageKind
+from surefoot.stages.stage import Say, StageKind
+
+if TYPE_CHECKING:
+    from surefoot.stages.prepared import Prepared
+    from surefoot.stages.setup import Setup
 
 KINDS: dict[str, StageKind] = {
     "pretrain": StageKind(prepare_sft, sft_stage),
@@ -18,3 +25,9 @@ KINDS: dict[str, StageKind] = {
     "kto": StageKind(prepare_judged, kto_stage, start=start_kto, unit="answers"),
     "ppo": StageKind(prepare_ppo, ppo_stage, build_ppo, start_ppo, unit="response_tokens"),
 }
+
+
+def with_models(run: Prepared, setup: Setup, say: Say) -> Prepared:
+    """The run whose stage has its models, which it may run. say: also during the steps."""
+    start = KINDS[run.config.stage].start
+    return run if start is None else replace(run, stage=start(run, setup, say))

@@ -40,7 +40,7 @@ from surefoot.stages.fast_paths import (
     limit_of,
     one_pass,
 )
-from surefoot.stages.prepare import Prepared
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.roll_back import make_stage
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
@@ -57,7 +57,7 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
     form = plan.kernels.documents.value
     if form == PLAIN:
         return Settled(plan, {})
-    resumed = run.found.checkpoint is not None
+    resumed = run.resumed
     if setup.packing_fault:
         plan = _without(plan, f"fails on this model ({setup.packing_fault})", say, resumed=resumed)
         return Settled(plan, {NAME: {"form": form, "used": False, "fault": setup.packing_fault}})
@@ -107,7 +107,7 @@ class _Trial:
 
 def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple[Undo, _Trial]:
     """The path, put in, and what came of it."""
-    step = min(setup.state.step + 1, run.timetable.total_steps)
+    step = run.timetable.next_step(setup.state.step)
     batches = compared_batches(run.stage, setup.engine, step)
     padded = [in_padded_rows(batch, setup.plan.tokenizer.pad_id) for batch in batches]
     with without_draws(setup.engine.model):

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from surefoot.config.schema import RunConfig
 from surefoot.data.layout import Layout
 from surefoot.data.loader import all_pairs
 from surefoot.errors import InputError
@@ -24,6 +22,7 @@ from surefoot.stages.stage import Say
 
 if TYPE_CHECKING:
     from surefoot.data.dataset import TokenisedDataset
+    from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
 
 ENOUGH = 0.6  # as guides to the three steps have it; a coin has 0.5
@@ -37,14 +36,14 @@ class Prior:
     pairs: int
 
 
-def say_prior(config: RunConfig, plan: RunPlan, setup: Setup, tokenizer: PreTrainedTokenizerBase, say: Say) -> None:
+def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
     """One sentence, and a caution where the reward model is hardly better than chance; nothing where scores come from
     elsewhere, or no pairs are held out."""
     cast = setup.model
     assert isinstance(cast, Cast)
-    if not cast.has_reward or (pairs := _held_out_pairs(config, plan, tokenizer)) is None:
+    if not cast.has_reward or (pairs := _held_out_pairs(run)) is None:
         return
-    prior = measure_prior(cast, pairs, plan, setup)
+    prior = measure_prior(cast, pairs, run.plan, setup)
     told = f"the reward model prefers the better answer in {prior.accuracy:.1%} of {prior.pairs:,} held-out pairs"
     say(told, caution=False)
     if prior.accuracy <= ENOUGH:
@@ -66,8 +65,9 @@ def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Set
     return Prior(right / count, count)
 
 
-def _held_out_pairs(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> TokenisedDataset | None:
+def _held_out_pairs(run: Prepared) -> TokenisedDataset | None:
     """Of the evaluation data; None where there is none, or its records are no pairs."""
+    config = run.config
     held_out = config.data.eval
     if held_out == "none":
         return None
@@ -75,7 +75,7 @@ def _held_out_pairs(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedToken
     if isinstance(held_out, tuple):
         data = data.model_copy(update={"train": held_out, "eval": "none"})
     try:
-        prepared = prepare_pairs(config.model_copy(update={"data": data}), plan.tokenizer, tokenizer)
+        prepared = prepare_pairs(config.model_copy(update={"data": data}), run.plan.tokenizer, run.tokenizer)
     except InputError:
         return None
     return prepared.train if isinstance(held_out, tuple) else prepared.eval

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from surefoot.config.schema import RunConfig
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.episodes import PpoBatch, episode_batches, with_texts
 from surefoot.data.loader import dealt
@@ -20,7 +18,6 @@ from surefoot.data.rollout_order import Cycles, Place
 from surefoot.models.cast import Cast
 from surefoot.models.dropout import highest_dropout
 from surefoot.models.rollout import Rollout
-from surefoot.planning.plan import RunPlan
 from surefoot.stages.policy import write_policy
 from surefoot.stages.ppo import cycles_of
 from surefoot.stages.ppo_average import Average
@@ -37,23 +34,17 @@ from surefoot.stages.stage import ACTOR, Measured, Say, Stage
 from surefoot.training.checkpoint import load_carried
 
 if TYPE_CHECKING:
+    from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
 
 AVERAGE_FOLDER = "ema"
 
 
-def start_ppo(
-    config: RunConfig,
-    plan: RunPlan,
-    stage: Stage,
-    setup: Setup,
-    tokenizer: PreTrainedTokenizerBase,
-    say: Say,
-) -> Stage:
+def start_ppo(run: Prepared, setup: Setup, say: Say) -> Stage:
     """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
     not fit together."""
-    cast = setup.model
-    assert isinstance(cast, Cast)
+    config, plan, stage, tokenizer = run.config, run.plan, run.stage, run.tokenizer
+    assert isinstance(setup.model, Cast)
     ppo, engine = config.ppo, setup.engine
     scores = make_scores(config, stage.reward, tokenizer)
     texts = read_texts(config, plan, tokenizer)
@@ -67,13 +58,13 @@ def start_ppo(
         say,
     )
     if setup.checkpoint is None:
-        say_prior(config, plan, setup, tokenizer, say)
+        say_prior(run, setup, say)
     else:
         memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
     if sentence := dropout_caution(highest_dropout(setup.policy)):
         say(sentence)
     answering = rollout_engine(config, plan, setup)
-    cycle = _Cycle(config, plan, stage, setup, cycles, memory, answering, scores, texts, say)
+    cycle = _Cycle(run, setup, cycles, memory, answering, scores, texts, say)
 
     def write(folder: Path) -> None:
         tokenizer.save_pretrained(folder / CRITIC_FOLDER)
@@ -109,9 +100,7 @@ def answer_seed(seed: int, rollout: int) -> int:
 class _Cycle:
     """What the steps of a cycle ask for."""
 
-    config: RunConfig
-    plan: RunPlan
-    stage: Stage
+    run: Prepared
     setup: Setup
     cycles: Cycles
     memory: PpoMemory
@@ -125,10 +114,10 @@ class _Cycle:
         place = self.cycles.place(step)
         if place.begins:
             self._roll_out(step, place)
-        chosen = {int(one): order for order, one in enumerate(self.cycles.episodes(self.config.seed, place))}
+        chosen = {int(one): order for order, one in enumerate(self.cycles.episodes(self.run.config.seed, place))}
         episodes = [one for one in self.memory.episodes if one.place in chosen]
         episodes.sort(key=lambda one: chosen[one.place])
-        batches = episode_batches(episodes, self.plan.batch.micro.value, self.plan.tokenizer.pad_id)
+        batches = episode_batches(episodes, self.run.plan.batch.micro.value, self.run.plan.tokenizer.pad_id)
         if self.texts is not None and batches:
             batches = with_texts(batches, self.texts.of_step(self.cycles.data_step(step), len(batches)))
         return list(dealt(batches, self.setup.engine.rank, self.setup.engine.world))
@@ -145,8 +134,8 @@ class _Cycle:
             cast=cast,
             score=self.scores.score,
             take_drawn=False,
-            pad_id=self.plan.tokenizer.pad_id,
-            micro=self.plan.batch.micro.value,
+            pad_id=self.run.plan.tokenizer.pad_id,
+            micro=self.run.plan.batch.micro.value,
             kernels=settings.kernels,
             forward=settings.forward,
             device=engine.device,
@@ -156,9 +145,9 @@ class _Cycle:
         )
 
     def _roll_out(self, step: int, place: Place) -> None:
-        ppo = self.config.ppo
-        asked = asked_of(self.stage.data.train, self.cycles.prompts(self.config.seed, place.rollout))
-        seed = answer_seed(self.config.seed, place.rollout)
+        ppo = self.run.config.ppo
+        asked = asked_of(self.run.stage.data.train, self.cycles.prompts(self.run.config.seed, place.rollout))
+        seed = answer_seed(self.run.config.seed, place.rollout)
 
         def write(prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
             return self._answer(prompts, places, temperature=ppo.temperature, top_p=ppo.top_p, seed=seed)
@@ -167,7 +156,7 @@ class _Cycle:
         weighing = replace(self.weighing, take_drawn=self.memory.numbers.take_drawn)
         weighed = answer_and_weigh(asked, write, weighing, ppo.temperature)
         if step == 1:
-            compute = self.plan.precision.compute.value
+            compute = self.run.plan.precision.compute.value
             kl, ratio = check_start(weighed, compute)
             told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
             self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}", caution=False)
@@ -188,12 +177,12 @@ class _Cycle:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Sequence[Rollout]:
-        cast, tokens = self.setup.model, self.plan.tokenizer
+        cast, tokens = self.setup.model, self.run.plan.tokenizer
         assert isinstance(cast, Cast)
         with cast.acting():
             return self.engine.rollouts.answer(
                 prompts,
-                max_new_tokens=self.config.ppo.max_new_tokens,
+                max_new_tokens=self.run.config.ppo.max_new_tokens,
                 stop_ids=tokens.stop.value,
                 pad_id=tokens.pad_id,
                 temperature=temperature,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import JudgedBatch, Weighted
@@ -33,6 +32,7 @@ from surefoot.stages.reference import open_reference
 from surefoot.stages.stage import Stage
 
 if TYPE_CHECKING:
+    from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
 
 
@@ -44,7 +44,7 @@ def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
 
 
 def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
-    """The judged answers under a plan. Evaluation lacks its KL term until `start_preference` puts it in."""
+    """The judged answers under a plan. Evaluation lacks its KL term until `start_kto` puts it in."""
     asked, train, evaluation = config.alignment, data.train, data.eval
     size, layout, whole = plan.batch.size.value, step_layout(plan, data), whole_layout(plan, data)
 
@@ -64,32 +64,18 @@ def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     )
 
 
-def start_dpo(
-    config: RunConfig,
-    plan: RunPlan,
-    stage: Stage,
-    setup: Setup,
-    tokenizer: PreTrainedTokenizerBase,
-    say: Callable[[str], None],
-) -> Stage:
+def start_dpo(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Stage:
     """With the reference, where the loss has one."""
-    reference = open_reference(config, plan, stage.data, setup, tokenizer, say)
+    stage, reference = run.stage, open_reference(run, setup, say)
     return stage if reference is None else replace(stage, objective=with_reference(stage.objective, reference))
 
 
-def start_kto(
-    config: RunConfig,
-    plan: RunPlan,
-    stage: Stage,
-    setup: Setup,
-    tokenizer: PreTrainedTokenizerBase,
-    say: Callable[[str], None],
-) -> Stage:
+def start_kto(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Stage:
     """With the reference, and the KL term of every step and of the evaluation set."""
-    reference = open_reference(config, plan, stage.data, setup, tokenizer, say)
+    stage, reference = run.stage, open_reference(run, setup, say)
     assert reference is not None, "KTO always has one"
     engine, own = setup.engine, stage.eval_batches
-    if stage.data.mixture.epoch_size % plan.batch.size.value == 1:
+    if stage.data.mixture.epoch_size % run.plan.batch.size.value == 1:
         say("the last step of an epoch has one example and no other's answer to estimate KTO's KL from: it counts as 0")
 
     def ready(step: int, batches: Sequence[Weighted]) -> Sequence[JudgedBatch]:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
@@ -38,6 +35,7 @@ from surefoot.stages.kinds import KINDS
 from surefoot.stages.lengths import lengths_of
 from surefoot.stages.phases import Phases
 from surefoot.stages.planned import make_plan
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.records import DATA
 from surefoot.stages.revisions import Commits, pin, saved_commits
@@ -52,22 +50,6 @@ from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
 _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
 _DROPOUT = "model.dropout"  # the same; not every attention kernel can drop out
 _FEW = 10  # evaluation examples whose mean says little
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """All that is known before the model is loaded and the run folder is touched. config: with the commits in place of
-    the hub's branches."""
-
-    config: RunConfig
-    commits: Commits
-    found: Claim
-    plan: RunPlan
-    base: Path
-    tokenizer: PreTrainedTokenizerBase
-    stage: Stage
-    timetable: Timetable
-    identity: dict[str, Any]
 
 
 def prepare(

@@ -11,26 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from surefoot import durable
 from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
-from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, IntegrityError
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.planning.plan import RunPlan
 from surefoot.report.card import model_card
 from surefoot.report.events import append_event
 from surefoot.report.html import draw_report
 from surefoot.report.plots import draw_curves
-from surefoot.report.results import eval_results, train_results, write_results
+from surefoot.report.results import ALL, eval_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.stages.card_facts import card_facts
 from surefoot.stages.kinds import KINDS
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.publish_merged import publish_merged, without_adapter
-from surefoot.stages.records import ORIGIN
-from surefoot.stages.timetable import Timetable
+from surefoot.stages.records import DATA, ENVIRONMENT, ORIGIN
+from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
 from surefoot.training.goal import LOSS
 from surefoot.training.manifest import MANIFEST, manifest, read_manifest
@@ -57,58 +54,54 @@ def is_published(run: Path, step: int) -> bool:
         return False
 
 
-def publish(
-    config: RunConfig,
-    plan: RunPlan,
-    run: Path,
-    state: RunState,
-    *,
-    rows: Sequence[Row],
-    timetable: Timetable,
-    data: PreparedData,
-    tokenizer: PreTrainedTokenizerBase,
-    identity: Mapping[str, Any],
-    more: Mapping[str, Any],
-) -> Published:
-    """more: figures that go into all_results.json besides the usual ones."""
-    durable.remove(run / MANIFEST)
-    step, lost = chosen_step(run, state, keep_best=config.checkpoint.best != "none")
+def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]) -> Published:
+    """state: the last one. rows: of the log. more: figures that go into all_results.json besides the usual ones."""
+    config, folder = run.config, run.folder
+    durable.remove(folder / MANIFEST)
+    step, lost = chosen_step(folder, state, keep_best=config.checkpoint.best != "none")
     if step == 0 and state.step > 0:
         lost.append(_untrained(config))
-    names, of_merge = _take_model(config, run, run / f"checkpoint-{step}", run / f"checkpoint-{state.step}")
+    names, of_merge = _take_model(config, folder, folder / f"checkpoint-{step}", folder / f"checkpoint-{state.step}")
     lost += of_merge
     if BOS_FILE in names:
-        durable.write_json(run / BOS_FILE, bos_file(plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
-    evaluation = _evaluation_at(rows, step)
-    results = write_results(
-        run,
+        durable.write_json(folder / BOS_FILE, bos_file(run.plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
+    results = _write_results(run, state, _evaluation_at(rows, step), step, more)
+    plots, cautions = draw_curves(folder, rows, folder.name)
+    durable.write_text(folder / "README.md", model_card(card_facts(run, results, plots)))
+    append_event(folder, "published", state.step, f"published the weights of step {step}")
+    report, missing = draw_report(folder)
+    listed = (*names, CONFIG, PLAN, ENVIRONMENT, DATA, ALL, "README.md")
+    origin = [ORIGIN] if (folder / ORIGIN).is_file() else []
+    paths = [folder / name for name in (*listed, *origin, *plots, *report)]
+    told = manifest(folder, paths, state.step, {**run.identity, "published_step": step})
+    durable.write_json(folder / MANIFEST, told)
+    clear_rejected(folder)
+    return Published(results, step, (*lost, *cautions, *missing))
+
+
+def _write_results(
+    run: Prepared, state: RunState, evaluation: EvalReport | None, step: int, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """evaluation: of the weights that are published, those of `step`."""
+    timetable = run.timetable
+    return write_results(
+        run.folder,
         train_results(
             loss=state.mean_loss,
             steps=state.step,
             epoch=timetable.epoch(state.step),
-            examples=_examples_seen(state.step, plan.batch.size.value, data.mixture.epoch_size),
+            examples=_examples_seen(state.step, run.plan.batch.size.value, run.stage.data.mixture.epoch_size),
             tokens=state.tokens,
             supervised=state.supervised,
             skipped=state.guard.skipped,
             scaler_skips=state.guard.scaler,
             rollbacks=len(state.rollbacks),
             seconds=state.seconds,
-            unit=KINDS[config.stage].unit,
+            unit=KINDS[run.config.stage].unit,
         ),
         eval_results(evaluation, timetable.epoch(step)) if evaluation else None,
         more,
     )
-    plots, cautions = draw_curves(run, rows, run.name)
-    card = card_facts(config, plan, run.name, data, tokenizer, results, plots)
-    durable.write_text(run / "README.md", model_card(card))
-    append_event(run, "published", state.step, f"published the weights of step {step}")
-    report, missing = draw_report(run)
-    listed = (*names, "config.yaml", "plan.json", "environment.json", "data.json", "all_results.json", "README.md")
-    origin = [ORIGIN] if (run / ORIGIN).is_file() else []
-    paths = [run / name for name in (*listed, *origin, *plots, *report)]
-    durable.write_json(run / MANIFEST, manifest(run, paths, state.step, {**identity, "published_step": step}))
-    clear_rejected(run)
-    return Published(results, step, (*lost, *cautions, *missing))
 
 
 def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, list[str]]:

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.pack import unpacked
-from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, InputError
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.hub import resolve_folder
@@ -32,18 +31,13 @@ from surefoot.stages.policy import load_policy
 from surefoot.stages.reference_cache import cached_reference
 
 if TYPE_CHECKING:
+    from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
 
 
-def open_reference(
-    config: RunConfig,
-    plan: RunPlan,
-    data: PreparedData,
-    setup: Setup,
-    tokenizer: PreTrainedTokenizerBase,
-    say: Callable[[str], None],
-) -> Reference | None:
+def open_reference(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Reference | None:
     """None where the loss needs none. Raises InputError for a model that is not intact or has another tokenizer."""
+    config, plan = run.config, run.plan
     choice = plan.reference.value if plan.reference else NONE
     if choice == NONE:
         return None
@@ -54,8 +48,8 @@ def open_reference(
         return _second_copy(config, plan, setup.engine.device)
     if choice == CACHED:
         base, at_hand = _base_for_now(config, plan, setup)
-        return cached_reference(config, plan, data, setup, base, at_hand, say)
-    return _another(choice, plan, tokenizer, setup.engine.device, say)
+        return cached_reference(run, setup, base, at_hand, say)
+    return _another(choice, plan, run.tokenizer, setup.engine.device, say)
 
 
 def _base_for_now(config: RunConfig, plan: RunPlan, setup: Setup) -> tuple[Callable[[], Reference], bool]:

@@ -39,6 +39,7 @@ from surefoot.stages.sft import batches_by_length
 from surefoot.training.engine import Engine
 
 if TYPE_CHECKING:
+    from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
 
 _DIGEST = 16  # bytes
@@ -50,17 +51,12 @@ _VALUES, _KEYS, _META = "values.npy", "keys.npy", "meta.json"
 
 
 def cached_reference(
-    config: RunConfig,
-    plan: RunPlan,
-    data: PreparedData,
-    setup: Setup,
-    base: Callable[[], Reference],
-    at_hand: bool,
-    say: Callable[[str], None],
+    run: Prepared, setup: Setup, base: Callable[[], Reference], at_hand: bool, say: Callable[[str], None]
 ) -> Reference:
     """base: the reference itself. at_hand: asking for it loads nothing. Every rank must call this; each computes its
     share."""
-    folder = process.cache_folder() / "reference" / _key(config, plan, data)
+    plan, data = run.plan, run.stage.data
+    folder = process.cache_folder() / "reference" / _key(run.config, plan, data)
     known = _agreed(_read(folder), setup.engine)
     if known is not None and at_hand:
         known = _agreed(_checked(known, plan, data, setup, base, say), setup.engine)

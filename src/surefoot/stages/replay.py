@@ -32,11 +32,12 @@ from surefoot.stages.device_faults import device_faults
 from surefoot.stages.fast_paths import planned_paths
 from surefoot.stages.identity import check_identity
 from surefoot.stages.job import make_job
-from surefoot.stages.kinds import KINDS
-from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.kinds import with_models
+from surefoot.stages.prepare import prepare
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.run_folder import CONFIG, PLAN, Claim
 from surefoot.stages.setup import Setup, set_up
-from surefoot.stages.stage import Stage
+from surefoot.stages.stage import Stage, unsaid
 from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
 from surefoot.training.device_errors import is_device_error
@@ -124,13 +125,10 @@ def _from_checkpoint(kept: Kept, run: Prepared, folder: Path, plain: bool, cauti
         path.install(setup.engine.model)
     if kept.weights is not None:
         _load(setup, kept.weights, folder)
-    start = KINDS[run.config.stage].start
-    stage = run.stage
-    if start is not None:
-        stage = start(run.config, run.plan, stage, setup, run.tokenizer, lambda sentence, *, caution=True: None)
+    run = with_models(run, setup, unsaid)
     if kept.weights is None:
-        _go_on(run, setup, stage, kept.failure.step - 1)
-    return _again(kept, setup, stage, plain, cautions)
+        _go_on(run, setup, kept.failure.step - 1)
+    return _again(kept, setup, run.stage, plain, cautions)
 
 
 def plain_plan(plan: RunPlan) -> RunPlan:
@@ -216,20 +214,17 @@ def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> No
             own[name].copy_(one)
 
 
-def _go_on(run: Prepared, setup: Setup, stage: Stage, last: int) -> None:
+def _go_on(run: Prepared, setup: Setup, last: int) -> None:
     """Take the steps from the checkpoint, or the base model, to the one before the failure; nothing is evaluated or
     written."""
-    job = make_job(
-        run.config, run.plan, run.found.folder, stage, setup, run.timetable, run.identity, None, SilentObserver(),
-        Activity(),
-    )  # fmt: skip
+    job = make_job(run, setup, None, SilentObserver(), Activity())
     never: frozenset[int] = frozenset()
     job = replace(
         job,
         total_steps=last,
         eval_steps=never,
         save_steps=never,
-        save=lambda state: run.found.folder,
+        save=lambda state: run.folder,
         max_consecutive=last + 1,
         max_recent=last + 1,
         patience=None,

@@ -13,7 +13,8 @@ from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import BatchPlan, Choice, RunPlan
 from surefoot.stages.lengths import length_facts
 from surefoot.stages.planned import make_plan
-from surefoot.stages.prepare import Prepared, as_settled
+from surefoot.stages.prepare import as_settled
+from surefoot.stages.prepared import Prepared
 from surefoot.training.engine import Engine
 
 
@@ -21,7 +22,7 @@ def settle_room(run: Prepared, settled: RunPlan, engine: Engine, say: Callable[[
     """The plan with the forecast of the paths that it has, and smaller micro-batches where that does not fit otherwise.
     settled: the run's plan without the paths that were taken out. say: is told of smaller micro-batches, and of a
     forecast that does not fit; the plan keeps the line. Every rank must ask."""
-    if run.found.checkpoint is not None or settled.kernels == run.plan.kernels:
+    if run.resumed or settled.kernels == run.plan.kernels:
         return settled
     config = as_settled(run.config, settled)
     again = settled.memory.gradient_checkpointing.value

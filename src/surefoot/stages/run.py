@@ -34,7 +34,8 @@ from surefoot.stages.device_faults import device_faults
 from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
 from surefoot.stages.phases import START, Phases
-from surefoot.stages.prepare import Prepared, conflicts, prepare
+from surefoot.stages.prepare import conflicts, prepare
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.ranks import check_several, find_ranks
@@ -125,29 +126,29 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
             return hand_over_end(session)
         run = prepare(config, found, console, asked.custom, phases=phases)
     if _is_done(run):
-        console.say(f"{run.found.folder} is finished; nothing to do")
+        console.say(f"{run.folder} is finished; nothing to do")
         return hand_over_end(session)
     if asked.dry_run:
         steps = run.timetable.total_steps
-        console.say(f"dry run: {steps} steps planned; nothing was written to {run.found.folder}")
+        console.say(f"dry run: {steps} steps planned; nothing was written to {run.folder}")
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
     with hashed_beside(run.base) as hashes:
         run, setup, verified = make_ready(run, session, asked.custom, console, phases)
         base = hashes()
-    resumed = run.found.checkpoint is not None
+    resumed = run.resumed
     if resumed:
-        check_base(run.found.folder, run.base, base)
+        check_base(run.folder, run.base, base)
     shares = session.gather("share", {**setup.share, START: phases.to_json()})
     with occupy(run.found) as rejected:
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
         records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)}
-        write_records(config, run.found.folder, run.plan, verified, records, asked.origin, shares)
-        keep_base(run.found.folder, base, anew=not resumed)
-        console.log_to(run.found.folder / "run.log")
-        note_rollbacks(run.found.folder)
+        write_records(config, run.folder, run.plan, verified, records, asked.origin, shares)
+        keep_base(run.folder, base, anew=not resumed)
+        console.log_to(run.folder / "run.log")
+        note_rollbacks(run.folder)
         console.say(phases.sentence())
         session.note_with(lambda line: console.note(f"error: {line}"))
         if asked.origin is not None:
@@ -161,7 +162,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
                 session.begin_anew()
                 return None
             console.note(f"error: {error}")  # the screen gets it from the command line
-            draw_report(run.found.folder)
+            draw_report(run.folder)
             raise
 
 
@@ -197,20 +198,20 @@ def _is_untouched(found: Claim) -> bool:
 def _is_done(run: Prepared) -> bool:
     """The newest checkpoint stands at the end of the run, and its outcome is published."""
     checkpoint, stopping = run.found.checkpoint, run.config.early_stopping
-    if checkpoint is None or not is_published(run.found.folder, checkpoint.step):
+    if checkpoint is None or not is_published(run.folder, checkpoint.step):
         return False
     return has_ended(read_state(checkpoint), run.timetable.total_steps, stopping.patience if stopping else None)
 
 
 def _train_and_publish(run: Prepared, setup: Setup, console: Console, session: Session, asked: Asked) -> int:
-    config, folder, voice = run.config, run.found.folder, asked.voice
-    trackers = open_trackers(config, folder, setup.state, console)
+    folder, voice = run.folder, asked.voice
+    trackers = open_trackers(run.config, folder, setup.state, console)
 
     def on_row(row: Row) -> None:
         _say(console, voice.row(row))
         trackers.row(row)
 
-    with trackers, open_observer(config, folder, setup, run.timetable, console, on_row) as observer:
+    with trackers, open_observer(run, setup, console, on_row) as observer:
         outcome = take_steps(run, setup, session, asked.custom, observer, trackers.ids, asked.profile)
         if outcome.reason != "interrupted":
             trackers.finished()
@@ -224,18 +225,7 @@ def _train_and_publish(run: Prepared, setup: Setup, console: Console, session: S
             console.say(line)
         return STOPPED_EXIT_CODE
     more = asked.figures(setup.policy, run.tokenizer) if asked.figures else {}
-    published = publish(
-        config,
-        run.plan,
-        folder,
-        outcome.state,
-        rows=observer.rows,
-        timetable=run.timetable,
-        data=run.stage.data,
-        tokenizer=run.tokenizer,
-        identity=run.identity,
-        more=more,
-    )
+    published = publish(run, outcome.state, rows=observer.rows, more=more)
     _say_the_end(run, outcome, published, asked.prompt, console)
     _say(console, voice.finished(end_facts(run, published)))
     return 0
@@ -251,7 +241,7 @@ def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: 
         console.say(caution, style="yellow")
     state = outcome.state
     lines = footer.finished(
-        run.found.folder,
+        run.folder,
         published.results,
         step=state.step,
         total_steps=run.timetable.total_steps,

@@ -25,6 +25,7 @@ from surefoot.training.loop import Memory
 from surefoot.training.report import EvalReport, Unit
 
 if TYPE_CHECKING:
+    from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
 
 
@@ -110,18 +111,14 @@ class Say(Protocol):
     def __call__(self, sentence: str, *, caution: bool = True) -> None: ...
 
 
+def unsaid(sentence: str, *, caution: bool = True) -> None:
+    """A `Say` for whoever has nobody to tell."""
+
+
 class Start(Protocol):
     """The stage with its models, which it may run. say: also during the steps."""
 
-    def __call__(
-        self,
-        config: RunConfig,
-        plan: RunPlan,
-        stage: Stage,
-        setup: Setup,
-        tokenizer: PreTrainedTokenizerBase,
-        say: Say,
-    ) -> Stage: ...
+    def __call__(self, run: Prepared, setup: Setup, say: Say) -> Stage: ...
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from surefoot.stages.custom import Custom, check_objective
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.failures import FailureRecorder
-from surefoot.stages.fast_paths import planned_paths, settle
+from surefoot.stages.fast_paths import Settled, planned_paths, settle
 from surefoot.stages.job import make_job
-from surefoot.stages.kinds import KINDS
+from surefoot.stages.kinds import with_models
 from surefoot.stages.pace import PaceObserver
 from surefoot.stages.packed_rows import as_planned, settle_packing
 from surefoot.stages.phases import Phases
-from surefoot.stages.prepare import Prepared
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
 from surefoot.stages.room import settle_room
 from surefoot.stages.setup import Setup, set_up
@@ -38,6 +38,7 @@ from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Observer, Outcome, train
 from surefoot.training.session import Session
 
+_FAST_PATHS = "fast_paths"  # key of environment.json, for each rank
 _LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one takes some hundredths of a second
 
 
@@ -76,49 +77,32 @@ def take_steps(
     profile: ProfileWish,
 ) -> Outcome:
     """trackers: under which id each tracker knows the run."""
-    config, stage, engine = run.config, run.stage, setup.engine
+    engine, total = setup.engine, run.timetable.total_steps
     engine.totals([0.0])  # from here on a signal is heard on all ranks or on none
     with (
         StopRequest(engine.totals if engine.world > 1 else None) as stop,
-        prefetched(stage.step_batches, config.data.workers, last=run.timetable.total_steps) as batches,
+        prefetched(run.stage.step_batches, run.config.data.workers, last=total) as batches,
         background_writer(_LARGE) as writer,
     ):
-        start = KINDS[config.stage].start
-        if start is not None:
-            with session.activity.during("preparing the first step"):
-                stage = start(config, run.plan, stage, setup, run.tokenizer, observer.tell)
-        evaluate = None
+        with session.activity.during("preparing the first step"):
+            run = with_models(run, setup, observer.tell)
+        evaluate, stage = None, run.stage
         if stage.eval_batches is not None or stage.evaluate is not None:
-            metrics = custom.all_metrics
-            evaluate = make_evaluate(
-                config, run.plan, stage, setup, run.tokenizer, metrics, observer, stop, session.activity
-            )
+            evaluate = make_evaluate(run, setup, custom.all_metrics, observer, stop, session.activity)
         stage = replace(stage, step_batches=lambda step: list(dealt(batches(step), engine.rank, engine.world)))
-        job = make_job(
-            config,
-            run.plan,
-            run.found.folder,
-            stage,
-            setup,
-            run.timetable,
-            run.identity,
-            evaluate,
-            observer,
-            session.activity,
-            writer,
-        )
+        job = make_job(replace(run, stage=stage), setup, evaluate, observer, session.activity, writer)
         job = replace(
             job,
             batches=_watched(job.batches, session.activity, rollouts=stage.ready is not None),
             recorder=FailureRecorder(run, setup, observer.caution),
         )
-        arithmetic = arithmetic_of(run.plan, config.stage, run.base)
+        arithmetic = arithmetic_of(run.plan, run.config.stage, run.base)
         listener: Observer = observer
         if engine.rank == 0:
             rollouts = stage.ready is not None
             listener = PaceObserver(observer, arithmetic, observer.caution, rollouts=rollouts, alone=engine.world == 1)
             job = listener.watched(job)
-        with profiled(job, profile, arithmetic, run.found.folder, setup.state.step, observer) as job:
+        with profiled(job, profile, arithmetic, run.folder, setup.state.step, observer) as job:
             return train(job, replace(setup.state, trackers=trackers), listener, stop)
 
 
@@ -144,7 +128,7 @@ def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
     setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint, session.ranks)
     setup = replace(setup, state=replace(setup.state, rollbacks=run.found.rollbacks))
     best = setup.state.best if run.config.checkpoint.best != "none" else None
-    faults = verify_checkpoint(run.found.folder / f"checkpoint-{best.step}") if best else []
+    faults = verify_checkpoint(run.folder / f"checkpoint-{best.step}") if best else []
     if not faults:
         return setup
     for fault in faults:
@@ -155,8 +139,7 @@ def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
 
 def _next_rows(run: Prepared, setup: Setup) -> Batch:
     """Of the next step's first micro-batch."""
-    step = min(setup.state.step + 1, run.timetable.total_steps)
-    return run.stage.step_batches(step)[0].rows.to(setup.engine.device)
+    return run.stage.step_batches(run.timetable.next_step(setup.state.step))[0].rows.to(setup.engine.device)
 
 
 def _settle_at_once(run: Prepared, setup: Setup, custom: Custom, console: Console) -> Setup | None:
@@ -165,35 +148,35 @@ def _settle_at_once(run: Prepared, setup: Setup, custom: Custom, console: Consol
     if custom.objective is not None or run.plan.tokenizer.bos_scale.value != 1:
         return None
     settled = settle_at_once(run, setup, partial(_caution, console))
-    if settled is None:
-        return None
-    return replace(setup, plan=settled.plan, share={**setup.share, "fast_paths": settled.found})
+    return None if settled is None else _settled(setup, settled)
 
 
 def _settle_packing(run: Prepared, setup: Setup, console: Console) -> Setup:
-    settled = settle_packing(run, setup, partial(_caution, console))
-    share = {**setup.share, "fast_paths": settled.found} if settled.found else setup.share
+    return _settled(setup, settle_packing(run, setup, partial(_caution, console)))
+
+
+def _settle(run: Prepared, setup: Setup, console: Console) -> Setup:
+    settled = settle(
+        run.plan,
+        setup,
+        run.stage,
+        planned_paths(run.plan),
+        last=run.timetable.total_steps,
+        resumed=run.resumed,
+        say=partial(_caution, console),
+    )
+    return _settled(setup, settled)
+
+
+def _settled(setup: Setup, settled: Settled) -> Setup:
+    """With the paths that stay, and what is told of all of them in environment.json."""
+    found = {**setup.share.get(_FAST_PATHS, {}), **settled.found}
+    share = {**setup.share, _FAST_PATHS: found} if found else setup.share
     return replace(setup, plan=settled.plan, share=share)
 
 
 def _caution(console: Console, line: str) -> None:
     console.say(f"caution: {line}", style="yellow")
-
-
-def _settle(run: Prepared, setup: Setup, console: Console) -> Setup:
-    paths = planned_paths(run.plan)
-    settled = settle(
-        run.plan,
-        setup,
-        run.stage,
-        paths,
-        last=run.timetable.total_steps,
-        resumed=run.found.checkpoint is not None,
-        say=partial(_caution, console),
-    )
-    known = setup.share.get("fast_paths", {})
-    share = {**setup.share, "fast_paths": known | settled.found} if paths else setup.share
-    return replace(setup, plan=settled.plan, share=share)
 
 
 def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:

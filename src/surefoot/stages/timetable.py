@@ -26,6 +26,10 @@ class Timetable:
         """Epochs done after `step` steps."""
         return step / self.steps_per_epoch
 
+    def next_step(self, done: int) -> int:
+        """The step after `done` steps; the last one again where there is none, for whoever looks at its batches."""
+        return min(done + 1, self.total_steps)
+
 
 def make_timetable(
     duration: Duration,

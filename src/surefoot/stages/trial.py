@@ -21,14 +21,19 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.silent import silent_console
 from surefoot.stages.custom import NOTHING
 from surefoot.stages.job import make_schedules
-from surefoot.stages.kinds import KINDS
+from surefoot.stages.kinds import with_models
 from surefoot.stages.memory_faults import memory_faults
-from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.prepare import prepare
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.setup import Setup
+from surefoot.stages.stage import unsaid
 from surefoot.stages.steps import make_ready
+from surefoot.training.profile import Watch, unwatched
 from surefoot.training.ranks import ALONE
 from surefoot.training.report import StepReport
+from surefoot.training.scaling import LossScale
+from surefoot.training.schedule import Schedule
 from surefoot.training.session import open_session
 from surefoot.training.step import train_step
 
@@ -56,8 +61,8 @@ class Trial:
     there. tokens: real input tokens, by timed step. memory: bytes at the peak, above what the process held before.
     forecast: the plan's. spread: how many times as long its slowest round took as its fastest. held_up: share of the
     time that went by without this process at work on a CPU, as where other programs run; 0 with several threads, whose
-    processor time does not tell. beside: None where all
-    steps were taken; else how many times as fast as the rival it was until it was given up."""
+    processor time does not tell. beside: None where all steps were taken; else how many times as fast as the rival it
+    was until it was given up."""
 
     losses: tuple[float | None, ...]
     grad_norms: tuple[float | None, ...]
@@ -94,19 +99,26 @@ class Ready:
     def plan(self) -> RunPlan:
         return self.run.plan
 
-    def step(self, number: int, batches: Sequence[Weighted]) -> StepReport:
-        """Optimizer step `number`, from 1, at the run's own learning rate."""
+    def step(
+        self,
+        number: int,
+        batches: Sequence[Weighted],
+        rate: Callable[[Schedule], float],
+        scale: LossScale | None,
+        watch: Watch = unwatched,
+    ) -> StepReport:
+        """Optimizer step `number`, from 1. rate: of a group of parameters, by its schedule. scale: of fp16."""
         stage, setup = self.run.stage, self.setup
-        schedules = make_schedules(self.run.config, stage, self.run.timetable, setup.engine.groups)
-        at = min(number, self.run.timetable.total_steps) - 1
+        schedules = make_schedules(self.run, setup.engine.groups)
         return train_step(
             setup.engine,
             stage.objective,
             batches,
             step=number,
-            lr={name: schedule.rate(at) for name, schedule in schedules.items()},
-            scale=setup.state.scale,
+            lr={name: rate(schedule) for name, schedule in schedules.items()},
+            scale=scale,
             settings=replace(setup.settings, bounds=stage.bounds),
+            watch=watch,
         )
 
 
@@ -120,10 +132,7 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
         with open_session(ALONE, config.parallel.timeout) as session:
             run = prepare(config, Claim(folder, "new"), console, NOTHING)
             run, setup, _ = make_ready(run, session, NOTHING, console)
-            start = KINDS[config.stage].start
-            if start is not None:
-                stage = start(config, run.plan, run.stage, setup, run.tokenizer, lambda *_, **__: None)
-                run = replace(run, stage=stage)
+            run = with_models(run, setup, unsaid)
             with prefetched(run.stage.step_batches, config.data.workers, last=last) as batches:
                 yield Ready(run, setup, batches)
 
@@ -195,10 +204,10 @@ class _Step:
 
 
 def _timed(one: Ready, number: int, clock: Clock) -> _Step:
-    """`train_step` waits for the device before it reports."""
-    now = _CLOCKS[clock]
+    """A step at the run's own rate. `train_step` waits for the device before it reports."""
+    now, at = _CLOCKS[clock], min(number, one.run.timetable.total_steps) - 1
     started = now()
     batches = one.batches(number)
     waiting = now() - started
-    report = one.step(number, batches)
+    report = one.step(number, batches, lambda schedule: schedule.rate(at), one.setup.state.scale)
     return _Step(report, now() - started, waiting)

@@ -8,7 +8,7 @@ from surefoot.dialects.tools import voice_of
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import SILENT, End, RunFacts, Voice
 from surefoot.models.forward import causal_model
-from surefoot.stages.prepare import Prepared
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.publish import Published
 from surefoot.stages.setup import Setup
 
@@ -40,7 +40,7 @@ def run_facts(run: Prepared, setup: Setup) -> RunFacts:
 
 
 def end_facts(run: Prepared, published: Published) -> End:
-    folder = run.found.folder
+    folder = run.folder
     return End(str(folder), frozenset(path.name for path in folder.iterdir()), published.results)
 
 

@@ -16,7 +16,8 @@ from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
 from surefoot.stages.custom import NOTHING
 from surefoot.stages.lengths import lengths_of
-from surefoot.stages.prepare import Prepared, prepare
+from surefoot.stages.prepare import prepare
+from surefoot.stages.prepared import Prepared
 from surefoot.stages.run_folder import Claim
 from surefoot.stages.trial import Clock, Trial
 from surefoot.tune.attempt import Answer, Request, can_fork, workshop
