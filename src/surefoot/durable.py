@@ -218,13 +218,18 @@ def clear_temporary(folder: Path) -> None:
                 disk.remove_tree(path) if path.is_dir() else disk.unlink(path)
 
 
+def nearest_existing(path: Path) -> Path:
+    """The path itself, absolute, or the nearest folder above it that is there and may be seen."""
+    place = path.absolute()
+    while not os.path.exists(place):
+        place = place.parent
+    return place
+
+
 def require_writable(folder: Path) -> None:
     """EnvironmentFault unless a folder can be made where `folder` is or would be. Tried, for permission bits tell less:
     they know nothing of read-only disks, of /proc, of quotas."""
-    place = Path(os.path.realpath(folder))
-    while not os.path.exists(place):
-        place = place.parent
-    probe = _hidden_beside(place / "probe")
+    probe = _hidden_beside(nearest_existing(Path(os.path.realpath(folder))) / "probe")
     with faults_named(folder):
         disk.make_folder(probe)
         disk.remove_folder(probe)

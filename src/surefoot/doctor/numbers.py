@@ -17,8 +17,7 @@ from surefoot.doctor.passes import in_micro_batches
 from surefoot.doctor.steps import STEPS
 from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import evaluating
-from surefoot.planning.packing import PLAIN
-from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.stages.fast_paths import LIMITS, largest_difference, nothing_at_zero, one_pass
 from surefoot.stages.trial import Ready
 

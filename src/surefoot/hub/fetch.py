@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot import hardware
+from surefoot import durable, hardware
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.hub.faults import NOUN, hub_faults
 
@@ -138,10 +138,7 @@ def fetch(repository: Repository, paths: Collection[str]) -> Path:
 
 
 def _check_room(repository: Repository, needed: int) -> None:
-    place = repository.folder
-    while not place.exists():
-        place = place.parent
-    if needed > (free := hardware.free_disk(place)):
+    if needed > (free := hardware.free_disk(durable.nearest_existing(repository.folder))):
         what = f"{needed / 1e9:.1f} GB are to be downloaded, and the disk of the cache has {free / 1e9:.1f} GB free"
         raise EnvironmentFault(Fault(repository.name, what, "make room, or set HF_HOME to a folder on a larger disk"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from surefoot.config.schema import KernelsConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import AdapterPlan, Choice, KernelsPlan
+from surefoot.planning.plan import PLAIN, AdapterPlan, Choice, KernelsPlan
 
 CUTTING = ("fsdp2", "deepspeed")  # engines whose parameters are whole only while the module's own forward runs
 
@@ -32,6 +32,11 @@ def plan_kernels(
         loss=_choice("loss", request.loss, "chunked", of_loss, notes),
         last_block=_choice("last_block", request.last_block, "pruned", of_last, notes),
     )
+
+
+def plain_kernels() -> KernelsConfig:
+    """None of them."""
+    return KernelsConfig.model_validate(dict.fromkeys(KernelsConfig.model_fields, PLAIN))
 
 
 def head_rows(*, trains: bool) -> int:
@@ -88,12 +93,12 @@ def last_block_obstacle(
 
 def _choice(key: str, asked: str, fast: str, obstacle: str, notes: Notes) -> Choice[str]:
     """The plain path where it is asked for or there is an obstacle, else the fast one."""
-    if asked == "plain":
-        return Choice("plain", "asked for", "user")
+    if asked == PLAIN:
+        return Choice(PLAIN, "asked for", "user")
     if asked != "auto" and obstacle:
         notes.refuse(f"kernels.{key}", f"{asked} cannot run here: {obstacle}", f"set kernels.{key}: auto")
     if obstacle:
-        return Choice("plain", obstacle, "default")
+        return Choice(PLAIN, obstacle, "default")
     if asked == "auto":
         return Choice(fast, "the same up to rounding, which is checked before step 1", "default")
     return Choice(asked, "asked for", "user")

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from surefoot.allocator import LARGE
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.hardware import GIB
-from surefoot.planning.plan import AdapterPlan, AttentionPlan, Choice, DType, MemoryPlan, PrecisionPlan
+from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, Choice, DType, MemoryPlan, PrecisionPlan
 
 BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
@@ -78,7 +78,7 @@ class Workload:
     learning: int = 0  # parameters of a model beside it that trains as well
     fast_adapter: bool = False  # LoRA and DoRA by arithmetic of our own
     loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
-    documents: str = "plain"  # the form of attention over packed rows; plain: rows are padded
+    documents: str = PLAIN  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
     fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
     fused_gates: bool = False  # silu(gate) up by arithmetic of our own, which keeps gate and up alone
@@ -162,7 +162,7 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int, positions:
 
 
 def _programs(work: Workload) -> int:
-    return _PROGRAMS if work.kind == "cpu" and work.autocast and work.documents != "plain" else 0
+    return _PROGRAMS if work.kind == "cpu" and work.autocast and work.documents != PLAIN else 0
 
 
 def usable(available: int) -> int:

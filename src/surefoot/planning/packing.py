@@ -21,10 +21,9 @@ from surefoot.hardware import Hardware
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice, DType, RunPlan, Source
+from surefoot.planning.plan import PLAIN, Choice, DType, RunPlan, Source
 
 Form = Literal["matmul", "sdpa", "varlen"]
-PLAIN = "plain"
 PADDED = "padded"  # among the trials: the same documents in padded rows
 STAGES = ("pretrain", "sft", "reward", "dpo", "kto")
 _PADDING = 0.05  # of all tokens of padded micro-batches; less is not worth another order of sums

@@ -146,6 +146,7 @@ class ParallelPlan:
     offload: str = "none"
 
 
+PLAIN = "plain"  # of each of `KernelsPlan`: the libraries' own arithmetic, and padded rows
 _BEFORE = "the only one when this plan was made"
 
 
@@ -154,12 +155,12 @@ class KernelsPlan:
     """Arithmetic of surefoot's own in place of the libraries'. Plans from before there was a choice have the plain
     path."""
 
-    adapter: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | fast
-    loss: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | chunked
-    last_block: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | pruned
-    pointwise: Choice[str] = Choice("plain", _BEFORE, "default")  # plain | fused
+    adapter: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fast
+    loss: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | chunked
+    last_block: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | pruned
+    pointwise: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fused
     # plain: padded rows. Or how the documents of a packed row are kept apart: matmul | sdpa | varlen.
-    documents: Choice[str] = Choice("plain", _BEFORE, "default")
+    documents: Choice[str] = Choice(PLAIN, _BEFORE, "default")
 
 
 @dataclass(frozen=True)

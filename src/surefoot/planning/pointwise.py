@@ -14,9 +14,8 @@ from surefoot.hardware import Hardware
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice
+from surefoot.planning.plan import PLAIN, Choice
 
-PLAIN = "plain"
 FUSED = "fused"
 _CLEAR = 1.2  # how many times as fast
 _SILU = ("silu", "swish")  # as config.json calls it

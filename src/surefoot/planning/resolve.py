@@ -33,7 +33,7 @@ from surefoot.planning.measurements import (
 from surefoot.planning.memory import Workload, base_bytes, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
-from surefoot.planning.packing import PLAIN, STAGES, plan_packing
+from surefoot.planning.packing import STAGES, plan_packing
 from surefoot.planning.parallel import (
     ONE_RANK,
     RanksFacts,
@@ -43,7 +43,7 @@ from surefoot.planning.parallel import (
     check_shareable,
     plan_parallel,
 )
-from surefoot.planning.plan import Choice, MemoryPlan, PrecisionPlan, RunPlan
+from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, PrecisionPlan, RunPlan
 from surefoot.planning.pointwise import FUSED, gate_width, plan_pointwise
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.planning.memory import fits, readable, usable
-from surefoot.planning.plan import Choice, ParallelPlan, RunPlan
+from surefoot.planning.plan import PLAIN, Choice, ParallelPlan, RunPlan
 
 Row = tuple[str, str, str, str]  # what, value, who decided, why
 _VALUE_WIDTH = 38  # columns; "<|reserved_special_token_0|> (128002)" stays on one line
@@ -79,7 +79,7 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("batch.size", plan.batch.size)
     yield _row("batch.micro", plan.batch.micro, _micro(plan))
     packing = plan.kernels.documents
-    yield _row("data.packing", packing, "off" if packing.value == "plain" else f"on ({packing.value})")
+    yield _row("data.packing", packing, "off" if packing.value == PLAIN else f"on ({packing.value})")
     yield _row("gradient_checkpointing", plan.memory.gradient_checkpointing)
     if plan.adapter is not None:
         yield _row("kernels.adapter", plan.kernels.adapter)

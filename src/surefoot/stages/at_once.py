@@ -20,7 +20,7 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import highest_dropout
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.packing import NAME, NO_LEAK, packed_attention, reason_of
-from surefoot.planning.packing import PLAIN
+from surefoot.planning.plan import PLAIN
 from surefoot.stages.fast_paths import (
     GO_ON,
     Settled,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from surefoot import hardware
+from surefoot import durable, hardware
 from surefoot.config.schema import RunConfig
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.disk import DiskForecast, disk_forecast
@@ -36,9 +36,7 @@ def least_words(needed: DiskForecast) -> str:
 
 def free_space(folder: Path) -> tuple[Path, int]:
     """The nearest folder that exists, and bytes free on its disk."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
+    place = durable.nearest_existing(folder)
     return place, hardware.free_disk(place)
 
 

@@ -28,6 +28,7 @@ from surefoot.out_folder import require_replaceable
 from surefoot.planning.plan import DType
 from surefoot.report.export_card import CERTIFICATE
 from surefoot.stages.certificate import check_record, reloaded_limit, require_cast, require_reloaded
+from surefoot.stages.disk_room import free_space
 from surefoot.stages.export_adapter import copy_adapter
 from surefoot.stages.export_files import copy_tokenizer, copy_value_head, input_record, write_certificate, write_guides
 from surefoot.stages.export_gguf import add_gguf, require_gguf_package
@@ -155,10 +156,7 @@ def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreT
 def _require_room(out: Path, parts: ExportParts, dtype: DType, copies: int) -> None:
     """copies: of the weights, a GGUF file being one."""
     needed = int(parts.facts.parameters * {"fp32": 4, "bf16": 2, "fp16": 2}[dtype] * copies * _SPARE)
-    place = out.absolute()
-    while not place.exists():
-        place = place.parent
-    free = hardware.free_disk(place)
+    _, free = free_space(out)
     if free < needed:
         what = f"the disk has {free / 1e9:.1f} GB free, and the export takes about {needed / 1e9:.1f} GB"
         raise EnvironmentFault(Fault(str(out), what, "free some space or choose another disk"))

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from surefoot.data.layout import Layout
 from surefoot.data.prepare import PreparedData
-from surefoot.planning.packing import PLAIN
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import PLAIN, RunPlan
 
 
 def step_layout(plan: RunPlan, data: PreparedData) -> Layout:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from surefoot.planning.measurements import AttentionTrial, PointwiseSizes, PointwiseTrial
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.measurements import AttentionTrial, LengthFacts, PointwiseSizes, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.kept import Kept
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torc
     import torch
 
     from surefoot.kernels.forms import Arithmetic
+    from surefoot.probe.attention import Form
     from surefoot.probe.child import AttentionRequest
+    from surefoot.probe.documents import OfDocuments
     from surefoot.probe.pointwise import Ways
 
 Shape = tuple[int, int]  # inputs, outputs
@@ -82,6 +85,49 @@ def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[Attention
         tuple[AttentionTrial, ...],
         lambda: run(request),
         lasting=lambda trials: not any(said in trial.failure for trial in trials for said in _PASSING),
+    )
+
+
+def measured_documents(
+    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device, kept: Kept
+) -> tuple[AttentionTrial, ...]:
+    """See `probe.documents.document_trials`: of the model's heads, at lengths of the data."""
+    question = {
+        "forms": list(forms),
+        "mix": list(lengths.mix),
+        "heads": [model.heads, model.kv_heads, model.head_dim],
+        "dtype": dtype,
+        "device": device.type,
+    }
+    return kept.get(
+        "documents",
+        question,
+        tuple[AttentionTrial, ...],
+        lambda: _document_trials(forms, model, lengths, dtype, device),
+    )
+
+
+def _document_trials(
+    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device
+) -> tuple[AttentionTrial, ...]:
+    from surefoot.kernels.documents import FORMS, Attend, documents_of
+    from surefoot.probe.documents import document_trials
+
+    def of_documents(attend: Attend) -> OfDocuments:
+        def form(documents: Sequence[int]) -> Form:
+            found = documents_of(documents, device)
+            return lambda q, k, v: attend(q, k, v, found, model.head_dim**-0.5)
+
+        return form
+
+    return document_trials(
+        {name: of_documents(FORMS[name]) for name in forms},
+        mix=lengths.mix,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        device=device,
     )
 
 

@@ -21,7 +21,8 @@ from surefoot.models.packing import packed_attention
 from surefoot.models.tree import facts_of
 from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.kernels import mask_reason
-from surefoot.planning.packing import PLAIN, without_packing
+from surefoot.planning.packing import without_packing
+from surefoot.planning.plan import PLAIN
 from surefoot.stages.layout import whole_layout
 from surefoot.stages.open_model import OpenModel
 

@@ -28,8 +28,8 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import hidden_states
 from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reason_of
 from surefoot.planning.fast_paths import CUTTING
-from surefoot.planning.packing import PLAIN, without_packing
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.packing import without_packing
+from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.stages.fast_paths import (
     GO_ON,
     STAYS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ from surefoot.models.tree import facts_of
 from surefoot.planning.dropout import as_trained
 from surefoot.planning.kernels import ORDER, mask_reason, obstacle
 from surefoot.planning.measurements import (
-    AttentionTrial,
     LengthFacts,
     Measurements,
     PointwiseSizes,
@@ -31,7 +31,7 @@ from surefoot.planning.measurements import (
 )
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
-from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.planning.pointwise import gate_width, pointwise_obstacle
 from surefoot.planning.ppo import Roles
 from surefoot.planning.precision import NARROW
@@ -40,16 +40,20 @@ from surefoot.planning.threads import is_open as threads_are_open
 from surefoot.planning.tokenizer import plan_max_length
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.trackers.adapters import require_trackers
-from surefoot.stages.measured import measured_attention, measured_pointwise, measured_products, measured_threads
+from surefoot.stages.measured import (
+    measured_attention,
+    measured_documents,
+    measured_pointwise,
+    measured_products,
+    measured_threads,
+)
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
     import torch
 
-    from surefoot.probe.attention import Form
     from surefoot.probe.child import AttentionRequest
-    from surefoot.probe.documents import OfDocuments
 
 
 def make_plan(
@@ -77,32 +81,15 @@ def make_plan(
         require_libraries(config, found.kind)
         require_trackers(config.report_to)
     roles = _roles(config, folder)
+    resolved = partial(
+        resolve, config, model, tokenizer, found, environment=environment, lengths=lengths, ranks=ranks, roles=roles
+    )
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
-        resolve(  # faults come before anything that takes time
-            config,
-            model,
-            tokenizer,
-            found,
-            measurements=None,
-            environment=environment,
-            lengths=lengths,
-            ranks=ranks,
-            roles=roles,
-        )
+        resolved(measurements=None)  # faults come before anything that takes time
         process.bound_product_caches(found.kind)  # the probes compute this process's first products
         seen = _measure(config, model, found, environment, lengths)
-    return resolve(
-        config,
-        model,
-        tokenizer,
-        found,
-        measurements=seen,
-        environment=environment,
-        lengths=lengths,
-        ranks=ranks,
-        roles=roles,
-    )
+    return resolved(measurements=seen)
 
 
 def _roles(config: RunConfig, base: Path) -> Roles:
@@ -130,63 +117,26 @@ def _measure(
     shapes = linear_shapes(model)
     products = _products(config, shapes, device, kept)
     threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
-    partial = Measurements(products=products, threads=threads)
-    dtype = precision_for(config, model, hardware, partial, environment, Notes()).compute.value
+    so_far = Measurements(products=products, threads=threads)
+    dtype = precision_for(config, model, hardware, so_far, environment, Notes()).compute.value
     limit = plan_max_length(config.data.max_length, model, Notes()).value
     masked = mask_reason(model.window, longest_example(limit, lengths))
     forms = _open_forms(config, model, hardware, dtype, masked)
     if forms:
         length = lengths.typical if lengths else limit
         trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
-        partial = replace(partial, attention=trials, attention_dtype=dtype, attention_length=length)
-    if config.kernels.pointwise != "plain" and not pointwise_obstacle(config, model, hardware):
+        so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
+    if config.kernels.pointwise != PLAIN and not pointwise_obstacle(config, model, hardware):
         sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim, gate_width(model, hardware.kind))
         seen = measured_pointwise(sizes, dtype, device, kept)
-        partial = replace(partial, pointwise=seen)
+        so_far = replace(so_far, pointwise=seen)
     if lengths is None or not lengths.mix or config.data.packing == "off":
-        return partial
+        return so_far
     packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths))
     if isinstance(packed, str):
-        return partial
-    question = {
-        "forms": list(packed),
-        "mix": list(lengths.mix),
-        "heads": [model.heads, model.kv_heads, model.head_dim],
-        "dtype": dtype,
-        "device": hardware.kind,
-    }
-    documents = kept.get(
-        "documents",
-        question,
-        tuple[AttentionTrial, ...],
-        lambda: _document_trials(packed, model, lengths, dtype, device),
-    )
-    return replace(partial, documents=documents)
-
-
-def _document_trials(
-    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device
-) -> tuple[AttentionTrial, ...]:
-    """Of the model's heads, at lengths of the data."""
-    from surefoot.kernels.documents import FORMS, Attend, documents_of
-    from surefoot.probe.documents import document_trials
-
-    def of_documents(attend: Attend) -> OfDocuments:
-        def form(documents: Sequence[int]) -> Form:
-            found = documents_of(documents, device)
-            return lambda q, k, v: attend(q, k, v, found, model.head_dim**-0.5)
-
-        return form
-
-    return document_trials(
-        {name: of_documents(FORMS[name]) for name in forms},
-        mix=lengths.mix,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        device=device,
-    )
+        return so_far
+    documents = measured_documents(packed, model, lengths, dtype, device, kept)
+    return replace(so_far, documents=documents)
 
 
 def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:

@@ -17,10 +17,7 @@ from surefoot.families.files import read_json
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
-from surefoot.planning.fast_paths import CUTTING
-from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.packing import PLAIN, without_packing
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.packing import without_packing
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
 from surefoot.report.plan_table import plan_table
@@ -28,7 +25,6 @@ from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.disk_room import check_disk, disk_of
 from surefoot.stages.evaluating import check_answers
-from surefoot.stages.fast_paths import SWITCHED
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
@@ -36,8 +32,8 @@ from surefoot.stages.lengths import lengths_of
 from surefoot.stages.phases import Phases
 from surefoot.stages.planned import make_plan
 from surefoot.stages.prepared import Prepared
-from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.records import DATA
+from surefoot.stages.resumed_plan import other_kernels, plan_of
 from surefoot.stages.revisions import Commits, pin, saved_commits
 from surefoot.stages.roll_back import make_stage
 from surefoot.stages.run_folder import Claim
@@ -47,8 +43,6 @@ from surefoot.stages.timetable import Timetable, make_timetable
 from surefoot.stages.trained_template import carry_template, with_template
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
 
-_PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
-_DROPOUT = "model.dropout"  # the same; not every attention kernel can drop out
 _FEW = 10  # evaluation examples whose mean says little
 
 
@@ -77,7 +71,7 @@ def prepare(
     check_answers(config, data)
     lengths = lengths_of(config, data)
     phases.end("data")
-    plan = with_template(_plan(config, found, lengths), data)
+    plan = with_template(plan_of(config, found, lengths), data)
     phases.end("probes")
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
@@ -109,7 +103,7 @@ def prepare(
         console.say(f"caution: {caution}", style="yellow")
     identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
     if found.checkpoint is not None:
-        for caution in check_identity(found.checkpoint, identity, _other_kernels(found, plan)):
+        for caution in check_identity(found.checkpoint, identity, other_kernels(found, plan)):
             console.say(caution, style="yellow")
     return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
 
@@ -177,64 +171,3 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
         console.say(f"resuming from {found.checkpoint.folder}")
     elif found.mode == "resume":
         console.say(f"no checkpoint in {found.folder}: starting at step 0")
-
-
-def _plan(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
-    """A resumed run keeps its plan, but for the parts on batch, memory and ranks where a changed key or another number
-    of ranks asks for it, and with another dropout those on dropout and attention. A fast path goes where the new
-    engine or the new dropout does not allow it."""
-    if found.plan is None:
-        return make_plan(config, lengths=lengths)
-    now, then = ranks_facts(config).world, found.plan.parallel.ranks.value
-    keys = {change.key for change in found.changes}
-    drops = _DROPOUT in keys
-    if not (drops or keys & _PLANNED or any(key.startswith("parallel") for key in keys) or now != then):
-        return found.plan
-    try:
-        anew = make_plan(as_settled(config, found.plan), lengths=lengths, measurements=found.plan.measurements)
-    except InputError as error:
-        raise InputError([_that_can_be_followed(fault, drops) for fault in error.faults]) from None
-    plan = replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
-    if anew.parallel.engine.value in CUTTING:
-        plan = _plain_as(anew, plan, *SWITCHED)
-    if drops:
-        plan = _plain_as(anew, replace(plan, dropout=anew.dropout, attention=anew.attention), "documents", "last_block")
-    return plan
-
-
-def as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
-    """With the plain paths of the plan asked for, so that the forecast of memory counts on no other."""
-    kept = {name: PLAIN for name in SWITCHED if getattr(plan.kernels, name).value == PLAIN}
-    asked: dict[str, object] = {"kernels": config.kernels.model_copy(update=kept)}
-    if plan.kernels.documents.value == PLAIN:
-        asked["data"] = config.data.model_copy(update={"packing": "off"})
-    return config.model_copy(update=asked)
-
-
-def _plain_as(anew: RunPlan, plan: RunPlan, *names: str) -> RunPlan:
-    """The plan with those of its fast paths plain that are plain in the one made anew."""
-    gone = {name: choice for name in names if (choice := getattr(anew.kernels, name)).value == PLAIN}
-    gone = {name: choice for name, choice in gone.items() if getattr(plan.kernels, name).value != PLAIN}
-    return replace(plan, kernels=replace(plan.kernels, **gone))
-
-
-def _that_can_be_followed(fault: Fault, drops: bool) -> Fault:
-    """data.packing and kernels may not change on resume, so what has to give way is the key that did change."""
-    if fault.where == "data.packing" and drops:
-        return replace(fault, fix=f"leave {_DROPOUT} as it was")
-    if fault.where.startswith("kernels."):
-        return replace(fault, fix="resume with the engine that the run had")
-    return fault
-
-
-def _other_kernels(found: Claim, plan: RunPlan) -> list[str]:
-    """Which fast paths of the saved plan this one no longer has, and why."""
-    if found.plan is None:
-        return []
-    before, now = found.plan.kernels, plan.kernels
-    names = {name: f"kernels.{name}" for name in SWITCHED} | {"documents": "data.packing"}
-    return [
-        f"{key} was {then.value}, is {choice.value}: {choice.reason}"
-        for name, key in names.items()
-        if (then := getattr(before, name)).value != (choice := getattr(now, name)).value
-    ]

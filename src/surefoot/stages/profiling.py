@@ -35,6 +35,7 @@ from surefoot.report.profile import (
 from surefoot.report.profile_picture import draw_profile
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.arithmetic import Arithmetic, step_work
+from surefoot.stages.planned import linear_shapes
 from surefoot.training.loop import Job
 from surefoot.training.profile import Stopwatch
 from surefoot.training.window import Recorded, Window
@@ -124,8 +125,7 @@ def product_rate(arithmetic: Arithmetic) -> float | None:
 
     plan = arithmetic.plan
     dtype, device = plan.precision.compute.value, torch.device(plan.device.value)
-    shapes = [module.linear for module in arithmetic.model.layer_linears if module.linear]
-    rate = product_rates(shapes, device, dtypes=(dtype,)).get(dtype)
+    rate = product_rates(linear_shapes(arithmetic.model), device, dtypes=(dtype,)).get(dtype)
     return rate if rate is None or device.type != "cpu" else rate * plan.threads.value
 
 

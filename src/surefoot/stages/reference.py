@@ -23,8 +23,7 @@ from surefoot.models.packing import documents_fault, packed_attention
 from surefoot.models.peft import PeftModel
 from surefoot.models.tree import facts_of
 from surefoot.objectives.reference import Reference, adapter_off, frozen
-from surefoot.planning.packing import PLAIN
-from surefoot.planning.plan import Choice, RunPlan
+from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.policy import load_policy

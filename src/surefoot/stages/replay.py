@@ -23,8 +23,7 @@ from surefoot.data.comparable import in_padded_rows
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.models.packing import packed_attention
-from surefoot.planning.packing import PLAIN as PADDED
-from surefoot.planning.plan import Choice, KernelsPlan, RunPlan
+from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.silent import SilentObserver, silent_console
 from surefoot.stages.custom import NOTHING, Custom
@@ -48,7 +47,7 @@ from surefoot.training.loop import train
 from surefoot.training.rollback import is_on_the_way
 from surefoot.training.state import RunState
 
-_PLAIN: Choice[Any] = Choice("plain", "a replay by the plain path", "user")
+_PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def replay(folder: Path, *, plain: bool = False, custom: Custom = NOTHING) -> Re
 def _from_checkpoint(kept: Kept, run: Prepared, folder: Path, plain: bool, cautions: tuple[str, ...]) -> Replayed:
     setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
     packed = run.plan.kernels.documents.value
-    paths = [] if packed == PADDED else [packed_attention(packed)]
+    paths = [] if packed == PLAIN else [packed_attention(packed)]
     for path in [*paths, *planned_paths(run.plan)]:
         path.install(setup.engine.model)
     if kept.weights is not None:

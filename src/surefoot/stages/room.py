@@ -13,8 +13,8 @@ from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import BatchPlan, Choice, RunPlan
 from surefoot.stages.lengths import length_facts
 from surefoot.stages.planned import make_plan
-from surefoot.stages.prepare import as_settled
 from surefoot.stages.prepared import Prepared
+from surefoot.stages.resumed_plan import as_settled
 from surefoot.training.engine import Engine
 
 

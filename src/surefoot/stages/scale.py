@@ -8,12 +8,12 @@ from surefoot import hardware
 from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
+from surefoot.planning.fast_paths import plain_kernels
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.scale import Forecasts, ScaleRow, scale_rows
 from surefoot.stages.planned import make_plan
 
 # Engines that cut parameters hand a module its weights only while its own forward runs, so surefoot's kernels cannot.
-_PLAIN = KernelsConfig(adapter="plain", loss="plain", last_block="plain", pointwise="plain")
 _BOUNDLESS = 2**60  # bytes: a machine on which every plan fits, whose parts are then shared out
 
 
@@ -33,7 +33,7 @@ def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation
         once, again = (planned(kernels, switch).memory for switch in ("off", "on"))
         return Forecasts(once, again)
 
-    whole, cut = forecasts(config.kernels), forecasts(_PLAIN)
+    whole, cut = forecasts(config.kernels), forecasts(plain_kernels())
     plan = planned(config.kernels, "off")
     return list(
         scale_rows(

@@ -26,9 +26,8 @@ from surefoot.models.packing import documents_fault
 from surefoot.models.precision import autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import CUTTING
-from surefoot.planning.packing import PLAIN
 from surefoot.planning.parallel import shared_parts
-from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.policy import load_policy, write_policy
 from surefoot.stages.required import require_libraries

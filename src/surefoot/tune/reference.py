@@ -12,14 +12,14 @@ from typing import Any
 
 from surefoot.config.schema import KernelsConfig
 from surefoot.errors import EnvironmentFault, Fault
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.tune.space import Settings
 from surefoot.tune.trials import with_settings
 
 _PLAIN: Settings = {
     "attention": {"implementation": "eager"},
     "data.packing": "off",
-    **{f"kernels.{name}": "plain" for name in KernelsConfig.model_fields},
+    **{f"kernels.{name}": PLAIN for name in KernelsConfig.model_fields},
     "compile": "off",
     "data.workers": 0,
 }

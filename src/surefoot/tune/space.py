@@ -15,7 +15,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.hardware import Hardware
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.packing import STAGES
-from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.plan import PLAIN, DType, RunPlan
 
 Settings = Mapping[str, Any]  # dotted key -> value
 _MUCH_SLOWER = 3.0  # times: a type whose products are so much slower than the fastest one's is not tried
@@ -93,7 +93,7 @@ def needs_threads(waiting: float) -> bool:
 def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     return {
         "precision.compute": plan.precision.compute.value,
-        "data.packing": "off" if plan.kernels.documents.value == "plain" else "on",
+        "data.packing": "off" if plan.kernels.documents.value == PLAIN else "on",
         "attention.implementation": plan.attention.implementation.value,
         "batch.micro": "auto",  # a budget of tokens, which no number of examples says
         "gradient_checkpointing": "auto" if plan.memory.gradient_checkpointing.value else "off",
