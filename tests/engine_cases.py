@@ -23,7 +23,6 @@ from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
 from surefoot.models.save import save_adapter
 from surefoot.objectives.base import LossSum
 from surefoot.objectives.sft import sft_loss
-from surefoot.training.checkpoint import save_checkpoint
 from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
 from surefoot.training.engine.base import Members
@@ -35,7 +34,7 @@ from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings, train_step
-from toy import settings
+from toy import save_checkpoint, settings
 
 VOCABULARY = 61
 STEPS = 3
@@ -371,9 +370,7 @@ def written(ranks: Ranks, case: Case, choice: EngineChoice, folder: Path) -> dic
         save_adapter(engine.model, staging, save_embedding=False)  # pyright: ignore[reportArgumentType]
         gathered.extend(name for name, one in engine.model.named_parameters() if type(one) is nn.Parameter and len(one))
 
-    save_checkpoint(
-        folder, engine, RunState(step=3), write_model=write_model, trainer_state={}, identity={}, frozen=False
-    )
+    save_checkpoint(folder, engine, RunState(step=3), write_model=write_model, frozen=False)
     return {"state": snapshot(engine), "gathered": gathered}
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +13,10 @@ from torch import nn
 
 from surefoot.data.batch import IGNORE, Batch, Example, collate
 from surefoot.objectives.base import LossSum
-from surefoot.training.engine import SingleEngine
+from surefoot.training.checkpoint import begin_checkpoint
+from surefoot.training.engine import Engine, SingleEngine
 from surefoot.training.optimizer import adamw, trainable_parameters
+from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings
 
 VOCABULARY = 11
@@ -74,3 +79,15 @@ def bits(engine: SingleEngine) -> dict[str, torch.Tensor]:
 
 def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def save_checkpoint(
+    run: Path,
+    engine: Engine,
+    state: RunState,
+    write_model: Callable[[Path], object] = lambda folder: None,
+    **parts: Any,
+) -> Path:
+    """A checkpoint of any engine, whole when this returns; without identity and log unless `parts` has them."""
+    parts = {"trainer_state": {}, "identity": {}, **parts}
+    return begin_checkpoint(run, engine, state, write_model=write_model, **parts).finish()

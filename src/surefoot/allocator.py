@@ -20,10 +20,8 @@ planned, all that is free goes back, for one step at the price above.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import platform
 import sys
-from pathlib import Path
 
 LARGE = 32 << 20  # bytes; glibc's own upper limit for the size that it moves about
 # From malloc.h.
@@ -74,5 +72,7 @@ def _give_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Of this process, now. Linux."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    """Of this process, now."""
+    import psutil
+
+    return psutil.Process().memory_info().rss

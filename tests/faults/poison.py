@@ -10,12 +10,11 @@ import torch
 
 from surefoot.errors import Diverged
 from surefoot.objectives.base import LossSum
-from surefoot.training.checkpoint import save_checkpoint
 from surefoot.training.engine import SingleEngine
 from surefoot.training.report import StepReport
 from surefoot.training.state import RunState
 from surefoot.training.step import train_step
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+from toy import bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 PLACES = ("loss", "activation", "gradient")
 VALUES = (math.nan, math.inf, -math.inf)
@@ -99,7 +98,7 @@ def poison_moment_once(draw: random.Random, folder: Path) -> str:
     if (report.decision, report.non_finite, report.moment) != ("non_finite", "moment", f"{name}/{entry}"):
         return f"{name}/{entry} at step {bad}: {report.decision}, {report.non_finite}, {report.moment}"
     try:
-        save_checkpoint(folder, engine, RunState(step=bad), write_model=lambda to: None, trainer_state={}, identity={})
+        save_checkpoint(folder, engine, RunState(step=bad))
         return f"a checkpoint was written after step {bad}"
     except Diverged:
         moment.flatten()[place] = good

@@ -14,7 +14,7 @@ from surefoot.report.observer import RunObserver
 from surefoot.report.pace import Pace, clock_seconds
 from surefoot.report.rows import is_eval_row, is_train_row, without_timing
 from surefoot.report.trainer_log import NAME, cut_to_step, read_rows
-from surefoot.training.checkpoint import load_state, newest_verified, save_checkpoint
+from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
@@ -22,7 +22,7 @@ from surefoot.training.loop import Job, train
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
-from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
+from toy import save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 EXAMPLES = toy_examples(20)
 TOTAL = 12
@@ -59,7 +59,7 @@ def make_job(run, engine, observer, objective=toy_loss):
     def save(state):
         with observer.during("saving"):
             observer.sync()
-            return save_checkpoint(run, engine, state, write_model=write_model, trainer_state={}, identity={})
+            return save_checkpoint(run, engine, state, write_model=write_model)
 
     def evaluate(step):
         with observer.during("evaluating"):

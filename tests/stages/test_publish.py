@@ -11,10 +11,10 @@ from forkserver import ForkServer
 from surefoot.errors import IntegrityError
 from surefoot.stages import publish as module
 from surefoot.stages.publish import chosen_step
-from surefoot.training.checkpoint import save_checkpoint, verify_checkpoint
+from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.state import Best, RunState
 from tiny import tiny_llama
-from toy import toy_engine
+from toy import save_checkpoint, toy_engine
 
 ENDED = RunState(step=4, best=Best(2, 0.5))
 
@@ -31,7 +31,7 @@ def run(tmp_path):
     """Checkpoints 2 (best) and 4 (last)."""
     for step in (2, 4):
         state = RunState(step=step)
-        save_checkpoint(tmp_path, toy_engine(), state, write_model=lambda _: None, trainer_state={}, identity={})
+        save_checkpoint(tmp_path, toy_engine(), state)
     return tmp_path
 
 

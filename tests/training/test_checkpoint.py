@@ -20,7 +20,6 @@ from surefoot.training.checkpoint import (
     load_state,
     newest_verified,
     retain,
-    save_checkpoint,
     set_aside_newer,
     verify_checkpoint,
 )
@@ -29,7 +28,7 @@ from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import Best, RunState
 from surefoot.training.step import train_step
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+from toy import bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
 def write_toy_model(engine):
@@ -245,7 +244,7 @@ def test_a_failed_save_leaves_the_older_one_and_no_traces(tmp_path, engine):
         raise RuntimeError("killed here")
 
     with pytest.raises(RuntimeError):
-        save_checkpoint(tmp_path, engine, RunState(step=2), write_model=failing, trainer_state={}, identity={})
+        save_checkpoint(tmp_path, engine, RunState(step=2), write_model=failing)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
     assert newest_verified(tmp_path)[0].step == 1
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot.training.checkpoint import save_checkpoint
 from surefoot.training.compare import compare_checkpoints
 from surefoot.training.state import RunState
-from toy import toy_engine
+from toy import save_checkpoint, toy_engine
 
 
 @pytest.fixture
@@ -18,8 +17,6 @@ def pair(tmp_path):
         engine,
         RunState(step=1, seconds=1.0),
         write_model=lambda folder: save_file(dict(engine.model.state_dict()), folder / "model.safetensors"),
-        trainer_state={},
-        identity={},
     )
     b = tmp_path / "b"
     shutil.copytree(a, b)

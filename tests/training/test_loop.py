@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from surefoot.errors import Diverged
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.base import LossSum
-from surefoot.training.checkpoint import load_state, newest_verified, save_checkpoint
+from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
@@ -17,7 +17,7 @@ from surefoot.training.loop import Job, train
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+from toy import bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 EXAMPLES = toy_examples(20)
 
@@ -53,7 +53,7 @@ def make_job(folder, engine, **changes):
         save_file(dict(engine.model.state_dict()), target / "model.safetensors")
 
     def save(state):
-        return save_checkpoint(folder, engine, state, write_model=write_model, trainer_state={}, identity={})
+        return save_checkpoint(folder, engine, state, write_model=write_model)
 
     def evaluate(step):
         return evaluate_loss(

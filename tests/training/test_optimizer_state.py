@@ -6,13 +6,13 @@ from torch import nn
 
 from surefoot.errors import IntegrityError
 from surefoot.training import optimizer_state as module
-from surefoot.training.checkpoint import Checkpoint, load_state, save_checkpoint
+from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import OptimizerSettings, make_optimizer, trainable_parameters
 from surefoot.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from surefoot.training.state import RunState
 from surefoot.training.step import train_step
-from toy import ToyModel, bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+from toy import ToyModel, bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 WIDTH = 64  # 64 x 64 numbers are the fewest that bitsandbytes holds in 8 bits
 KINDS = [("adamw", None), ("adamw_8bit", None), ("adafactor", None), ("sgd", None), ("sgd", 0.9), ("muon", None)]
@@ -46,9 +46,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(tmp_path, name, 
     uninterrupted = train(engine(name, momentum), 1, 6)
     first = engine(name, momentum)
     train(first, 1, 3)
-    folder = save_checkpoint(
-        tmp_path, first, RunState(step=3), write_model=lambda folder: None, trainer_state={}, identity={}
-    )
+    folder = save_checkpoint(tmp_path, first, RunState(step=3))
     second = engine(name, momentum)
     second.model.load_state_dict(first.model.state_dict())
     _, tensors = load_state(Checkpoint(folder, 3))

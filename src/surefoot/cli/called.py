@@ -14,9 +14,7 @@ from surefoot.cli.errors import Invocation
 from surefoot.cli.main import main
 from surefoot.cli.train import train_translation
 from surefoot.dialects.translation import Translation
-from surefoot.errors import InputError, SurefootError
-
-_STOPPED = 75
+from surefoot.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 
 
 def call_words(words: Sequence[str]) -> None:
@@ -45,5 +43,5 @@ def _call(invocation: Invocation, run: Callable[[], object]) -> None:
         if not error.faults:  # another rank says why
             raise
         raise type(error)([invocation.locate(fault) for fault in error.faults]) from None
-    if code == _STOPPED:
+    if code == STOPPED_EXIT_CODE:
         raise KeyboardInterrupt("the run was stopped; its last lines say how to go on")

@@ -110,6 +110,13 @@ def prompt_ids(conversation: Conversation, template: Template, encoder: TextEnco
     return [number for run in runs for number in run.ids]
 
 
+def text_ids(text: str, encoder: TextEncoder, bos_id: int | None) -> list[int]:
+    """A text to be continued as it is, behind one BOS, whether or not it spells BOS out; None puts none. Other control
+    tokens may be spelled out, too."""
+    (ids,) = encoder.encode([Piece(text, literal=False, opening=True)])
+    return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
+
+
 def require_turns(conversation: Conversation, name: str) -> None:
     if conversation.turns[0].role == "text":
         raise RowFault(f"the {name} template lays out turns, and a text record has none", "choose data.template plain")

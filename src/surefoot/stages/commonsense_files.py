@@ -16,6 +16,7 @@ import torch
 
 from surefoot import durable
 from surefoot.errors import Fault, InputError
+from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.forward import causal_model
@@ -76,7 +77,7 @@ def _precision(opened: OpenModel) -> str:
 
 
 def _adapter_fingerprint(folder: Path) -> str:
-    names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, "bos_zero_config.json")
+    names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BOS_FILE)
     parts = [durable.sha256_file(folder / name) for name in names if (folder / name).is_file()]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.segments import Template, prompt_ids
-from surefoot.data.text_encoder import Piece, TextEncoder
+from surefoot.data.segments import Template, prompt_ids, text_ids
+from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json_if_there, read_text
 
@@ -52,7 +52,7 @@ def choose_prompts(
     if file is not None:
         return _within(map(lay_out, _lines(file)), f"the prompts of {file.name}", longest)
     if examples := _examples(trained):
-        ids = (_written_out(text, encoder, bos_id) for text in examples)
+        ids = (text_ids(text, encoder, bos_id) for text in examples)
         return _within(ids, "examples that the run was trained on", longest)
     return _within(map(lay_out, BUILT_IN), "built-in prompts", longest)
 
@@ -73,16 +73,11 @@ def _examples(trained: Path) -> list[str]:
 
 def _laid_out(text: str, template: Template | None, encoder: TextEncoder, bos_id: int | None) -> list[int]:
     if template is None:
-        return _written_out(text, encoder, bos_id)
+        return text_ids(text, encoder, bos_id)
     try:
         return prompt_ids(Conversation((Turn("user", text),)), template, encoder, bos_id)
     except RowFault as fault:
         raise InputError(Fault("prompt", fault.what, fault.fix)) from None
-
-
-def _written_out(text: str, encoder: TextEncoder, bos_id: int | None) -> list[int]:
-    (ids,) = encoder.encode([Piece(text, literal=False, opening=True)])
-    return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
 
 
 def _within(texts: Iterable[list[int]], source: str, longest: int) -> PromptSet:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]  # an extra
 
-from surefoot.data.text_encoder import Piece
+from surefoot.data.segments import text_ids
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.windows import last_tokens, rolling_windows
 from surefoot.models.beams import beam_answers
@@ -62,11 +62,8 @@ class SurefootLM(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """BOS stands once at the front where the model uses one, whether or not the text spells it out."""
-        (ids,) = self._opened.encoder.encode([Piece(string, literal=False, opening=True)])
-        bos = self._opened.bos_id
-        if bos is None or add_special_tokens is False:
-            return ids
-        return ids if ids[:1] == [bos] else [bos, *ids]
+        bos_id = None if add_special_tokens is False else self._opened.bos_id
+        return text_ids(string, self._opened.encoder, bos_id)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)

@@ -6,6 +6,7 @@ So the number for a run and its evaluation file is the eval_loss of the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -155,8 +156,8 @@ def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
         "max_length": measured.max_length,
         "results": {
             name: {
-                "loss": _finite(report.loss),
-                "perplexity": _finite(report.perplexity),
+                "loss": finite_or_none(report.loss),
+                "perplexity": finite_or_none(report.perplexity),
                 "token_accuracy": report.accuracy,
                 "supervised_tokens": report.weight,
                 "seconds": report.seconds,
@@ -166,5 +167,5 @@ def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
     }
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and abs(value) < float("inf") else None
+def finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

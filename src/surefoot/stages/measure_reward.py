@@ -17,7 +17,7 @@ from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.calibration import CALIBRATION, calibration_bins, calibration_error
 from surefoot.objectives.reward import reward_objective
 from surefoot.stages.asked_data import DataRequest
-from surefoot.stages.measure_loss import evaluation_settings, read_evaluation_data
+from surefoot.stages.measure_loss import evaluation_settings, finite_or_none, read_evaluation_data
 from surefoot.stages.measured_rows import as_the_run_evaluates
 from surefoot.stages.open_reward import OpenReward
 from surefoot.training.report import EvalReport
@@ -80,17 +80,13 @@ def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:
         "template": measured.template,
         "max_length": measured.max_length,
         "accuracy": metrics["reward_accuracy"],
-        "margin": _finite(metrics["reward_margin"]),
-        "score_chosen": _finite(metrics["reward_chosen"]),
-        "score_rejected": _finite(metrics["reward_rejected"]),
-        "loss": {"kind": measured.loss, "value": _finite(report.loss)},
+        "margin": finite_or_none(metrics["reward_margin"]),
+        "score_chosen": finite_or_none(metrics["reward_chosen"]),
+        "score_rejected": finite_or_none(metrics["reward_rejected"]),
+        "loss": {"kind": measured.loss, "value": finite_or_none(report.loss)},
         "calibration": {
-            "expected_error": _finite(calibration_error(measured.sums)),
+            "expected_error": finite_or_none(calibration_error(measured.sums)),
             "bins": [vars(one) for one in calibration_bins(measured.sums)],
         },
         "seconds": report.seconds,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None

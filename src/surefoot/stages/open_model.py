@@ -19,9 +19,9 @@ from surefoot import hardware
 from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.segments import Template, prompt_ids
+from surefoot.data.segments import Template, prompt_ids, text_ids
 from surefoot.data.templates import make_template
-from surefoot.data.text_encoder import Piece, TextEncoder
+from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
 from surefoot.families.files import read_json
@@ -143,10 +143,8 @@ def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
 
 
 def raw_ids(opened: OpenModel, text: str) -> list[int]:
-    """The text to be continued as it is, behind BOS where the model uses one. Control tokens may be spelled out."""
-    (ids,) = opened.encoder.encode([Piece(text, literal=False, opening=True)])
-    if opened.bos_id is not None and ids[:1] != [opened.bos_id]:
-        ids = [opened.bos_id, *ids]
+    """See `text_ids`; behind BOS where the model uses one."""
+    ids = text_ids(text, opened.encoder, opened.bos_id)
     if not ids:
         raise InputError(Fault("prompt", "is empty, and this model begins with no token of its own", "write something"))
     return ids

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from surefoot import hardware
+from surefoot.allocator import resident_bytes
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Weighted
 from surefoot.data.loader import prefetched
@@ -154,7 +153,7 @@ def run_trial(
     clock: "cpu" counts the processor time of this process, which on one thread is what an idle machine's wall clock
     would show, nearly.
     """
-    before = psutil.Process().memory_info().rss
+    before = resident_bytes()
     last = warm_up + steps
     with ready(config, last) as one, memory_faults("trial", one.run.config, one.plan):
         started = _CLOCKS["wall"](), _CLOCKS["cpu"]()

@@ -43,32 +43,6 @@ class Checkpoint:
     step: int
 
 
-def save_checkpoint(
-    run: Path,
-    engine: Engine,
-    state: RunState,
-    *,
-    write_model: Callable[[Path], None],
-    trainer_state: Mapping[str, Any],
-    identity: Mapping[str, Any],
-    carried: Mapping[str, torch.Tensor] | None = None,
-    frozen: bool = True,
-) -> Path:
-    """Write checkpoint-<step> under `run` and return its folder, on the disk. Every rank must ask; the first one
-    writes, and commits once all have done their part. Arguments and errors: see `begin_checkpoint`."""
-    begun = begin_checkpoint(
-        run,
-        engine,
-        state,
-        write_model=write_model,
-        trainer_state=trainer_state,
-        identity=identity,
-        carried=carried,
-        frozen=frozen,
-    )
-    return begun.finish()
-
-
 @dataclass(frozen=True)
 class Begun:
     """A checkpoint whose files are written and not yet flushed, under a hidden name. size: bytes of them. finish:

@@ -17,7 +17,6 @@ from surefoot.nearest import nearest_word
 FIELDS = ("field_prompt", "field_system", "field_chosen", "field_rejected", "field_completion", "field_label",
           "prompt_format", "chosen_format", "rejected_format", "completion_format")  # fmt: skip
 _CHAT = ("chat_template", "chat_template.default", "chat_template.argilla", "chat_template.argilla_chat")
-_AS_CHAT = "tokenizer"
 # Layout of a record -> our field: its own. What is not named has our field's name already.
 _PAIRS: Mapping[str, Mapping[str, str]] = {
     "default": {},

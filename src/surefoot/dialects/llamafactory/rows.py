@@ -43,10 +43,6 @@ def _attention_word(value: Any) -> str:
     return {True: "fa2", False: "disabled"}[value] if isinstance(value, bool) else str(value)
 
 
-def _off_by_default(value: Any) -> list[str] | None:
-    return value or None
-
-
 MODEL = (
     joint("model_name_or_path", None, ("model.path",), type=text),
     joint("adapter_name_or_path", None, (), "training on from an adapter is refused; export merges it", type=text),
