@@ -85,7 +85,7 @@ def save_checkpoint(
     run: Path,
     engine: Engine,
     state: RunState,
-    write_model: Callable[[Path], object] = lambda folder: None,
+    write_model: Callable[[Path], None] = lambda folder: None,
     **parts: Any,
 ) -> Path:
     """A checkpoint of any engine, whole when this returns; without identity and log unless `parts` has them."""

@@ -69,44 +69,30 @@ def train_step(
     size = step_size(engine, micro_batches)
     if size.weight == 0:
         return _without_weight(step, lr, size, micro_batches, scale, started)
+    weight = size.weight
     sums = accumulate_gradients(
-        engine,
-        objective,
-        micro_batches,
-        weight=size.weight,
-        step=step,
-        scale=scale,
-        settings=settings,
-        watch=watch,
+        engine, objective, micro_batches, weight=weight, step=step, scale=scale, settings=settings, watch=watch
     )
     with watch("optimizer"):
         engine.reduce()
         engine.unscale(scale)
         norms = engine.grad_norms()
-        means = {name: total / size.weight for name, total in sums.items()}
-        seen = moments.look(_moments_of(engine, step, size, settings), engine.device)
-        numbers = torch.stack((seen, *means.values(), *(norm.float() for norm in norms.values()))).tolist()
-        (looked, loss, *others), numbers = _over_ranks(engine, numbers[: 1 + len(means)]), numbers[1:]
-        grad_norm = math.hypot(*numbers[len(means) :])
-        bad_moment = "" if math.isfinite(looked) else _bad_moment(engine)
-        verdict = judge(loss, grad_norm, scale is not None and scale.can_fall, bad_moment=bool(bad_moment))
-        metrics = dict(zip(list(means)[1:], others, strict=True))
-        held = next(
-            (_passed(name, metrics[name], by) for name, by in settings.bounds.items() if metrics.get(name, 0) > by), ""
-        )
+        seen = _look(engine, sums, norms, step, size, settings)
+        can_fall = scale is not None and scale.can_fall
+        verdict = judge(seen.loss, seen.grad_norm, can_fall, bad_moment=bool(seen.bad_moment))
+        held = _bound_passed(seen.metrics, settings.bounds)
         decision: Decision = "held" if held else verdict.decision
-        spike = ceiling if ceiling is not None and decision == "stepped" and grad_norm > ceiling else None
+        spike = ceiling if ceiling is not None and decision == "stepped" and seen.grad_norm > ceiling else None
         if decision == "stepped":
-            share = 1.0 if spike is None else spike / grad_norm
-            values = dict(zip(norms, numbers[len(means) :], strict=True))
-            engine.apply(lr, norms, _limits(settings.max_grad_norm, values, share))
+            share = 1.0 if spike is None else spike / seen.grad_norm
+            engine.apply(lr, norms, _limits(settings.max_grad_norm, seen.norms, share))
         else:
             engine.discard()
     settings.after_step()
     report = StepReport(
         step=step,
-        loss=None if verdict.non_finite == "loss" else loss,
-        grad_norm=grad_norm if verdict.non_finite in (None, "moment") else None,
+        loss=None if verdict.non_finite == "loss" else seen.loss,
+        grad_norm=seen.grad_norm if verdict.non_finite in (None, "moment") else None,
         lr=_first(lr),
         weight=size.weight,
         tokens=size.tokens,
@@ -115,10 +101,10 @@ def train_step(
         non_finite=verdict.non_finite,
         seconds=time.perf_counter() - started,
         scale=None if scale is None else scale.scale,
-        metrics={**metrics, **_by_group(lr, norms, numbers[len(means) :])},
+        metrics={**seen.metrics, **_by_group(lr, seen.norms)},
         held=held,
         spike=spike,
-        moment=bad_moment,
+        moment=seen.bad_moment,
     )
     return replace(report, profile=watch.profile(report.tokens)) if isinstance(watch, Stopwatch) else report
 
@@ -147,6 +133,44 @@ def _without_weight(
     )
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What decides whether the weights move, on the host and the same on all ranks. loss, metrics: means over the step.
+    norms: of each group's gradients, before clipping. bad_moment: the one of the optimizer that is not finite."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    norms: Mapping[str, float]
+    bad_moment: str
+
+    @property
+    def grad_norm(self) -> float:
+        """Over all groups."""
+        return math.hypot(*self.norms.values())
+
+
+def _look(
+    engine: Engine,
+    sums: Mapping[str, torch.Tensor],
+    norms: Mapping[str, torch.Tensor],
+    step: int,
+    size: StepSize,
+    settings: StepSettings,
+) -> _Seen:
+    """sums: this rank's, loss first. norms: of all ranks. The one host sync. Metrics are finite where the loss is."""
+    means = [total / size.weight for total in sums.values()]
+    looked = moments.look(_moments_of(engine, step, size, settings), engine.device)
+    numbers = torch.stack((looked, *means, *(norm.float() for norm in norms.values()))).tolist()
+    own, of_groups = numbers[: 1 + len(means)], numbers[1 + len(means) :]
+    finite, loss, *others = engine.totals(own)
+    return _Seen(
+        loss,
+        dict(zip(list(sums)[1:], others, strict=True)),
+        dict(zip(norms, of_groups, strict=True)),
+        "" if math.isfinite(finite) else _bad_moment(engine),
+    )
+
+
 def _moments_of(engine: Engine, step: int, size: StepSize, settings: StepSettings) -> list[torch.Tensor]:
     """Those that this step looks at: all, or none where that would take too large a part of its time."""
     return list(engine.moments().values()) if moments.is_due(step, size.tokens, settings.per_look) else []
@@ -171,8 +195,12 @@ def _limits(limits: PerGroup[float | None], norms: Mapping[str, float], share: f
     return found
 
 
-def _passed(name: str, value: float, bound: float) -> str:
-    return f"{name.replace('_', ' ')} {value:.4g} is above {bound:g}"
+def _bound_passed(metrics: Mapping[str, float], bounds: Mapping[str, float]) -> str:
+    """The first metric above its bound, in words; empty where there is none."""
+    for name, bound in bounds.items():
+        if (value := metrics.get(name, 0.0)) > bound:
+            return f"{name.replace('_', ' ')} {value:.4g} is above {bound:g}"
+    return ""
 
 
 def _first(lr: PerGroup[float]) -> float:
@@ -254,14 +282,9 @@ def add_gradient(
     return {name: value.detach().float() * share for name, value in found.items()}
 
 
-def _over_ranks(engine: Engine, numbers: Sequence[float]) -> list[float]:
-    """Of sums that every rank has a part of. Metrics are finite where the loss is, or not shown."""
-    return engine.totals(numbers)
-
-
-def _by_group(lr: PerGroup[float], norms: Mapping[str, torch.Tensor], values: Sequence[float]) -> dict[str, float]:
+def _by_group(lr: PerGroup[float], norms: Mapping[str, float]) -> dict[str, float]:
     """Norms and rates of the groups, where there are several."""
     if len(norms) == 1:
         return {}
     rates = {f"lr_{name}": rate for name, rate in lr.items()} if isinstance(lr, Mapping) else {}
-    return {**{f"grad_norm_{name}": value for name, value in zip(norms, values, strict=True)}, **rates}
+    return {**{f"grad_norm_{name}": norm for name, norm in norms.items()}, **rates}
