@@ -20,7 +20,7 @@ from surefoot.planning.attention import plan_attention
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.dropout import as_trained, plan_dropout
 from surefoot.planning.environment import environment_findings
-from surefoot.planning.fast_paths import head_rows, plan_kernels
+from surefoot.planning.fast_paths import plan_kernels
 from surefoot.planning.hazards import plan_hazards
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import (
@@ -32,7 +32,7 @@ from surefoot.planning.measurements import (
 )
 from surefoot.planning.memory import Workload, base_bytes, forecast, readable
 from surefoot.planning.notes import Notes
-from surefoot.planning.optimizer import plan_optimizer, state_bytes, trainable_tensors
+from surefoot.planning.optimizer import plan_optimizer
 from surefoot.planning.packing import STAGES, plan_packing
 from surefoot.planning.parallel import (
     ONE_RANK,
@@ -43,18 +43,27 @@ from surefoot.planning.parallel import (
     check_shareable,
     plan_parallel,
 )
-from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, PrecisionPlan, RunPlan
-from surefoot.planning.pointwise import FUSED, gate_width, plan_pointwise
+from surefoot.planning.plan import (
+    PLAIN,
+    Choice,
+    KernelsPlan,
+    MemoryPlan,
+    ParallelPlan,
+    PrecisionPlan,
+    RewardPlan,
+    RunPlan,
+    TokenizerPlan,
+)
+from surefoot.planning.pointwise import plan_pointwise
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.quantisation import check_packed_base
 from surefoot.planning.reference import plan_reference, reference_bytes
-from surefoot.planning.reward import idle_parameters, plan_reward, without_idle
+from surefoot.planning.reward import plan_reward
 from surefoot.planning.shared_prompts import may_share, plan_shared_prompts
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
-
-_ROWS = {"reward": 2, "dpo": 2, "kto": 2}  # that an example goes through the model as: two answers to one prompt
+from surefoot.planning.workload import with_kernels, workload_of
 
 
 def resolve(
@@ -105,59 +114,18 @@ def resolve(
         without_sdpa=model.without_sdpa,
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
-    parameters = model.parameters + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
-    trainable = adapter.trainable if adapter else parameters - idle_parameters(config, model, tokens)
     if precision.base.value == "nf4":
         check_packed_base(model, adapter, notes)
-    moments = state_bytes(config.optim, trainable_tensors(without_idle(config, model), adapter, tokens.added_rows))
-    work = Workload(
-        model,
-        precision,
-        attention,
-        adapter,
-        trainable,
-        parameters,
-        moments,
-        rows=_ROWS.get(config.stage, 1),
-        logits=config.stage != "reward",
-        documents=documents.value,
-        kind=hardware.kind,
-        holes=hardware.holes,
-    )
+    work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value)
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
     ppo = None
     if config.stage == "ppo":
         ppo, work = plan_ppo(config, roles, work)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
-    parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
-    check_shareable(parallel, config.optim.name, precision.base.value == "nf4", notes)
-    check_average(parallel, config.ppo.ema, notes)
-    check_server(parallel, config.ppo.engine, notes)
-    caution_loading(parallel, ranks, base_bytes(work), notes)
-    kernels = plan_kernels(
-        config.kernels,
-        adapter,
-        stage=config.stage,
-        model=model,
-        packed=precision.base.value == "nf4",
-        engine=parallel.engine.value,
-        compiled=config.compile != "off",
-        bos_scale=tokens.bos_scale.value,
-        notes=notes,
-    )
-    pointwise = plan_pointwise(
-        config, model, hardware, engine=parallel.engine.value, trials=seen.pointwise, notes=notes
-    )
-    work = replace(
-        work,
-        fast_adapter=kernels.adapter.value == "fast",
-        fused_norms=pointwise.value == FUSED,
-        fused_gates=pointwise.value == FUSED and gate_width(model, hardware.kind) is not None,
-        prunes=kernels.last_block.value == "pruned" and config.stage != "ppo",  # whose critic reads all rows
-        # What an unknown family does to its logits, only the model shows: room is kept for all of them.
-        loss_rows=head_rows(trains=adapter is None) if kernels.loss.value == "chunked" and model.family else None,
-    )
+    parallel = _parallel(config, ranks, work, available, notes)
+    kernels = replace(_kernels(config, work, parallel.engine.value, tokens, hardware, seen, notes), documents=documents)
+    work = with_kernels(work, kernels, config)
     batch, memory = plan_batch(
         config.batch,
         config.gradient_checkpointing,
@@ -170,13 +138,7 @@ def resolve(
         parallel=parallel,
         documents=config.stage in STAGES,
     )
-    reward = None
-    if config.stage == "reward":
-        recomputed = memory.gradient_checkpointing.value
-        shared = plan_shared_prompts(
-            config, model, device=hardware.kind, checkpointing=recomputed, engine=parallel.engine.value
-        )
-        reward = plan_reward(config, model, tokenizer, tokens, shared, notes)
+    reward = _reward(config, model, tokenizer, tokens, memory, parallel.engine.value, hardware, notes)
     _check_free(memory, hardware, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:
@@ -192,8 +154,8 @@ def resolve(
         batch=batch,
         compile=compile_choice,
         threads=plan_threads(model, hardware, environment, seen.threads),
-        trainable=trainable,
-        parameters=parameters,
+        trainable=work.trainable,
+        parameters=work.parameters,
         environment=(),
         cautions=tuple(notes.cautions),
         measurements={} if measurements is None else measurements_to_json(measurements),
@@ -202,10 +164,63 @@ def resolve(
         reward=reward,
         reference=reference,
         ppo=ppo,
-        kernels=replace(kernels, documents=documents, pointwise=pointwise),
+        kernels=kernels,
         dropout=plan_dropout(config),
     )
     return replace(plan, environment=environment_findings(environment, plan))
+
+
+def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: int, notes: Notes) -> ParallelPlan:
+    """available: bytes of one rank."""
+    parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
+    check_shareable(parallel, config.optim.name, work.precision.base.value == "nf4", notes)
+    check_average(parallel, config.ppo.ema, notes)
+    check_server(parallel, config.ppo.engine, notes)
+    caution_loading(parallel, ranks, base_bytes(work), notes)
+    return parallel
+
+
+def _kernels(
+    config: RunConfig,
+    work: Workload,
+    engine: str,
+    tokens: TokenizerPlan,
+    hardware: Hardware,
+    seen: Measurements,
+    notes: Notes,
+) -> KernelsPlan:
+    """All but the form of packed rows."""
+    kernels = plan_kernels(
+        config.kernels,
+        work.adapter,
+        stage=config.stage,
+        model=work.model,
+        packed=work.precision.base.value == "nf4",
+        engine=engine,
+        compiled=config.compile != "off",
+        bos_scale=tokens.bos_scale.value,
+        notes=notes,
+    )
+    pointwise = plan_pointwise(config, work.model, hardware, engine=engine, trials=seen.pointwise, notes=notes)
+    return replace(kernels, pointwise=pointwise)
+
+
+def _reward(
+    config: RunConfig,
+    model: ModelFacts,
+    tokenizer: TokenizerFacts,
+    tokens: TokenizerPlan,
+    memory: MemoryPlan,
+    engine: str,
+    hardware: Hardware,
+    notes: Notes,
+) -> RewardPlan | None:
+    """None where the stage trains no reward model."""
+    if config.stage != "reward":
+        return None
+    recomputed = memory.gradient_checkpointing.value
+    shared = plan_shared_prompts(config, model, device=hardware.kind, checkpointing=recomputed, engine=engine)
+    return plan_reward(config, model, tokenizer, tokens, shared, notes)
 
 
 def precision_for(
