@@ -19,12 +19,12 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from fresh import told_by
 from throughput import build_base
 
 STEPS = 20
@@ -106,11 +106,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
         "RAYON_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, __file__, "--child", what, str(folder)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment)
-    if done.returncode:
-        sys.exit(done.stderr[-2000:])
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return told_by([sys.executable, __file__, "--child", what, str(folder)], environment)
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fresh import told_by
+
 SIZES = {
     "22 M": {"hidden": 384, "layers": 8, "vocabulary": 8_192},
     "95 M": {"hidden": 768, "layers": 10, "vocabulary": 32_000},
@@ -65,11 +67,7 @@ def main() -> None:
             }
             if options.only not in case["name"]:
                 continue
-            command = [sys.executable, __file__, "--case", json.dumps(case)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(done.stderr)
-            row = case | json.loads(done.stdout.splitlines()[-1])
+            row = case | told_by([sys.executable, __file__, "--case", json.dumps(case)])
             row["off"] = row["forecast"] / row["peak"] - 1
             found.append(row)
             print(

@@ -20,13 +20,13 @@ import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fresh import told_by
 from peer_sides import OWN, REFERENCE, Side, sides
 from peer_world import LR, SIZES, World, make_world
 
@@ -77,10 +77,7 @@ def turn(side: Side, world: World, asked: argparse.Namespace, **more: Any) -> di
     if side.python != sys.executable:
         environment.pop("PYTHONPATH", None)
     load = os.getloadavg()[0]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment)
-    if done.returncode:
-        sys.exit(f"{side.name} broke off:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout) | {"load_before": load}
+    return told_by(command, environment) | {"load_before": load}
 
 
 def off_by(found: Sequence[float | None], reference: Sequence[float]) -> float:

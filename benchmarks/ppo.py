@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fresh import told_by
+
 Stamp = tuple[float, float]  # wall and processor seconds, or a rate of each
 WARM_UP = 2  # updates of each process that are not counted
 WORDS = ("heron", "river", "stone", "cloud", "lamp", "bridge", "apple", "garden", "window", "paper", "silver")
@@ -174,10 +176,7 @@ def versions(python: str, names: list[str]) -> str:
 def measure(python: str, side: str, folder: Path, asked: argparse.Namespace) -> Stamp:
     words = [python, __file__, "--side", side, "--folder", str(folder)]
     words += [f"--{name}={getattr(asked, name)}" for name in SHAPES]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
-    wall, processor = zip(*json.loads(done.stdout.splitlines()[-1])[WARM_UP:], strict=True)
+    wall, processor = zip(*told_by(words)[WARM_UP:], strict=True)
     return statistics.median(wall), statistics.median(processor)
 
 

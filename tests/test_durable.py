@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from odd_files import dangling, fifo, link
 from surefoot import disk, durable
 from surefoot.errors import EnvironmentFault
 from unflushed import TRUE_FSYNC
@@ -205,18 +206,6 @@ def test_a_folder_that_cannot_be_read_takes_a_new_one(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail(errno.EIO))
     with pytest.raises(EnvironmentFault, match="Input/output error"):
         durable.make_folders(tmp_path / "c")
-
-
-def link(path: Path, other: Path) -> None:
-    path.symlink_to(other)
-
-
-def dangling(path: Path, other: Path) -> None:
-    path.symlink_to(other.parent / "nothing")
-
-
-def fifo(path: Path, other: Path) -> None:
-    os.mkfifo(path)
 
 
 ODD = {link: "run.log is a link", dangling: "run.log is a link", fifo: "run.log is no regular file"}

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from odd_files import dangling, fifo, link, second_name
 from surefoot import disk, folder_lock
 from surefoot.errors import EnvironmentFault
 
@@ -44,22 +45,6 @@ def test_a_lock_file_that_its_holder_removed_keeps_nobody_out(tmp_path, monkeypa
     monkeypatch.setattr(folder_lock, "_flock", removed_first)
     with folder_lock.locked(tmp_path), pytest.raises(EnvironmentFault), folder_lock.locked(tmp_path):
         pass
-
-
-def second_name(path, other):
-    os.link(other, path)
-
-
-def link(path, other):
-    path.symlink_to(other)
-
-
-def dangling(path, other):
-    path.symlink_to(other.parent / "nothing")
-
-
-def fifo(path, other):
-    os.mkfifo(path)
 
 
 WORDS = {
