@@ -21,14 +21,17 @@ from surefoot.kernels.pointwise import stored_bytes
 from surefoot.models.fast_adapters import adapter_path
 from surefoot.models.forward import hidden_states
 from surefoot.models.packing import packed_attention
+from surefoot.planning import layer_memory
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
-from surefoot.planning.memory import Workload, fits, forecast, usable
+from surefoot.planning.layer_memory import layer_bytes
+from surefoot.planning.memory import fits, forecast, usable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import plan_precision
+from surefoot.planning.workload import Workload
 
 # The formula leaves out a row statistic here and a cast copy of an adapter matrix there, and rounds up for attention
 # that stores its probabilities.
@@ -150,7 +153,7 @@ def test_activations_are_what_autograd_keeps(tmp_path, adapter, precision, atten
     assert work.attention.expected.value == attention
     kept = kept_per_layer(work, adapter, attention)
     cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)  # counted among the weights
-    assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
+    assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -159,7 +162,7 @@ def test_activations_with_our_own_adapter_arithmetic(tmp_path, monkeypatch, adap
     work = replace(workload(tmp_path, adapter=adapter, precision=precision), fast_adapter=True)
     kept = fast_kept(work, adapter, monkeypatch)
     cast_copies = work.width * work.adapter.trainable // work.model.layers if work.autocast else 0
-    assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAST_TOLERANCE)
+    assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAST_TOLERANCE)
 
 
 def fast_kept(work, adapter, monkeypatch):
@@ -176,7 +179,7 @@ def fast_kept(work, adapter, monkeypatch):
 
 
 def test_twin_outputs_that_others_keep_anyway_counted_twice_would_be_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_KEPT_ANYWAY", ())
+    monkeypatch.setattr(layer_memory, "_KEPT_ANYWAY", ())
     with pytest.raises(AssertionError):
         test_activations_with_our_own_adapter_arithmetic(tmp_path, monkeypatch, DORA, "bf16")
 
@@ -185,14 +188,14 @@ def test_twin_outputs_that_others_keep_anyway_counted_twice_would_be_noticed(tmp
 def test_fused_norms_keep_what_their_kernel_says(tmp_path, number):
     adapter = LORA if number == 2 else None
     work = replace(workload(tmp_path, adapter=adapter, precision="bf16"), fused_norms=True)
-    assert module._norm_bytes(work) == 2 * stored_bytes(CONFIG["hidden_size"], number, fused=True)
+    assert layer_memory._norm_bytes(work) == 2 * stored_bytes(CONFIG["hidden_size"], number, fused=True)
 
 
 @pytest.mark.parametrize("adapter", [None, LORA])
 def test_fused_gates_keep_gate_and_up_and_not_the_activation(tmp_path, adapter):
     """Three tensors of the MLP's width are two, in bf16."""
     work = workload(tmp_path, adapter=adapter, precision="bf16")
-    plain, fused = (module._layer_bytes(one, 10, 10) for one in (work, replace(work, fused_gates=True)))
+    plain, fused = (layer_bytes(one, 10, 10) for one in (work, replace(work, fused_gates=True)))
     assert plain - fused == 10 * 2 * CONFIG["intermediate_size"]
 
 
@@ -207,11 +210,11 @@ def test_activations_of_packed_rows(tmp_path, adapter, precision, heads, form):
     work = replace(workload(tmp_path, adapter=adapter, precision=precision, config=config), documents=form)
     kept = kept_per_layer(work, adapter, "flash", config)
     cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)
-    assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
+    assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
 
 
 def test_twin_a_row_that_is_joined_where_none_is_would_be_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_SHORT", 0)
+    monkeypatch.setattr(layer_memory, "_SHORT", 0)
     with pytest.raises(AssertionError):
         test_activations_of_packed_rows(tmp_path, LORA, "fp32", 4, "matmul")
 
@@ -231,19 +234,19 @@ def test_attention_of_packed_rows_by_hand(tmp_path, form, length, own):
     """And the row of 3 072 bytes that the next layer reads."""
     sizes = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
     work = replace(workload(tmp_path, config=CONFIG | sizes), documents=form)
-    assert module._attention_bytes(work, length) == own + 3_072
+    assert layer_memory._attention_bytes(work, length) == own + 3_072
 
 
 def test_longer_documents_count_as_without_packing(tmp_path):
     work = workload(tmp_path, attention={"flash": "off"})
     assert work.attention.expected.value == "math"
-    long = module._attention_bytes(work, 4096)
-    assert module._attention_bytes(replace(work, documents="matmul"), 4096) == long
-    assert module._attention_bytes(replace(work, documents="matmul"), 384) < long / 4
+    long = layer_memory._attention_bytes(work, 4096)
+    assert layer_memory._attention_bytes(replace(work, documents="matmul"), 4096) == long
+    assert layer_memory._attention_bytes(replace(work, documents="matmul"), 384) < long / 4
 
 
 def test_the_length_up_to_which_documents_go_by_products_is_the_kernels():
-    assert module._SHORT == SHORT
+    assert layer_memory._SHORT == SHORT
 
 
 def _cast_per_layer(work):
@@ -278,7 +281,7 @@ def test_activations_of_every_family(tmp_path, name, adapter, precision):
     work = workload(tmp_path, adapter=adapter, precision=precision, attention=attention[1], config=config)
     kept = kept_per_layer(work, adapter, attention[0], config)
     cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)
-    assert module._layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAMILY_TOLERANCE)
+    assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAMILY_TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +305,7 @@ def test_a_fact_of_a_family_that_is_wrong_would_be_noticed(tmp_path, monkeypatch
 
 
 def test_a_forgotten_term_would_be_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_adapter_token_bytes", lambda work: 0)
+    monkeypatch.setattr(layer_memory, "_adapter_token_bytes", lambda work: 0)
     with pytest.raises(AssertionError):
         test_activations_are_what_autograd_keeps(tmp_path, DORA, "fp32", "flash")
 
@@ -372,7 +375,7 @@ class TestForecast:
         kinds = {"examples": 1, "length": 64, "supervised": 1.0, "checkpointing": OFF, "available": 80 * GIB}
         work = workload(tmp_path, precision="fp32")
         one, more = (forecast(work, **kinds, accumulation=passes) for passes in (1, 2))
-        layer = module._layer_bytes(work, 64, 64)
+        layer = layer_bytes(work, 64, 64)
         states = one.weights + one.optimizer
         assert one.total - states == max(4 * layer + one.logits, int(4.5 * layer), one.gradients + int(1.5 * layer))
         assert more.total - states == one.gradients + max(4 * layer + one.logits, int(4.5 * layer))
@@ -414,7 +417,7 @@ class TestForecast:
         work = replace(workload(tmp_path, adapter=LORA, precision="bf16"), holes=True, loss_rows=16, kind="cpu")
         kinds = {"examples": ROWS, "length": 96, "supervised": 1.0, "available": 80 * GIB}
         plan = forecast(work, checkpointing=Choice(again, "", "user"), **kinds)
-        layer = module._layer_bytes(work, ROWS * 96, 96)
+        layer = layer_bytes(work, ROWS * 96, 96)
         logits = 16 * CONFIG["vocab_size"] * (2 + 4)
         assert plan.logits == logits
         assert plan.holes - module._LEFT == pytest.approx(3.4 * layer + 0.25 * plan.activations + 0.4 * logits)

@@ -9,10 +9,11 @@ import pytest
 from layouts import LLAMA31_8B, model_facts, run_config
 from plans import attention_plan, precision_plan
 from surefoot.planning.adapter import plan_adapter
-from surefoot.planning.memory import Workload, forecast
+from surefoot.planning.memory import forecast
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 from surefoot.planning.ppo import RoleFacts, Roles, plan_ppo
+from surefoot.planning.workload import Workload
 
 OFF = Choice(False, "", "default")
 NOBODY = Roles()

@@ -12,9 +12,9 @@ from surefoot.config.contradictions import contradictions
 from surefoot.families import find
 from surefoot.models.quantised import is_quantised, quantise
 from surefoot.planning import memory
-from surefoot.planning.memory import Workload
 from surefoot.planning.notes import Notes
 from surefoot.planning.quantisation import check_packed_base
+from surefoot.planning.workload import Workload
 
 SIZES = {
     "hidden_size": 128,

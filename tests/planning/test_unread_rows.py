@@ -16,7 +16,8 @@ from surefoot.models.adapters import add_adapter
 from surefoot.models.fast_adapters import adapter_path
 from surefoot.models.forward import hidden_at
 from surefoot.models.last_block import last_block_path
-from surefoot.planning.memory import Workload, unread_bytes
+from surefoot.planning.layer_memory import unread_bytes
+from surefoot.planning.workload import Workload
 
 MORE = 1.35  # adapters' A x, a norm's copy under autocast and inputs of other types are not counted
 ROWS, TOKENS, READ = 4, 64, 16

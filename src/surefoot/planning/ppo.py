@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
-from surefoot.planning.memory import BYTES, Workload
 from surefoot.planning.plan import Choice, PpoPlan
+from surefoot.planning.workload import BYTES, Workload
 
 _ADAM = 8  # bytes of state for a parameter that stands for the optimizers that a critic may have
 

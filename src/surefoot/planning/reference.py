@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from surefoot.config.schema import RunConfig
-from surefoot.planning.memory import Workload, base_bytes
+from surefoot.planning.memory import base_bytes
 from surefoot.planning.plan import Choice
+from surefoot.planning.workload import Workload
 
 ADAPTER_OFF, MODEL, CACHED, NONE = "adapter-off", "model", "cached", "none"
 WITHOUT_REFERENCE = ("orpo", "simpo")  # losses

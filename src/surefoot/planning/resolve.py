@@ -30,7 +30,7 @@ from surefoot.planning.measurements import (
     longest_example,
     measurements_to_json,
 )
-from surefoot.planning.memory import Workload, base_bytes, forecast, readable
+from surefoot.planning.memory import base_bytes, forecast, readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import plan_optimizer
 from surefoot.planning.packing import STAGES, plan_packing
@@ -63,7 +63,7 @@ from surefoot.planning.reward import plan_reward
 from surefoot.planning.shared_prompts import may_share, plan_shared_prompts
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
-from surefoot.planning.workload import with_kernels, workload_of
+from surefoot.planning.workload import Workload, with_kernels, workload_of
 
 
 def resolve(

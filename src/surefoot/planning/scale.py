@@ -21,8 +21,9 @@ from typing import Literal
 
 from surefoot.errors import Fault, InputError
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.memory import BYTES, usable
+from surefoot.planning.memory import usable
 from surefoot.planning.plan import MemoryPlan, RunPlan
+from surefoot.planning.workload import BYTES
 
 Engine = Literal["ddp", "zero 2", "fsdp2"]
 ENGINES: tuple[Engine, ...] = ("ddp", "zero 2", "fsdp2")

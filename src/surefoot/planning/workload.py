@@ -1,20 +1,55 @@
-"""From the choices of a plan to what its forecast of memory counts."""
+"""What decides the memory of a run besides the number of tokens in flight: its models, its types, its kernels."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.hardware import Hardware
 from surefoot.planning.fast_paths import head_rows
-from surefoot.planning.memory import Workload
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
-from surefoot.planning.plan import AdapterPlan, AttentionPlan, KernelsPlan, PrecisionPlan, TokenizerPlan
+from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
 from surefoot.planning.pointwise import FUSED, gate_width
 from surefoot.planning.reward import idle_parameters, without_idle
 
+BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 _ROWS = {"reward": 2, "dpo": 2, "kto": 2}  # that an example goes through the model as: two answers to one prompt
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What decides the memory besides the number of tokens in flight."""
+
+    model: ModelFacts
+    precision: PrecisionPlan
+    attention: AttentionPlan
+    adapter: AdapterPlan | None
+    trainable: int
+    parameters: int  # with added rows
+    optimizer: int  # bytes of its state
+    rows: int = 1  # that an example goes through the model as: a pair of answers is two
+    logits: bool = True  # whether any are computed
+    beside: int = 0  # bytes of frozen models beside the one that trains
+    learning: int = 0  # parameters of a model beside it that trains as well
+    fast_adapter: bool = False  # LoRA and DoRA by arithmetic of our own
+    loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
+    documents: str = PLAIN  # the form of attention over packed rows; plain: rows are padded
+    passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
+    fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
+    fused_gates: bool = False  # silu(gate) up by arithmetic of our own, which keeps gate and up alone
+    prunes: bool = False  # behind its attention, the last layer computes rows that are read and no others
+    kind: str = "cuda"  # of device: cpu | cuda | mps
+    holes: bool = False  # memory comes from an allocator that leaves holes
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that products read and write."""
+        return BYTES[self.precision.compute.value]
+
+    @property
+    def autocast(self) -> bool:
+        return self.precision.compute.value != "fp32"
 
 
 def workload_of(
