@@ -120,6 +120,28 @@ class TestPad:
         assert pad(plan) == ("<|pad|>", 12, added)
         assert plan.pad_token.source == "user"
 
+    @pytest.mark.parametrize(("rows", "added"), [(14, 0), (13, 0), (12, 1)])
+    def test_add_takes_the_added_token_that_the_tokenizer_has(self, decide, small, rows, added):
+        """As the tokenizer of a run that added it: another id under that text would be none of the tokenizer's."""
+        tokenizer = small(specials=["<s>", "</s>", "<|pad|>", "<last>"])
+        plan, notes = decide(tokenizer, SMALL | {"vocab_size": rows}, tokenizer={"pad": "add"})
+        assert pad(plan) == ("<|pad|>", 12, added)
+        assert not notes.faults
+        assert "has it already" in plan.pad_token.reason
+
+    def test_passing_it_over_would_be_noticed(self, decide, small, monkeypatch):
+        monkeypatch.setattr(module, "ADDED_PAD", "<|other|>")
+        with pytest.raises(AssertionError):
+            self.test_add_takes_the_added_token_that_the_tokenizer_has(decide, small, 14, 0)
+
+    def test_an_ordinary_token_is_not_added_as_pad(self, decide, small):
+        ordinary = small(ordinary=["!", *"abcdefgh", "<|pad|>"])
+        _, notes = decide(ordinary, SMALL | {"vocab_size": 20}, tokenizer={"pad": "add"})
+        assert keys(notes) == ["tokenizer.pad"]
+        assert "text can contain it" in str(notes.faults[0])
+        plan, notes = decide(ordinary, SMALL | {"vocab_size": 20})  # nor does it get a spare row
+        assert (pad(plan), notes.faults) == (("</s>", 11, 0), [])
+
     @pytest.mark.parametrize("rows", [12, 20])
     def test_nothing_else_adds_rows(self, decide, small, rows):
         assert decide(small(), SMALL | {"vocab_size": rows})[0].added_rows == 0

@@ -81,9 +81,7 @@ def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> N
 
 def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
     if request == "add":
-        rows = max(0, tokenizer.size + 1 - model.vocab)
-        where = "appended" if rows else f"in a spare row: the embedding has {model.vocab}"
-        return _Pad(Choice(ADDED_PAD, f"asked for; its row {tokenizer.size} is {where}", "user"), tokenizer.size, rows)
+        return _added_pad(model, tokenizer, notes)
     if request != "auto":
         return _named_pad(request, model, tokenizer, notes)
     return (
@@ -92,6 +90,21 @@ def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Note
         or _spare_row(model, tokenizer)
         or _end_as_pad(tokenizer)
     )
+
+
+def _added_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
+    """A tokenizer gives one text one id: a <|pad|> that it has, as one saved by such a run has, keeps its own."""
+    there = ADDED_PAD in tokenizer.ids
+    number = tokenizer.ids.get(ADDED_PAD, tokenizer.size)
+    rows = max(0, number + 1 - model.vocab)
+    where = "appended" if rows else f"in a spare row: the embedding has {model.vocab}"
+    reason = f"its row {number} is {where}"
+    if there:
+        reason = f"the tokenizer has it already; {reason}" if rows else "the tokenizer has it already, with a row"
+        if not tokenizer.is_special(ADDED_PAD):
+            what = f"add would take {ADDED_PAD!r}, here an ordinary token (id {number}): text can contain it"
+            notes.refuse("tokenizer.pad", what, "use auto, or a special token")
+    return _Pad(Choice(ADDED_PAD, f"asked for; {reason}", "user"), number, rows)
 
 
 def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
@@ -154,7 +167,7 @@ def _ends(tokenizer: TokenizerFacts) -> set[int]:
 
 
 def _spare_row(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
-    if tokenizer.size >= model.vocab:
+    if tokenizer.size >= model.vocab or ADDED_PAD in tokenizer.ids:  # a second token of that text cannot be
         return None
     reason = f"rows {tokenizer.size} to {model.vocab - 1} of the embedding belong to no token"
     return _Pad(Choice(ADDED_PAD, reason, "default"), tokenizer.size)
