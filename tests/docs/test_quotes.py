@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -16,21 +17,11 @@ from pages import CONFIGURATION, PAGES, README, ROOT, Quote, anchors, blocks, co
 from surefoot.cli.main import COMMANDS, main
 from surefoot.config.load import load_config
 from surefoot.errors import InputError
+from surefoot.quickstart.world import write_data
 from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
 REQUIRED = {"stage": "sft", "model": "models/base", "data": {"train": "data/alpaca.json"}, "output": "runs/new"}
-THEIRS = {  # a config of LLaMA-Factory
-    "model_name_or_path": "models/base",
-    "stage": "sft",
-    "do_train": True,
-    "dataset_dir": "examples",
-    "dataset": "sky",
-    "cutoff_len": 64,
-    "lora_rank": 2,
-    "max_steps": 2,
-    "output_dir": "runs/theirs",
-}
 # Data that configs name and no command of the pages reads.
 ELSEWHERE = (
     "train.csv",
@@ -77,10 +68,9 @@ def furnish(folder: Path) -> None:
         (folder / "data" / name).touch()
     (folder / "prompts.txt").write_text("Name a bird.\n")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
-    (folder / "examples").mkdir()
-    (folder / "examples" / "dataset_info.json").write_text('{"sky": {"file_name": "sky.json"}}')
-    (folder / "examples" / "sky.json").write_text(json.dumps(ROWS))
-    (folder / "examples" / "lora_sft.yaml").write_text(yaml.safe_dump(THEIRS))
+    for name, place in (("lora_sft.yaml", "examples"), ("dataset_info.json", "data")):
+        (folder / place).mkdir(exist_ok=True)
+        shutil.copy(ROOT / "examples" / name, folder / place)
     adapter = {"kind": "lora", "rank": 4}
     for name in ("my-run.yaml", "run.yaml", "runs/my-run/config.yaml"):
         (folder / name).write_text(yaml.safe_dump(REQUIRED | {"adapter": adapter}))
@@ -154,6 +144,53 @@ def test_a_command_named_in_the_text_exists_with_its_flags(mention):
     flags = {flag for parameter in command.params for flag in parameter.opts}
     ours = rest[: rest.index("--")] if "--" in rest else rest  # behind it stands another tool's command
     assert {word for word in ours if word.startswith("--")} <= flags
+
+
+def missing_of_the_repository(commands) -> list[str]:
+    """Words of commands that name a file in a folder of the repository, which has no such file."""
+    folders = ("examples/", "recipes/", "tools/", "compat/", "benchmarks/", "src/")
+    return [word for one in commands for word in one.words if word.startswith(folders) and not (ROOT / word).exists()]
+
+
+def test_what_the_readme_names_in_a_folder_of_the_repository_is_there():
+    ours = [command for command in commands() if command.page == README]
+    assert any("examples/" in command.text for command in ours)
+    assert missing_of_the_repository(ours) == []
+
+
+def test_twin_a_file_that_the_repository_lacks_would_be_noticed():
+    assert missing_of_the_repository([Quote(README, "surefoot translate examples/none.yaml")]) == ["examples/none.yaml"]
+
+
+def offline_lines() -> str:
+    """What the readme says fetches a model and data without a network."""
+    (found,) = [one.text for one in blocks("bash") if one.page == README and one.text.startswith("mkdir -p models")]
+    return found
+
+
+def load_offline(folder: Path, lines: str):
+    """In a checkout after the quickstart: the lines, then the readme's config on what it fetched. The sources are
+    linked, the data are written as the quickstart does."""
+    for name in ("src", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    write_data(folder / "runs" / "quickstart-data", 42)
+    subprocess.run(["sh", "-c", lines], cwd=folder, capture_output=True)
+    first = next(block for block in blocks("yaml") if block.page == README)
+    (folder / "my-run.yaml").write_text(first.text, encoding="utf-8")
+    return load_config("my-run.yaml", ["model=models/base"]).config
+
+
+def test_the_readmes_model_and_data_can_be_had_offline(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_offline(tmp_path, offline_lines())
+    assert (tmp_path / config.model.path / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("word", "fault"), [("quickstart/base", "model.path"), ("train-42", "data.train")])
+def test_twin_a_place_that_is_gone_would_be_noticed(tmp_path, monkeypatch, word, fault):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=fault):
+        load_offline(tmp_path, offline_lines().replace(word, "elsewhere"))
 
 
 def test_every_command_is_shown_somewhere():
