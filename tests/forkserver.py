@@ -7,7 +7,7 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "log", "n": 5}      after step 5 moved the weights, before its row is logged
     {"at": "write", "n": 7}    before the 7th write of the command: a flush, a rename or a log row
     {"at": "sync", "n": 7}     the same, counted since training began (saving is a series of them)
-    {"at": "save", "n": 7}     the same without log rows: before the 7th flush or rename of the saves
+    {"at": "save", "n": 7}     the same within saves only: before the 7th flush or rename that a save makes
     {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
     {"at": "again", "n": 2}    when steps are about to be taken for the 2nd time: after a rollback, from the checkpoint;
                                ranks but the first, when they are about to set up for them
@@ -16,6 +16,8 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
 "rank": 1 in addition means that rank alone. "delay": 0.01 lets it go on for so many seconds first, so that the signal
 falls anywhere; "number": 15 sends another signal than SIGKILL. "beside": true in addition lets a thread finish every
 checkpoint, however small.
+
+A file for its `whereabouts` tells afterwards where the signal fell.
 
 A kill with a number that is never reached ends the log with `writes: <how many there were>`.
 
@@ -41,6 +43,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from whereabouts import SAVE, Journal
+
 _LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fails instead of the whole suite
 
 
@@ -53,6 +57,7 @@ class ForkServer:
     _shared: ClassVar[tuple[object, subprocess.Popen[str]] | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()  # one request at a time
     _number: ClassVar[int] = 0  # of the last request; its answer begins with it
+    seconds: ClassVar[float] = 0.0  # of the processor, that all commands have taken
 
     def __init__(self, deepspeed: bool = False):
         self._words = ["deepspeed"] if deepspeed else []
@@ -86,13 +91,14 @@ class ForkServer:
         ranks: int = 1,
         bad: Collection[Any] = (),
         change: str = "",
+        where: Path | None = None,
     ) -> int:
         """folder: the working folder of the command, if not this process's own. ranks: as how many the command is run;
         the code is then the first one that is not 0. bad: records whose loss is NaN. change: "module:function", called
-        with the rank before the command is."""
+        with the rank before the command is. where: a file for the whereabouts of a command that is to be killed."""
         folder = folder or Path.cwd()
         request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder), "ranks": ranks}
-        request |= {"bad": list(bad), "change": change}
+        request |= {"bad": list(bad), "change": change, "where": str(where or os.devnull)}
         with ForkServer._lock:
             return self._ask(request)
 
@@ -104,8 +110,9 @@ class ForkServer:
         process.stdin.write(json.dumps({**request, "number": ForkServer._number}) + "\n")
         process.stdin.flush()
         answer = process.stdout.readline()
-        number, _, code = answer.partition(" ")
+        number, code, seconds = answer.split() if answer.count(" ") == 2 else ("", "", "")
         assert number == str(ForkServer._number), f"the server's answer to request {ForkServer._number}: {answer!r}"
+        ForkServer.seconds += float(seconds)
         return int(code)
 
 
@@ -154,8 +161,10 @@ def _answer() -> None:
                 _be_rank(rank, request["ranks"], port)
                 _child(request, rank)
             children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(request["number"], next((code for code in codes if code), 0), flush=True)
+        ends = [os.wait4(child, 0) for child in children]
+        codes = [os.waitstatus_to_exitcode(status) for _, status, _ in ends]
+        seconds = sum(used.ru_utime + used.ru_stime for *_, used in ends)
+        print(request["number"], next((code for code in codes if code), 0), f"{seconds:.3f}", flush=True)
 
 
 def _free_port() -> int:
@@ -185,7 +194,8 @@ def _child(request: dict[str, Any], rank: int) -> None:
         module, _, name = request["change"].partition(":")
         getattr(importlib.import_module(module), name)(rank)
     kill = dict(request["kill"] or {})
-    counts = _arm(**kill) if kill and kill.pop("rank", rank) == rank else None
+    armed = kill and kill.pop("rank", rank) == rank
+    counts = _arm(Path(request["where"]), **kill) if armed else None
     from surefoot.cli.main import main
 
     code = 1
@@ -201,9 +211,11 @@ def _child(request: dict[str, Any], rank: int) -> None:
         os._exit(code)
 
 
-def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int = signal.SIGKILL) -> dict[str, int]:
-    """beside: checkpoints of any size are finished by a thread. Returns the counts. Flushes and renames are caught in
-    `os`, where all libraries make them."""
+def _arm(
+    where: Path, at: str, n: int, beside: bool = False, delay: float = 0.0, number: int = signal.SIGKILL
+) -> dict[str, int]:
+    """where: a file for the whereabouts. beside: checkpoints of any size are finished by a thread. Returns the counts.
+    Flushes and renames are caught in `os`, where all libraries make them."""
     from surefoot import durable
     from surefoot.models import generate
     from surefoot.stages import follow, run
@@ -215,14 +227,19 @@ def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int 
         steps._LARGE = 0
     counts = {"write": 0, "sync": 0, "save": 0, "rollout": 0, "again": 0, "update": 0}
     training = False
+    journal = Journal(where)
+
+    def send() -> None:
+        journal.signal()
+        os.kill(os.getpid(), number)
 
     def die() -> None:
         if delay:
-            timer = threading.Timer(delay, os.kill, (os.getpid(), number))
+            timer = threading.Timer(delay, send)
             timer.daemon = True
             timer.start()
         else:
-            os.kill(os.getpid(), number)
+            send()
 
     def counted_at(place: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -237,8 +254,9 @@ def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int 
         def call(*arguments: Any, **keywords: Any) -> Any:
             counts["write"] += 1
             counts["sync"] += training
-            counts["save"] += training and save
-            if (at in ("write", "sync") or (at == "save" and save)) and counts[at] == n:
+            counts["save"] += save and journal.part == SAVE
+            here = at in ("write", "sync") or (at == "save" and save and journal.part == SAVE)
+            if here and counts[at] == n:
                 die()
             return function(*arguments, **keywords)
 
@@ -257,6 +275,7 @@ def _arm(at: str, n: int, beside: bool = False, delay: float = 0.0, number: int 
         return report
 
     loop.train_step = armed_step
+    journal.installed()
     run.note_rollbacks = counted_at("again", run.note_rollbacks)
     follow.make_ready = counted_at("again", follow.make_ready)
     generate.next_logits = counted_at("rollout", generate.next_logits)

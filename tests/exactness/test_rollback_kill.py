@@ -11,7 +11,8 @@ import random
 
 import pytest
 
-from faults.trials import fresh_seed
+from faults.records import Record, add
+from faults.trials import fresh_seed, processor_seconds
 from forkserver import ForkServer
 from rollback_runs import examples_by_step, one_of_each, rollback_world, write_config
 from surefoot.report.verification import compare_folders
@@ -115,7 +116,9 @@ def test_a_kill_within_the_rollback(world, place):
 def test_a_kill_before_each_write_of_a_run_that_goes_back(world):
     writes = world.straight("sft", "lora")[1]
     for n in range(1, writes):
+        before = processor_seconds()
         killed_and_resumed(world, f"each-{n}", "sft", "lora", [{"at": "write", "n": n}])
+        add(Record("each write of a run that goes back", "sft, lora", seconds=processor_seconds() - before))
 
 
 def test_twin_a_resume_that_forgets_the_rollback_is_noticed(world):

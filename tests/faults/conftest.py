@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from faults import records
 from faults.breaks import BREAKS, broken
 from faults.place import ROWS, Place, settings_of
 from faults.soak import Told, forecast, sizes
@@ -22,6 +24,9 @@ from tiny import tiny_llama
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = "; ".join(f"{name}: {what}" for name, what in BREAKS.items())
     parser.addoption("--break", choices=BREAKS, default=None, help=f"take a protection out: {words}")
+    parser.addoption(
+        "--records", default=None, help="file to whose end a line is written for each trial: faults/records.py"
+    )
     parser.addoption("--scale", type=float, default=1.0, help="of make soak: share of each part's trials")
     parser.addoption("--trials", action="append", default=[], help="of make soak: PART=COUNT, see tests/faults/soak.py")
 
@@ -30,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
     counts = _sizes(config)
     if _soaks(config) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Told(config, forecast(counts)))
+        if config.getoption("--records", default=None) is None:
+            handle, config.option.records = tempfile.mkstemp(".jsonl")  # of no use after the summary
+            os.close(handle)
+            config.add_cleanup(lambda: os.unlink(config.option.records))
+    kept = config.getoption("--records", default=None)  # known to every process of the session
+    records.keep_in(Path(kept).absolute() if kept else None)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(records)
 
 
 def _sizes(config: pytest.Config) -> dict[str, int]:

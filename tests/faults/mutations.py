@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faults.histories import loaded, save
+from faults.trials import Trial
 from surefoot.durable import json_text
 from surefoot.training.manifest import MANIFEST
 
@@ -127,13 +128,15 @@ def _checkpoint(path: Path) -> Path:
     return next(parent for parent in path.parents if parent.name.startswith("checkpoint-"))
 
 
-def mutate_once(draw: random.Random, run: Path) -> str:
+def mutate_once(trial: Trial) -> str:
     """Two checkpoints, the newer damaged in one way; returns "" where the older one is loaded, else what was."""
+    draw, run = trial.draw, trial.folder
     run.mkdir()
     for step in (1, 2):
         save(run, step)
     chosen = draw.choice(_files(run / "checkpoint-2"))
     what = draw.choice(sorted(MUTATIONS))
+    trial.row, trial.drawn["file"] = what, chosen.name
     MUTATIONS[what](chosen, draw)
     try:
         found = loaded(run)

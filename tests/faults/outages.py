@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from faults.breaks import broken
 from faults.histories import loaded, recovered, save
-from faults.power import EXACT, Operation, Recording, disk_after, lose_power
+from faults.power import EXACT, WAYS, Operation, Recording, disk_after, lose_power
+from faults.records import Record, add
+from faults.trials import Trial
 from surefoot.cli.main import main
 from surefoot.errors import IntegrityError
 from surefoot.report.journal import salvage
@@ -28,9 +30,10 @@ TOY_SAVES = ((1, 0), (2, 0), (3, 0), (3, 3), (4, 0), (5, 0))
 
 @dataclass(frozen=True)
 class Outage:
-    """log: of all operations, with a mark where surefoot said that a checkpoint is saved. wrong: (folder, last mark) ->
-    "" or what is wrong after recovery from it."""
+    """name: of what was recorded. log: of all operations, with a mark where surefoot said that a checkpoint is saved.
+    wrong: (folder, last mark) -> "" or what is wrong after recovery from it."""
 
+    name: str
     log: list[Operation]
     wrong: Callable[[Path, object], str]
 
@@ -51,7 +54,7 @@ def toy_outage(folder: Path, without: str | None = None) -> Outage:
         number = TOY_SAVES.index(found) if found else -1
         return "" if oldest <= number <= oldest + 1 else f"loaded {found} after save number {oldest} was done"
 
-    return Outage(recording.log, wrong)
+    return Outage("six saves", recording.log, wrong)
 
 
 def run_outage(place: Path, config: Path, without: str | None = None) -> Outage:
@@ -93,7 +96,7 @@ def run_outage(place: Path, config: Path, without: str | None = None) -> Outage:
             return f"published, and {faults[0]}"
         return ""
 
-    return Outage(recording.log, wrong)
+    return Outage("a whole run", recording.log, wrong)
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -105,24 +108,30 @@ def start_of_publication(outage: Outage) -> int:
     return max(number for number, one in enumerate(outage.log) if one.name == "mark" and one.other != "published")
 
 
-def fail_once(outage: Outage, draw: random.Random, to: Path) -> str:
+def fail_once(outage: Outage, trial: Trial) -> str:
     """Power fails after a random operation; returns "" or what is wrong with what is found then."""
-    return _fail(outage, draw.randint(0, len(outage.log)), None, draw, to)
+    count, way = trial.draw.randint(0, len(outage.log)), trial.draw.choice(WAYS)
+    trial.row, trial.drawn["operation"] = f"{outage.name}, {way}", count
+    return _fail(outage, count, way, trial.draw, trial.folder)
 
 
 def fail_everywhere(outage: Outage, folder: Path, first: int = 0) -> list[str]:
     """Power fails, or the process is killed, after each operation from `first` on; chance has no part in it."""
     draw = random.Random(0)  # unused by these ways
     places = [(way, count) for way in EXACT for count in range(first, len(outage.log) + 1)]
-    found = [_fail(outage, count, way, draw, folder / f"{way}-{count}") for way, count in places]
-    return [one for one in found if one]
+    found = {(way, count): _fail(outage, count, way, draw, folder / f"{way}-{count}") for way, count in places}
+    for (way, count), wrong in found.items():
+        add(
+            Record("power failure after each operation", f"{outage.name}, {way}", None, 0.0, wrong, drawn={"at": count})
+        )
+    return [wrong for wrong in found.values() if wrong]
 
 
-def _fail(outage: Outage, count: int, way: str | None, draw: random.Random, to: Path) -> str:
+def _fail(outage: Outage, count: int, way: str, draw: random.Random, to: Path) -> str:
     to.mkdir()
     before = outage.log[:count]
     mark = next((operation.other for operation in reversed(before) if operation.name == "mark"), None)
-    way = lose_power(disk_after(before), draw, to, way)
+    lose_power(disk_after(before), draw, to, way)
     try:
         wrong = outage.wrong(to, mark)
     except (AssertionError, IntegrityError) as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import torch
 
+from faults.trials import Trial
 from surefoot.errors import Diverged
 from surefoot.objectives.base import LossSum
 from surefoot.training.engine import SingleEngine
@@ -25,13 +25,15 @@ def take(engine: SingleEngine, step: int, objective=toy_loss) -> StepReport:
     return train_step(engine, objective, batches, step=step, lr=0.05, scale=None, settings=settings())
 
 
-def poison_once(draw: random.Random, folder: Path) -> str:
+def poison_once(trial: Trial) -> str:
     """A few clean steps, one with a poisoned number somewhere, one more clean one. Returns "" where the poisoned one
     was caught in itself and cost nothing."""
+    draw = trial.draw
     engine, bad = toy_engine(), draw.randint(1, 5)
     for step in range(1, bad):
         take(engine, step)
     before, where = bits(engine), draw.choice(PLACES)
+    trial.row, trial.drawn["step"] = where, bad
     report = _poisoned_step(engine, bad, where, draw)
     told = (report.loss, report.grad_norm)
     if report.decision != "non_finite":
@@ -83,22 +85,24 @@ def _poisoned_step(engine: SingleEngine, step: int, where: str, draw: random.Ran
         handle.remove()
 
 
-def poison_moment_once(draw: random.Random, folder: Path) -> str:
+def poison_moment_once(trial: Trial) -> str:
     """A moment that is not finite moves weights in the step in which it is used: no loss or gradient tells of it. It
     is caught in that step, named, and costs nothing but itself; once mended, the run goes on."""
+    draw = trial.draw
     engine, bad = toy_engine(), draw.randint(2, 5)
     for step in range(1, bad):
         take(engine, step)
     name, entry = draw.choice(["hidden.weight", "head.weight", "hidden.bias"]), draw.choice(["exp_avg", "exp_avg_sq"])
     moment = engine.optimizer.state[engine.parameters[name]][entry]
     place = draw.randrange(moment.numel())
+    trial.row, trial.drawn["step"] = f"{name}, {entry}", bad
     before, good = bits(engine), moment.flatten()[place].item()
     moment.flatten()[place] = draw.choice(VALUES)
     report = take(engine, bad)
     if (report.decision, report.non_finite, report.moment) != ("non_finite", "moment", f"{name}/{entry}"):
         return f"{name}/{entry} at step {bad}: {report.decision}, {report.non_finite}, {report.moment}"
     try:
-        save_checkpoint(folder, engine, RunState(step=bad))
+        save_checkpoint(trial.folder, engine, RunState(step=bad))
         return f"a checkpoint was written after step {bad}"
     except Diverged:
         moment.flatten()[place] = good

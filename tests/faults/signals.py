@@ -2,85 +2,111 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from faults.stages import STEPS, Runs
+import whereabouts
+from faults.stages import SAVED, STEPS, Runs
+from faults.trials import Trial
 from surefoot.report.verification import compare_folders
 from surefoot.training.checkpoint import list_checkpoints, newest_verified
 from surefoot.training.manifest import MANIFEST
 
 KILLED, STOPPED = -9, 75
 GRACE = 30.0  # seconds that a run has to save what it has, as preempting machines give it
-_LATER = 0.02  # seconds, at most, between a place in the run and the signal: some parts of a step or of a save
-_UPDATES, _SAVES, _WRITES = 2 * STEPS, 60, 40  # micro-batches of a whole run; flushes and renames of two saves; writes
+SLOWEST = "longest from signal to end, s"
+_LATER = {"save": 0.005, "update": 0.02, "write": 0.02}  # seconds, at most, that a signal comes after its place
+_MOST = {"save": 45, "update": 2 * STEPS, "write": 250}  # of the smallest whole run: flushes and renames of its three
+# saves; micro-batches; writes from the first of the command to the publication
 
 
-def random_kill(draw: random.Random) -> dict[str, Any]:
-    """Of two kills one in a save, of the others most while it computes, some before the first step."""
-    place = draw.choices(["save", "update", "write"], [5, 4, 1])[0]
-    most = {"save": _SAVES, "update": _UPDATES, "write": _WRITES}[place]
-    return {"at": place, "n": draw.randint(1, most), "delay": draw.choice([0.0, draw.uniform(1e-4, _LATER)])}
+def random_kill(draw: Random) -> dict[str, Any]:
+    """Of two kills about one in a save, of the others most while it computes, some anywhere."""
+    place = draw.choices(["save", "update", "write"], [6, 3, 1])[0]
+    delay = draw.choice([0.0, draw.uniform(1e-4, _LATER[place])])
+    return {"at": place, "n": draw.randint(1, _MOST[place]), "delay": delay}
 
 
-class Killing:
-    """kills: how many there were, by place; a run that was over before its kill counts none."""
-
-    def __init__(self, runs: Runs, combinations: Sequence[tuple[str, str, str]], most: int):
-        self.runs, self.combinations, self.most = runs, combinations, most
-        self.kills: Counter[str] = Counter()
-
-    def __call__(self, draw: random.Random, output: Path) -> str:
-        combination = draw.choice(self.combinations)
-        straight = self.runs.straight(combination)
-        config, log = self.runs.config(combination, output), output.with_suffix(".txt")
-        plan = [random_kill(draw) for _ in range(draw.randint(1, self.most))]
-        for kill in plan:
-            code = self.runs.server.run(["train", config, "--resume"], log, kill)
-            if code == 0:
-                break
-            if code != KILLED:
-                return f"{combination}, {plan}: exit {code}: {log.read_text()[-2000:]}"
-            self.kills[kill["at"]] += 1
-            if any(not (one.folder / MANIFEST).is_file() for one in list_checkpoints(output)):
-                return f"{combination}, {plan}: a checkpoint was visible before it was finished"
-        code = self.runs.server.run(["train", config, "--resume"], log)
-        if code:
-            return f"{combination}, {plan}: exit {code}: {log.read_text()[-2000:]}"
-        differences = compare_folders(straight, output)
-        return f"{combination}, {plan}: {differences[:3]}" if differences else ""
-
-
-class Stopping:
-    """codes: how the runs ended that were asked to stop; 0 where the signal came after the last step."""
+class _Signalling:
+    """combinations: taken in turn by the seeds, so that each has its share."""
 
     def __init__(self, runs: Runs, combinations: Sequence[tuple[str, str, str]]):
         self.runs, self.combinations = runs, combinations
-        self.codes: Counter[int] = Counter()
-        self.slowest = 0.0  # seconds of a whole command, which is more than the stop takes
 
-    def __call__(self, draw: random.Random, output: Path) -> str:
-        combination = draw.choice(self.combinations)
-        config, log = self.runs.config(combination, output), output.with_suffix(".txt")
-        place, most = draw.choice([("update", _UPDATES), ("save", _SAVES)])
-        kill = {"at": place, "n": draw.randint(1, most), "delay": draw.uniform(1e-4, _LATER), "number": signal.SIGTERM}
-        started = time.monotonic()
-        code = self.runs.server.run(["train", config], log, kill)
-        took = time.monotonic() - started
-        self.slowest = max(self.slowest, took)
-        self.codes[code] += 1
-        what = f"{combination}, {kill}"
-        if code not in (STOPPED, 0) or took > GRACE:
-            return f"{what}: exit {code} after {took:.0f} s: {log.read_text()[-2000:]}"
-        found, rejected = newest_verified(output)
-        if found is None or rejected:
-            return f"{what}: {found}, {rejected}"
+    def _begin(self, trial: Trial) -> tuple[tuple[str, str, str], str, Path]:
+        combination = self.combinations[trial.seed % len(self.combinations)]
+        trial.row = ", ".join(combination)
+        return combination, self.runs.config(combination, trial.folder), trial.folder.with_suffix(".txt")
+
+
+class Killing(_Signalling):
+    """most: kills of one run. kills: how many there were, by the part of the run in which they fell; a run that was
+    over before its kill counts none."""
+
+    def __init__(self, runs: Runs, combinations: Sequence[tuple[str, str, str]], most: int):
+        super().__init__(runs, combinations)
+        self.most = most
+        self.kills: Counter[str] = Counter()
+
+    def __call__(self, trial: Trial) -> str:
+        combination, config, log = self._begin(trial)
+        straight, where = self.runs.straight(combination), log.with_suffix(".where")
+        plan = [random_kill(trial.draw) for _ in range(trial.draw.randint(1, self.most))]
+        trial.counts["kills"] = 0
+        trial.counts.update(dict.fromkeys(whereabouts.PARTS, 0))
+        trial.drawn["kills"] = plan
+        for kill in plan:
+            code = self.runs.server.run(["train", config, "--resume"], log, kill, where=where)
+            if code == 0:
+                break
+            if code != KILLED:
+                return f"{plan}: exit {code}: {log.read_text()[-2000:]}"
+            kill["fell"] = whereabouts.read(where).killed_in
+            self.kills[kill["fell"]] += 1
+            trial.counts.update(["kills", kill["fell"]])
+            if any(not (one.folder / MANIFEST).is_file() for one in list_checkpoints(trial.folder)):
+                return f"{plan}: a checkpoint was visible before it was finished"
+        code = self.runs.server.run(["train", config, "--resume"], log)
+        if code:
+            return f"{plan}: exit {code}: {log.read_text()[-2000:]}"
+        differences = compare_folders(straight, trial.folder)
+        return f"{plan}: {differences[:3]}" if differences else ""
+
+
+class Stopping(_Signalling):
+    """A run that has taken all its steps goes on to its end from its last save, and exits with 0; so does one that had
+    ended before its signal. One that had no steps yet has nothing to save."""
+
+    def __call__(self, trial: Trial) -> str:
+        combination, config, log = self._begin(trial)
+        straight, where = self.runs.straight(combination), log.with_suffix(".where")
+        place = trial.draw.choice(["update", "save", "write"])
+        delay = trial.draw.uniform(1e-4, _LATER[place])
+        kill = {"at": place, "n": trial.draw.randint(1, _MOST[place]), "delay": delay, "number": signal.SIGTERM}
+        code = self.runs.server.run(["train", config], log, kill, where=where)
+        ended, found = time.monotonic(), whereabouts.read(where)
+        trial.drawn["signal"] = {**kill, "fell": found.asked_in}
+        trial.counts["exit 75"] = int(code == STOPPED)
+        trial.counts["exit 0"] = int(code == 0)
+        trial.counts.update(dict.fromkeys(whereabouts.PARTS, 0))
+        if found.asked_at is not None:
+            trial.counts[found.asked_in] += 1
+            trial.longest[SLOWEST] = round(ended - found.asked_at, 3)
+        last = found.saves == SAVED and found.asked_in in (whereabouts.SAVE, whereabouts.BETWEEN)
+        over = found.asked_at is None or last or found.asked_in == whereabouts.AFTER
+        if code != STOPPED and not (over and code == 0):
+            return f"{trial.drawn}: exit {code}: {log.read_text()[-2000:]}"
+        if trial.longest.get(SLOWEST, 0.0) > GRACE:
+            return f"{trial.drawn}: {trial.longest[SLOWEST]} s from the signal to the end"
+        checkpoint, rejected = newest_verified(trial.folder)
+        if (checkpoint is None and found.asked_in != whereabouts.BEFORE) or rejected:
+            return f"{trial.drawn}: {checkpoint}, {rejected}"
         if code == STOPPED and self.runs.server.run(["train", config, "--resume"], log) != 0:
-            return f"{what}: resumed, it failed: {log.read_text()[-2000:]}"
-        differences = compare_folders(self.runs.straight(combination), output)
-        return f"{what}: {differences[:3]}" if differences else ""
+            return f"{trial.drawn}: resumed, it failed: {log.read_text()[-2000:]}"
+        differences = compare_folders(straight, trial.folder)
+        return f"{trial.drawn}: {differences[:3]}" if differences else ""

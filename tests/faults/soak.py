@@ -3,6 +3,7 @@
     make soak                                                  # all of it, about 90 minutes of one processor
     make soak SOAK="--scale 0.01"                              # a hundredth of each part
     make soak SOAK="-k killed --trials 'killed runs=50'"       # one part, so many trials
+    make soak SOAK="--records build/soak.jsonl"                # keeps every trial, see records.py
 
 A test marked `soak("killed runs")` belongs to that part and asks the fixture `trials` how many it is to make.
 """

@@ -16,6 +16,8 @@ ADAPTERS = ("lora", "dora", "full")
 PRECISIONS = ("fp32", "bf16", "fp16")
 COMBINATIONS = [(stage, adapter, precision) for stage in STAGES for adapter in ADAPTERS for precision in PRECISIONS]
 STEPS = 6  # of two micro-batches; an epoch has two, the second one short
+SAVE_EVERY = 2
+SAVED = STEPS // SAVE_EVERY
 SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
@@ -52,7 +54,7 @@ class Runs:
             "optim": {"lr": 3e-3},
             "duration": f"{STEPS} steps",
             "eval_every": "3 steps",
-            "checkpoint": {"every": "2 steps", "keep": 2, "best": "none"},
+            "checkpoint": {"every": f"{SAVE_EVERY} steps", "keep": 2, "best": "none"},
             "output": str(output),
         }
         if adapter != "full":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from faults.breaks import BREAKS, broken
 from faults.mutations import mutate_once
 from faults.outages import fail_everywhere, toy_outage
 from faults.poison import poison_once
-from faults.trials import many
+from faults.trials import Trial, many
 from surefoot import folder_lock
 from surefoot.errors import EnvironmentFault
 
@@ -18,15 +16,15 @@ TRIALS = 20
 SEED = 0  # the same trials in each build and at any time: whether a build is noticed is not left to chance
 
 
-def lock_once(draw: random.Random, folder) -> str:
+def lock_once(trial: Trial) -> str:
     """A second one in the same folder is refused, and gets in after the first."""
-    with folder_lock.locked(folder):
+    with folder_lock.locked(trial.folder):
         try:
-            with folder_lock.locked(folder):
+            with folder_lock.locked(trial.folder):
                 return "two are at work in one folder"
         except EnvironmentFault:
             pass
-    with folder_lock.locked(folder):
+    with folder_lock.locked(trial.folder):
         return ""
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from faults.faulty_disk import FaultyDisk, copy_of, operations_of
+from faults.faulty_disk import KINDS, FaultyDisk, copy_of, operations_of
 from faults.test_power_loss import write_config
-from faults.trials import many
+from faults.trials import Trial, many
 from surefoot.cli.main import main
 from surefoot.stages.publish import is_published
 from surefoot.training.checkpoint import verify_checkpoint
@@ -33,10 +32,12 @@ class Publishing:
         words = ["train", str(self.config), f"output={run}", *(["--resume"] if resume else [])]
         return CliRunner().invoke(main, words)
 
-    def __call__(self, draw: random.Random, run: Path) -> str:
+    def __call__(self, trial: Trial) -> str:
+        draw, run = trial.draw, trial.folder
         copy_of(self.folder / "run", run)
         kind = draw.choice(["full", "broken", "short"])
         number = draw.randint(1, len(self.operations))
+        trial.row, trial.drawn["operation"] = KINDS[kind], number
         where = f"{kind} at {number} of {len(self.operations)} ({self.operations[number - 1]})"
         with FaultyDisk(kind, number).installed():
             result = self.command(run)

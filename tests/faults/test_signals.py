@@ -6,12 +6,16 @@ import random
 
 import pytest
 
-from faults.signals import Killing, Stopping
-from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, STAGES, Runs
+from faults import signals
+from faults.signals import KILLED, STOPPED, Killing, Stopping
+from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, SAVED, STAGES, STEPS, Runs
 from faults.trials import fresh_seed, many
 from forkserver import ForkServer
+from surefoot.stages.publish import is_published
+from whereabouts import BEFORE, PARTS, SAVE, STEP, read
 
 KILLED_RUNS_OF_A_STAGE, STOPPED_RUNS = 5, 8
+IN_A_STEP = 1  # a seed that has the signal sent in one, which no run ends before
 MOST_KILLS = 5  # of one run, in the long version
 IN_SAVES, ENOUGH = 0.25, 60  # of all kills, at the least, where there are so many
 
@@ -36,7 +40,24 @@ def test_killed_runs_end_as_if_nothing_had_been(runs, tmp_path, stage):
 def test_a_run_that_is_asked_to_stop_saves_and_says_so(runs, tmp_path):
     stopping = Stopping(runs, [("sft", "lora", "fp32")])
     assert many("stopped runs", STOPPED_RUNS, stopping, tmp_path) == []
-    print(dict(stopping.codes))
+
+
+def test_twin_a_stop_that_takes_too_long_is_noticed(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "GRACE", 0.0)
+    (wrong,) = many("stopped runs", 1, Stopping(runs, [("sft", "lora", "fp32")]), tmp_path, IN_A_STEP)
+    assert "s from the signal to the end" in wrong
+
+
+IN_THE_LAST_SAVE = {"at": "save", "n": 40, "number": 15}
+IN_THE_SECOND = {**IN_THE_LAST_SAVE, "n": 20}
+
+
+@pytest.mark.parametrize(("kill", "code", "saves"), [(IN_THE_LAST_SAVE, 0, SAVED), (IN_THE_SECOND, STOPPED, 2)])
+def test_a_run_with_all_its_steps_goes_on_to_its_end(runs, tmp_path, kill, code, saves):
+    config, where = runs.config(("sft", "lora", "fp32"), tmp_path / "run"), tmp_path / "where"
+    assert runs.server.run(["train", config], tmp_path / "log.txt", kill, where=where) == code
+    assert (read(where).asked_in, read(where).saves) == (SAVE, saves)
+    assert is_published(tmp_path / "run", STEPS) == (code == 0)
 
 
 @pytest.mark.soak("killed runs")
@@ -45,11 +66,35 @@ def test_many_killed_runs_end_as_if_nothing_had_been(runs, trials, tmp_path):
     assert many("killed runs", trials, killing, tmp_path) == []
     print("kills:", dict(killing.kills))
     enough = killing.kills.total() >= ENOUGH  # for the share to be what was drawn, and not luck
-    assert not enough or killing.kills["save"] >= IN_SAVES * killing.kills.total()
+    assert not enough or killing.kills[SAVE] >= IN_SAVES * killing.kills.total()
 
 
 @pytest.mark.soak("stopped runs")
 def test_many_runs_that_are_asked_to_stop_save_and_say_so(runs, trials, tmp_path):
-    stopping = Stopping(runs, COMBINATIONS)
-    assert many("stopped runs", trials, stopping, tmp_path) == []
-    print("exit codes:", dict(stopping.codes), f"slowest command {stopping.slowest:.0f} s")
+    assert many("stopped runs", trials, Stopping(runs, COMBINATIONS), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("kill", "part"),
+    [
+        ({"at": "write", "n": 1}, BEFORE),
+        ({"at": "update", "n": 3}, STEP),
+        ({"at": "save", "n": 1}, SAVE),
+        ({"at": "save", "n": 40}, SAVE),
+        ({"at": "again", "n": 1}, BEFORE),
+    ],
+)
+def test_where_a_kill_fell_is_known(runs, tmp_path, kill, part):
+    config, where = runs.config(("sft", "lora", "fp32"), tmp_path / "run"), tmp_path / "where"
+    assert runs.server.run(["train", config], tmp_path / "log.txt", kill, where=where) == KILLED
+    found = read(where)
+    assert (found.killed_in, found.asked_in) == (part, part)
+
+
+def test_the_whereabouts_of_a_run_that_ends(runs, tmp_path):
+    config, where = runs.config(("ppo", "lora", "fp32"), tmp_path / "run"), tmp_path / "where"
+    assert runs.server.run(["train", config], tmp_path / "log.txt", {"at": "step", "n": 10**9}, where=where) == 0
+    parts = where.read_text().splitlines()
+    assert set(parts) == set(PARTS)
+    assert (parts.count(SAVE), parts.count(STEP), read(where).saves) == (SAVED, STEPS, SAVED)
+    assert read(where).asked_at is None
