@@ -13,7 +13,7 @@ import torch
 from doctor_runs import ROWS, clean_run
 from surefoot.config.schema import RunConfig
 from surefoot.doctor import parity
-from surefoot.doctor.parity import is_plain, own_pass, parity_line, plainest
+from surefoot.doctor.parity import is_plain, own_pass, parity_lines, plainest
 from surefoot.models import forward
 from surefoot.models.forward import causal_model
 from surefoot.stages.fast_paths import LIMITS, largest_difference, one_pass
@@ -68,12 +68,21 @@ def sizes(one):
     return [len(batch.examples) for batch in one.run.stage.step_batches(1)]
 
 
-def examined(config, plant=lambda one: None):
+def parity_line(*args, **how):
+    """Of the run as it computes; lines of its formulas come behind."""
+    return next(parity_lines(*args, **how))
+
+
+def all_lines(config, plant=lambda one: None):
     """What doctor says of the run, with something planted in it before its own pass."""
     with ready(config, 1) as one:
         plant(one)
         own, plan = own_pass(one), one.setup.plan
-    return parity_line(config, plan, own, None)
+    return list(parity_lines(config, plan, own, None))
+
+
+def examined(config, plant=lambda one: None):
+    return all_lines(config, plant)[0]
 
 
 def error_of(line):
@@ -88,7 +97,7 @@ def test_a_packed_run_is_held_against_padded_rows_of_the_same_examples(run_of, s
         assert len(sizes(one)) >= 3
         own, plan = own_pass(one), one.setup.plan
         assert one.run.stage.step_batches(1)[0].rows.documents
-    assert not any(batch.rows.documents for batch in own.batches)
+    assert not any(batch.rows.documents for batch in own.padded)
     line = parity_line(config, plan, own, None)
     assert (line.code, line.verdict) == ("FAST-PATH", "ok")
     assert error_of(line) < ROUNDING

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from doctor_runs import clean_base, clean_run
-from surefoot.doctor.parity import own_pass, parity_line
+from surefoot.doctor.parity import own_pass, parity_lines
 from surefoot.models.forward import causal_model
 from surefoot.stages import rehearsal as module
 from surefoot.stages.trial import ready
@@ -43,7 +43,7 @@ def test_judged_answers_have_a_gradient_to_compare(workplace):
         hook.remove()
         plan = one.setup.plan
     assert largest(right) > GRADIENT
-    assert [parity_line(config, plan, own, None).verdict for own in (right, wrong)] == ["ok", "fault"]
+    assert [next(parity_lines(config, plan, own, None)).verdict for own in (right, wrong)] == ["ok", "fault"]
 
 
 def test_twin_a_reference_of_zeros_has_none(workplace, monkeypatch):

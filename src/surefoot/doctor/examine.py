@@ -34,7 +34,7 @@ from surefoot.doctor.machine import (
     with_cost,
 )
 from surefoot.doctor.numbers import leak_line, split_line
-from surefoot.doctor.parity import own_pass, parity_line
+from surefoot.doctor.parity import own_pass, parity_lines
 from surefoot.doctor.rest import rest
 from surefoot.doctor.steps import STEPS, number_lines, product_line, take
 from surefoot.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
@@ -127,7 +127,7 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
             yield from _taken(one, seen)
             plan = one.setup.plan
             del one
-        yield parity_line(alone, plan, own, machine.detect().free)
+        yield from parity_lines(alone, plan, own, machine.detect().free)
     except SurefootError as error:
         yield from refusals(error, "DATA" if any(_is_record(one.where) for one in error.faults) else "MODEL", targets)
 

@@ -8,13 +8,13 @@ both. Nothing is dropped and no noise is added, because both are drawn for each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
-from surefoot.doctor.findings import Finding, ok, unknown
+from surefoot.doctor.findings import Finding, fault, ok, unknown
 from surefoot.doctor.numbers import within_rounding
 from surefoot.models.dropout import without_draws
 from surefoot.planning.measurements import LengthFacts
@@ -22,44 +22,74 @@ from surefoot.planning.memory import readable, usable
 from surefoot.planning.packing import PLAIN
 from surefoot.planning.plan import RunPlan
 from surefoot.stages.fast_paths import Pass, compared_batches, largest_difference, nothing_at_zero, one_pass
+from surefoot.stages.formulas import LIMIT, Formulas, compare_formulas, paths_of
 from surefoot.stages.planned import make_plan
 from surefoot.stages.trial import Ready, ready
 
+_CODE = "FAST-PATH"
 _STORING = ("math", "eager")  # attention by one product, a softmax and another product
+_ALLOWED = f"rounding allows {LIMIT:g}"
+_OTHERWISE = {"data.packing": "off", "attention": "eager"}
 
 
 @dataclass(frozen=True)
 class OwnPass:
-    """batches: the examples in padded rows, for the twin. seen: what the run computed of them."""
+    """rows: micro-batches as the run lays them out. padded: the examples in padded rows, for the twin. seen: what the
+    run computed of them."""
 
-    batches: Sequence[Weighted]
+    rows: Sequence[Weighted]
+    padded: Sequence[Weighted]
     seen: Pass
 
 
 def own_pass(one: Ready) -> OwnPass:
     """Loss and gradients of two real micro-batches as the run computes them, packed where it packs."""
-    batches = compared_batches(one.run.stage, one.setup.engine, 1)
-    padded = [in_padded_rows(batch, one.plan.tokenizer.pad_id) for batch in batches]
-    return OwnPass(padded, _pass(one, batches))
+    rows = compared_batches(one.run.stage, one.setup.engine, 1)
+    padded = [in_padded_rows(batch, one.plan.tokenizer.pad_id) for batch in rows]
+    return OwnPass(rows, padded, _pass(one, rows))
 
 
-def parity_line(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | None) -> Finding:
-    """The same examples once more, by `plainest`. plan: as the run carried it out. free: bytes, None where nobody
-    knows."""
+def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | None) -> Iterator[Finding]:
+    """The same examples once more, by `plainest`, and by the run's fast paths in fp32. plan: as the run carried it out.
+    free: bytes, None where nobody knows."""
     if is_plain(plan):
-        return ok("FAST-PATH", "does not apply: the run is the plain fp32 path")
-    if plan.precision.base.value == "nf4":
-        return ok("FAST-PATH", "does not apply: an nf4 base is rounded on purpose")
+        yield ok(_CODE, "does not apply: the run is the plain fp32 path")
+        return
     twin = plainest(config)
-    needed = _needed(twin, own.batches)
+    needed = _needed(twin, own.padded)
     room = usable(plan.memory.available) if free is None else min(free, usable(plan.memory.available))
     if needed > room:
-        return unknown("FAST-PATH", f"a second model, in fp32, takes {readable(needed)}, and {readable(room)} are free")
+        yield unknown(_CODE, f"a second model, in fp32, takes {readable(needed)}, and {readable(room)} are free")
+        return
     with ready(twin, 1) as plain:
-        error = largest_difference(plain.setup.engine, _pass(plain, own.batches), own.seen)
+        whole = _whole_line(plain, plan, own)
+        yield whole
+        if plan.precision.compute.value != "fp32" or whole.verdict == "fault":
+            stage = plain.run.stage
+            paths = paths_of(plan)
+            found = compare_formulas(plain.setup, stage, paths, own.rows, own.padded, 1) if paths else None
+            yield from _formula_lines(found) if found else ()
+
+
+def _whole_line(plain: Ready, plan: RunPlan, own: OwnPass) -> Finding:
+    """What the run computed, against its twin."""
+    if plan.precision.base.value == "nf4":
+        return ok(_CODE, "does not apply to the run as it is: an nf4 base is rounded on purpose")
+    error = largest_difference(plain.setup.engine, _pass(plain, own.padded), own.seen)
     fix = "set precision: fp32, data.packing: off, attention: eager, or one of kernels to plain, to see which it is"
-    count = sum(len(batch.examples) for batch in own.batches)
-    return within_rounding("FAST-PATH", error, plan, fix, seen=f"{count} example{'s' if count > 1 else ''}")
+    count = sum(len(batch.examples) for batch in own.padded)
+    return within_rounding(_CODE, error, plan, fix, seen=f"{count} example{'s' if count > 1 else ''}")
+
+
+def _formula_lines(found: Formulas) -> Iterator[Finding]:
+    if found.compared and not found.wrong:
+        names = ", ".join(found.compared)
+        yield ok(_CODE, f"{names}, in fp32: they differ by {found.error:.2g}; {_ALLOWED}", where="fp32")
+    for key, error in found.wrong.items():
+        fix = f"set {key} to {_OTHERWISE.get(key, 'plain')}, and please report it"
+        yield fault(_CODE, f"computes something else: in fp32 it differs by {error:.2g}; {_ALLOWED}", fix, where=key)
+    for key, why in found.unseen.items():
+        yield replace(unknown(_CODE, f"it does not go in fp32 ({why})"), where=key)
 
 
 def is_plain(plan: RunPlan) -> bool:
