@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -554,3 +556,42 @@ def test_real_dialogues_with_tools(run, llama3):
                 assert turn["value"].strip() in prompt
             else:
                 assert turn["value"].strip() not in learned
+
+
+@pytest.fixture
+def collector(monkeypatch) -> list[bool]:
+    """Whether Python looks for cycles while examples are encoded, call by call."""
+    seen = []
+    real = encode.encode
+
+    def watched(*args, **how):
+        seen.append(gc.isenabled())
+        return real(*args, **how)
+
+    monkeypatch.setattr(tokenise, "encode", watched)
+    return seen
+
+
+def test_no_time_goes_to_looking_for_cycles_while_examples_are_encoded(run, file, collector):
+    assert gc.isenabled()
+    run(file)
+    assert collector == [False]
+    assert gc.isenabled()
+
+
+def test_who_had_the_collector_off_keeps_it_off_and_a_fault_turns_it_on_again(run, file, tmp_path):
+    gc.disable()
+    try:
+        run(file)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with pytest.raises(InputError):
+        run(write(tmp_path / "wrong.jsonl", [{"instruction": 1, "input": "", "output": "a"}]))
+    assert gc.isenabled()
+
+
+def test_twin_with_the_collector_it_would_look(run, file, collector, monkeypatch):
+    monkeypatch.setattr(tokenise, "_no_collector", nullcontext)
+    run(file)
+    assert collector == [True]

@@ -6,10 +6,12 @@ function reads are converted at every start: surefoot cannot know what the funct
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,9 +106,23 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
     folder = Path(cache) / "tokenised" / key
     found = open_cache(folder, source.name)
     if found is None:
-        found = _encode(source, records or _read(source, method, limit), method, folder)
+        with _no_collector():
+            found = _encode(source, records or _read(source, method, limit), method, folder)
     file, record = found
     return file, _facts(source, content, record)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Inside, Python looks for no cycles. Records and examples have none and nearly all stay until the end, so that it
+    finds nothing, in an eighth of the time that tokenising takes."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _read(source: Source, method: Method, limit: int | None) -> _Records:
