@@ -254,3 +254,33 @@ def test_twin_room_of_its_own_for_every_part_is_noticed(monkeypatch):
 
     monkeypatch.setattr(chunked_loss._Room, "logits", anew)
     assert times_taken(8) > 8
+
+
+def widened_at_once():
+    """The most numbers of 16 bits that are added to fp32 in one go, while a head of 64 words trains."""
+
+    class Added(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.add_.Tensor and args[0].dtype != args[1].dtype:
+                self.numbers = max(self.numbers, args[1].numel())
+            return function(*args, **(kwargs or {}))
+
+    draw = torch.Generator().manual_seed(1)
+    weight = torch.randn(64, H, generator=draw).requires_grad_()
+    targets = torch.randint(0, 64, (16,), generator=draw)
+    with torch.autocast("cpu", dtype=torch.bfloat16), Added() as seen:
+        summed_loss(torch.randn(16, H, generator=draw), Head(weight, None, 4), targets).backward()
+    return seen.numbers
+
+
+def test_the_product_of_a_head_that_trains_is_widened_in_parts(monkeypatch):
+    """torch widens what is added before it adds: of 32 000 words and 768 numbers that is 94 MiB."""
+    monkeypatch.setattr(chunked_loss, "_WIDENED", 16)
+    assert widened_at_once() == 16 * H
+
+
+def test_twin_added_in_one_go_all_of_it_is_widened(monkeypatch):
+    monkeypatch.setattr(chunked_loss, "_WIDENED", 64)
+    assert widened_at_once() == 64 * H

@@ -413,28 +413,28 @@ class TestForecast:
 
     @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
     def test_holes_by_hand(self, tmp_path, again):
-        """Per layer and by what is kept, whether layers are computed again or not, and by the logits of one piece."""
+        """Per layer and by what is kept, whether layers are computed again or not."""
         work = replace(workload(tmp_path, adapter=LORA, precision="bf16"), holes=True, loss_rows=16, kind="cpu")
         kinds = {"examples": ROWS, "length": 96, "supervised": 1.0, "available": 80 * GIB}
         plan = forecast(work, checkpointing=Choice(again, "", "user"), **kinds)
         layer = layer_bytes(work, ROWS * 96, 96)
         logits = 16 * CONFIG["vocab_size"] * (2 + 4)
         assert plan.logits == logits
-        assert plan.holes - module._LEFT == pytest.approx(3.4 * layer + 0.25 * plan.activations + 0.4 * logits)
+        assert plan.holes - module._LEFT == pytest.approx(3.4 * layer + 0.1 * plan.activations)
 
-    @pytest.mark.parametrize("name", ["_HOLES_OF_LAYER", "_HOLES_OF_KEPT", "_HOLES_OF_LOGITS"])
+    @pytest.mark.parametrize("name", ["_HOLES_OF_LAYER", "_HOLES_OF_KEPT"])
     def test_twin_a_kind_of_holes_left_out_would_be_noticed(self, tmp_path, monkeypatch, name):
         monkeypatch.setattr(module, name, 0.0)
         with pytest.raises(AssertionError):
             self.test_holes_by_hand(tmp_path, True)
 
-    def test_the_gradient_of_a_head_that_trains_leaves_none(self, tmp_path):
-        """It is one block, and stays."""
+    def test_logits_leave_none(self, tmp_path):
+        """Each piece has the place of the one before."""
         work = replace(workload(tmp_path, precision="fp32"), holes=True, kind="cpu")
         kinds = {"examples": 1, "length": 16, "supervised": 1.0, "checkpointing": OFF, "available": 80 * GIB}
         few, many = (forecast(replace(work, loss_rows=rows), **kinds) for rows in (8, 16))
-        per_row = CONFIG["vocab_size"] * 4
-        assert many.holes - few.holes == pytest.approx(0.4 * 8 * per_row, abs=1)
+        assert many.logits > few.logits
+        assert many.holes == few.holes
 
     def test_what_fits_leaves_room(self, tmp_path):
         plan = self.of(tmp_path, adapter=LORA, precision="bf16")

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from surefoot.kernels.types import operand_type, wide_type
 
+_WIDENED = 1024  # rows of a product that are in fp32 at once, before they are added to a sum
 _HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest number
 
 
@@ -185,8 +186,9 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lift: to
         total.addcdiv_(a @ b, lift)
     elif total.dtype == a.dtype:
         total.addmm_(a, b)
-    else:
-        total += a @ b
+    else:  # a few rows at a time: torch would widen the whole product first
+        for rows, more in zip(total.split(_WIDENED), (a @ b).split(_WIDENED), strict=True):
+            rows += more
 
 
 def _lift(bound: torch.Tensor) -> torch.Tensor:

@@ -27,12 +27,11 @@ _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 # What a CPU run on glibc takes besides what is alive (see `surefoot.allocator`): what set-up, interpreter and products
 # leave; and holes, in blocks that come from the heap. Every layer asks for the same sizes when it goes forward, when it
 # is computed again and when it goes backward, and cannot have the holes that the one before it left: some three times
-# what one layer keeps. Between what stays until the backward pass there are holes as well, and the logits of a piece
-# cannot have those of the piece before. Measured, see docs/evidence/memory.md: two starts of a run differ by a tenth.
+# what one layer keeps. Between what stays until the backward pass there are holes as well. The logits of a piece have
+# the place of those before. Measured, see docs/evidence/memory.md: two starts of a run differ by a tenth.
 _LEFT = 32 << 20
 _HOLES_OF_LAYER = 3.4
-_HOLES_OF_KEPT = 0.25
-_HOLES_OF_LOGITS = 0.4
+_HOLES_OF_KEPT = 0.1
 # Programs for products of 16 bits, 0.6 MiB each, of which a CPU run keeps 256 (`process.bound_product_caches`): every
 # packed row has a length of its own, so that all places are taken before long.
 _PROGRAMS = 154 << 20
@@ -86,11 +85,11 @@ def forecast(
         beside=work.beside,
         recomputed=again if again and again < layers else None,
         apart=gradients + activations + logits - peak,
-        holes=_holes(work, activations, per_layer, tokens, positions) + _programs(work) if work.holes else 0,
+        holes=_holes(work, activations, per_layer, tokens) + _programs(work) if work.holes else 0,
     )
 
 
-def _holes(work: Workload, activations: int, layer: int, tokens: int, positions: int) -> int:
+def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
     """Blocks of `LARGE` bytes come from the system one by one and go back to it, so they leave none."""
     model, b = work.model, work.width
     share = 1.0  # of a layer, in blocks from the heap
@@ -99,10 +98,7 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int, positions:
     elif tokens * model.intermediate * b >= LARGE:
         mlp = tokens * b * mlp_tensors(work) * model.intermediate
         share = max(0.0, 1 - work.passes * mlp / layer)
-    rows = positions if work.loss_rows is None else min(positions, work.loss_rows)
-    logits = _logits_at_once(work, positions) if work.logits and 4 * rows * model.vocab < LARGE else 0
-    holes = share * (_HOLES_OF_LAYER * layer + _HOLES_OF_KEPT * activations) + _HOLES_OF_LOGITS * logits
-    return _LEFT + int(holes)
+    return _LEFT + int(share * (_HOLES_OF_LAYER * layer + _HOLES_OF_KEPT * activations))
 
 
 def _programs(work: Workload) -> int:
