@@ -18,8 +18,7 @@ from surefoot.models.dropout import without_draws
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import causal_model
 from surefoot.models.packing import NAME, packed_attention, reason_of
-from surefoot.planning.packing import PLAIN
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.stages.fast_paths import LIMITS, largest_difference, nothing_at_zero, one_pass, planned_paths
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
