@@ -24,6 +24,7 @@ EVENTS, SAMPLES, PROFILE = "events.jsonl", "samples.jsonl", "profile.jsonl"
 Kind = Literal[
     "start",
     "resume",
+    "changed",
     "best",
     "saved",
     "skipped",
@@ -38,7 +39,7 @@ Kind = Literal[
     "tracker",
 ]
 OF_THE_PROCESS = frozenset({"start", "resume", "stopped", "diverged", "failed"})
-_KEPT = OF_THE_PROCESS | {"rollback"}  # why the steps before it are done again
+_KEPT = OF_THE_PROCESS | {"rollback", "changed"}  # why the steps before it are done again, or others come after it
 Clock = Callable[[], datetime]
 
 
@@ -50,6 +51,11 @@ def append_event(run: Path, kind: Kind, step: int, text: str, now: Clock = utc_n
     """step: optimizer steps done when it happened. text: one sentence; secrets in it, which an error may quote, go."""
     stamp = now().isoformat(timespec="milliseconds")
     journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": veiled(text)})
+
+
+def mend_events(run: Path) -> None:
+    """Lines that a power failure broke go, so that the next one has a line of its own."""
+    journal.rewrite(run / EVENTS, journal.salvage(run / EVENTS)[0])
 
 
 def note_once(run: Path, kind: Kind, step: int, text: str) -> None:

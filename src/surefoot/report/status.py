@@ -57,10 +57,8 @@ def verdict(status: Status, rows: Sequence[Row], events: Sequence[Record]) -> Ve
         return Verdict(status, f"{place[0].upper()}{place[1:]}. {_soundness(rows)}")
     if status == "finished":
         early = f" of {total:,}, when evaluation no longer improved" if done < total else ""
-        return Verdict(
-            status,
-            f"{done:,} steps{early}. {_soundness(rows)}{_ways_back(events)} {_last_text(events, 'published')}".strip(),
-        )
+        told = f"{_soundness(rows)}{_ways_back(events)}{_changes(events)} {_last_text(events, 'published')}".strip()
+        return Verdict(status, f"{done:,} steps{early}. {told}".strip())
     if status == "stopped":
         return Verdict(status, f"Ended at {place}; it continues from its last checkpoint. {_soundness(rows)}")
     return Verdict(status, _last_text(events, status))
@@ -96,6 +94,11 @@ def _soundness(rows: Sequence[Row]) -> str:
 def _ways_back(events: Sequence[Record]) -> str:
     count = sum(event.get("kind") == "rollback" for event in events)
     return f" Went back to a checkpoint {times(count)}." if count else ""
+
+
+def _changes(events: Sequence[Record]) -> str:
+    count = sum(event.get("kind") == "changed" for event in events)
+    return f" Its config changed {times(count)} when it was resumed: see the events." if count else ""
 
 
 def _last_text(events: Sequence[Record], kind: str) -> str:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.config.dump import shown
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families.files import read_json
@@ -22,6 +21,7 @@ from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
 from surefoot.report.plan_table import plan_table
 from surefoot.report.trackers.adapters import require_trackers
+from surefoot.stages.changes import sentence
 from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.disk_room import check_disk, disk_of
 from surefoot.stages.evaluating import check_answers
@@ -164,9 +164,7 @@ def _say_what_was_found(console: Console, found: Claim) -> None:
     for fault in found.rejected:
         console.say(f"not used: {fault}", style="yellow")
     for change in found.changes:
-        console.say(
-            f"{change.key} changed from {shown(change.old)} to {shown(change.new)}: {change.why}", style="yellow"
-        )
+        console.say(sentence(change), style="yellow")
     if found.checkpoint is not None:
         console.say(f"resuming from {found.checkpoint.folder}")
     elif found.mode == "resume":

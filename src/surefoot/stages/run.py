@@ -29,6 +29,7 @@ from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
 from surefoot.stages.base_bytes import check_base, hashed_beside, keep_base
 from surefoot.stages.card_facts import example_question
+from surefoot.stages.changes import note_changes, reminder
 from surefoot.stages.custom import NOTHING, Custom
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.follow import follow, hand_over, hand_over_end
@@ -145,11 +146,14 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
         records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)}
+        note_changes(run.found)
         write_records(config, run.folder, run.plan, verified, records, asked.origin, shares)
         keep_base(run.folder, base, anew=not resumed)
         console.log_to(run.folder / "run.log")
         note_rollbacks(run.folder)
         console.say(phases.sentence())
+        for line in reminder(run.found, command=bool(asked.typed)):
+            console.say(line, style="yellow")
         session.note_with(lambda line: console.note(f"error: {line}"))
         if asked.origin is not None:
             _say(console, asked.voice.ready(run_facts(run, setup)))
