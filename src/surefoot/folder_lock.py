@@ -22,6 +22,7 @@ if sys.platform != "win32":
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # file systems that keep none
 _HOLDER = re.compile(rb"process ([0-9]{1,9}) on (.+)", re.DOTALL)  # what a lock file says
+_LONGEST = 200  # bytes of it
 
 
 @contextmanager
@@ -29,8 +30,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Be the only process that works in `folder` (made if missing) while the block runs.
 
     The kernel holds the lock and drops it with the process, however that ends. Raises EnvironmentFault that names the
-    holder, and where the lock's name is that of a link or of no file, which stays as it is. Windows, and file systems
-    that keep no locks, do without.
+    holder, and where the lock's name is that of a link, of no file or of a file that is no lock, which stays as it is.
+    Windows, and file systems that keep no locks, do without.
     """
     path = Path(folder) / LOCK
     with faults_named(Path(folder)):
@@ -53,7 +54,7 @@ def is_in_use(folder: Path) -> bool:
     starts in that moment. A process on another machine counts for as long as its file stands."""
     path = Path(folder) / LOCK
     try:
-        holder = _HOLDER.fullmatch(path.read_bytes()[:200]) if path.is_file() and not path.is_symlink() else None
+        holder = _HOLDER.fullmatch(path.read_bytes()[:_LONGEST]) if path.is_file() and not path.is_symlink() else None
     except OSError:
         return False
     if holder is None:
@@ -76,6 +77,7 @@ def _lock(path: Path) -> int:
         try:
             if os.fstat(handle).st_nlink > 1:  # what is written here would stand in another's file
                 raise OSError(errno.ELOOP, f"{path.name} is a second name of another file")
+            _require_lock_file(handle, path)
             _flock(handle, path)
             current = path.exists() and os.path.samestat(os.fstat(handle), path.stat())
             if current:
@@ -88,11 +90,19 @@ def _lock(path: Path) -> int:
         os.close(handle)  # its holder removed it in between: this one would keep nobody out
 
 
+def _require_lock_file(handle: int, path: Path) -> None:
+    """OSError for another program's file, whose content would be lost. Nothing, or zeros after a power failure, is what
+    a process leaves that ended before it wrote its name."""
+    found = os.pread(handle, _LONGEST + 1, 0)
+    if found.strip(b"\0") and (len(found) > _LONGEST or _HOLDER.fullmatch(found) is None):
+        raise OSError(errno.ELOOP, f"{path.name} is a file that surefoot did not write")
+
+
 def _flock(handle: int, path: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(handle, 200).decode("utf-8", "replace").strip() or "another process"
+        holder = os.read(handle, _LONGEST).decode("utf-8", "replace").strip() or "another process"
         fault = Fault(str(path.parent), f"is in use by {holder}", "wait for it to end, or choose another folder")
         raise EnvironmentFault(fault) from None
     except OSError as error:

@@ -108,6 +108,26 @@ def test_scripts(written: str, instead: str, expected: dict[str, Any]) -> None:
     assert differing(script(SCRIPT), script(SCRIPT.replace(written, instead))) == expected
 
 
+LIMITED = {
+    "TRL": f"{TRL} --save_strategy epoch --save_total_limit ",
+    "Axolotl": "axolotl train lora.yml --save_total_limit ",
+}
+
+
+@pytest.mark.parametrize("tool", LIMITED)
+def test_one_checkpoint_to_keep_is_told_to_be_two(tool: str) -> None:
+    """For `retention` never leaves the newest alone."""
+
+    def noted(limit: int) -> tuple[str, str]:
+        translation = translate_command(shlex.split(f"{LIMITED[tool]}{limit}"), Options(read=FILES.__getitem__))
+        assert translation.config["checkpoint"]["keep"] == limit
+        (note,) = (note for note in translation.notes if "save_total_limit" in note.word)
+        return note.fate, note.why
+
+    assert noted(1) == ("changed", "2 stay at least, as the newest may be damaged")
+    assert noted(2) == ("carried", "")  # twin
+
+
 def test_twin_a_word_with_another_value_is_noticed() -> None:
     words = "--learning_rate 1e-6 --adam_beta2 0.95 --weight_decay 0.1"
     assert differing(command(TRL), command(f"{TRL} {words}0")) == TRL_CASES[words]

@@ -43,6 +43,13 @@ def test_what_a_run_surely_writes(keep, best, saves, least):
     assert found.further.least == 12_000
 
 
+def test_a_merged_model_lies_there_twice_in_place_of_the_adapter():
+    found = disk_forecast(a_plan(), 1, best=False, saves=1, merged=50_000)
+    assert found.model == 100_000
+    assert found.least == 12_000 + 100_000 == found.total
+    assert disk_forecast(a_plan(), 1, best=False, saves=1).least == 12_000 + 4000  # twin
+
+
 def test_shares_of_all_ranks_go_into_a_checkpoint():
     shared = ParallelPlan(Choice("fsdp2", "", "user"), Choice(4, "", "hardware"))
     one = disk_forecast(a_plan(parallel=shared), 1, best=False)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surefoot import hardware
+from surefoot import hardware, retention
 from surefoot.errors import EnvironmentFault
 from surefoot.planning.disk import DiskForecast
 from surefoot.stages import disk_room
@@ -60,8 +60,10 @@ def test_two_checkpoints_are_counted_where_one_is_asked_for(monkeypatch):
     monkeypatch.setattr(disk_room, "disk_forecast", lambda plan, keep, **kinds: keep)
 
     def counted(keep):
-        return disk_room.disk_of(SimpleNamespace(checkpoint=SimpleNamespace(keep=keep, best="none")), None)
+        return disk_room.disk_of(
+            SimpleNamespace(checkpoint=SimpleNamespace(keep=keep, best="none"), adapter=None), None
+        )
 
     assert [counted(keep) for keep in (1, 2, 3)] == [2, 2, 3]
-    monkeypatch.setattr(disk_room, "LEAST_KEPT", 1)  # twin
+    monkeypatch.setattr(retention, "LEAST_KEPT", 1)  # twin
     assert counted(1) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,11 +11,15 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from forkserver import ForkServer
-from surefoot.stages.open_model import open_for_use
+from surefoot.config.load import load_config
+from surefoot.stages import publish_merged
+from surefoot.stages.disk_room import disk_of
+from surefoot.stages.open_model import open_for_use, saved_plan
 from surefoot.training.checkpoint import verify_checkpoint
 from tiny import tiny_llama
 
 ROUNDING = 1e-5  # share of the largest logit: fp32 weights W + s B A in place of two products
+HEADERS = 1.1  # of a model as small as this one
 IDS = torch.tensor([[1, 5, 9, 12, 40, 7]])
 
 
@@ -67,6 +72,29 @@ def test_the_adapter_stays_in_the_checkpoints_alone(run):
     assert verify_checkpoint(run) == []
     manifest = json.loads((run / "MANIFEST.json").read_text(encoding="utf-8"))["files"]
     assert {"model.safetensors", "config.json", "export.json", "tokenizer.json"} <= manifest.keys()
+
+
+def test_the_forecast_of_the_disk_is_what_lies_there(run, tmp_path, monkeypatch):
+    """Both copies of the model, but for their headers, while the first of them has not gone."""
+    shutil.copytree(run.parent, tmp_path / "copy")
+    folder = tmp_path / "copy" / "run"
+    monkeypatch.chdir(folder.parent)  # where the config's base is
+    (folder / "model.safetensors").unlink()
+    lay = []
+
+    def seen(path):
+        lay.append(sum(file.stat().st_size for file in folder.glob("**/model.safetensors")))
+        remove(path)
+
+    remove = publish_merged.durable.remove
+    monkeypatch.setattr(publish_merged.durable, "remove", seen)
+    publish_merged.publish_merged(folder, folder / "checkpoint-6")
+    config = load_config(folder / "config.yaml").config
+    plan = saved_plan(folder)
+    model = disk_of(config, plan).model
+    assert model < max(lay) < HEADERS * model
+    adapter = load_config(folder / "config.yaml", ["adapter.publish=adapter"]).config
+    assert disk_of(adapter, plan).model == 4 * plan.trainable < model / 2  # twin
 
 
 def test_surefoot_and_the_card_take_it_as_whole(run):

@@ -10,7 +10,7 @@ import signal
 import pytest
 import torch
 
-from surefoot import durable
+from surefoot import durable, retention
 from surefoot.errors import Diverged, EnvironmentFault, IntegrityError
 from surefoot.training import checkpoint as module
 from surefoot.training.checkpoint import (
@@ -328,7 +328,7 @@ def test_two_are_kept_where_one_is_asked_for(tmp_path, engine, monkeypatch):
         save(tmp_path, engine, RunState(step=step))
     retain(tmp_path, keep=1, best_step=None)
     assert [one.step for one in list_checkpoints(tmp_path)] == [3, 2]
-    monkeypatch.setattr(module, "LEAST_KEPT", 1)  # twin
+    monkeypatch.setattr(retention, "LEAST_KEPT", 1)  # twin
     retain(tmp_path, keep=1, best_step=None)
     assert [one.step for one in list_checkpoints(tmp_path)] == [3]
 

@@ -9,9 +9,17 @@ import math
 from typing import Any
 
 from surefoot.dialects.draft import Draft
+from surefoot.dialects.rows import AT_LEAST
+from surefoot.retention import kept
 
 KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given
 UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
+
+
+def set_keep(draft: Draft, keep: int, *names: str, why: str = "") -> None:
+    """checkpoint.keep, with what is not the same here. keep: of the newest, as the other tool counts."""
+    why = "; ".join(filter(None, (why, AT_LEAST if kept(keep) > keep else "")))
+    draft.set("checkpoint.keep", keep, *names, why=why)
 
 
 def set_batch(draft: Draft, micro: str, accumulation: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from surefoot.dialects.words import plain_truth
+from surefoot.retention import LEAST_KEPT
 
 Kind = Literal["carried", "joint", "listed", "refused"]
 Read = Callable[[Any], Any]  # the value as given -> as meant; ValueError says what was expected
@@ -23,6 +24,8 @@ Read = Callable[[Any], Any]  # the value as given -> as meant; ValueError says w
 # Rows of several examples, by which other tools count a batch. surefoot's own data.packing changes no step.
 PACKED = "a batch counts packed rows there and examples here, so the steps would not be the same"
 UNPACKED = "leave it out, and give the batch in examples: data.packing packs by itself where that is faster"
+
+AT_LEAST = f"{LEAST_KEPT} stay at least, as the newest may be damaged"  # of checkpoints
 
 
 class Refusal(Exception):

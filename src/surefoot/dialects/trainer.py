@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from surefoot.dialects.arithmetic import KEEP_ALL, counted, set_batch, set_duration, set_warmup, switch
+from surefoot.dialects.arithmetic import KEEP_ALL, counted, set_batch, set_duration, set_keep, set_warmup, switch
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.resuming import resume_argument
 from surefoot.dialects.rows import names
@@ -136,7 +136,7 @@ def set_saving(draft: Draft) -> None:
         draft.refuse("save_total_limit", f"expected a number from 1, got {limit}")
         return
     why = "" if limit else "it deletes no checkpoint"
-    draft.set("checkpoint.keep", limit or KEEP_ALL, "save_total_limit", why=why)
+    set_keep(draft, limit or KEEP_ALL, "save_total_limit", why=why)
 
 
 def set_trackers(draft: Draft) -> None:

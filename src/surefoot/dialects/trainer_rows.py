@@ -11,6 +11,7 @@ from typing import Any
 
 from surefoot.dialects.arithmetic import switch
 from surefoot.dialects.rows import (
+    AT_LEAST,
     Refusal,
     Row,
     carried,
@@ -128,7 +129,7 @@ ROWS: tuple[Row, ...] = (
     carried("eval_on_start", False, "eval_at_start"),
     joint("save_strategy", "steps", ("checkpoint.every",), "the last step is always saved", type=_strategy),
     joint("save_steps", 500, ("checkpoint.every",), type=number),
-    joint("save_total_limit", None, ("checkpoint.keep",), "the best is kept besides", type=whole),
+    joint("save_total_limit", None, ("checkpoint.keep",), f"the best is kept besides; {AT_LEAST}", type=whole),
     listed("save_only_model", False, "every checkpoint can be resumed from"),
     listed("save_safetensors", True, "surefoot writes nothing else"),
     listed("save_on_each_node", False, _NODES),

@@ -1,16 +1,19 @@
 """How much disk a run needs, before step 1: checkpoints, the one being written, and the trained model beside them.
 
 A checkpoint holds what trains, in fp32, the optimizer's state and files of some hundred KB; an adapter's holds no base
-weights. The newest `keep` stay, the best one besides, and the next is whole before the oldest goes. Logs and plots are
-some MB and are not counted.
+weights. The newest `keep` stay, the best one besides, and the next is whole before the oldest goes. A merged model is
+compared in a folder of its own before it is copied into the run's. Logs and plots are some MB and are not counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surefoot.planning.plan import RunPlan
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.memory import BYTES
+from surefoot.planning.plan import DType, RunPlan
 
+_COPIES = 2  # of a merged model, before the first of them goes
 _MOMENTS = 8  # bytes of AdamW's state for a parameter: what is offloaded is DeepSpeed's
 
 
@@ -40,18 +43,24 @@ class DiskForecast:
         return replace(self, checkpoints=min(1, self.checkpoints), written=min(1, self.written), kept=0)
 
 
-def disk_forecast(plan: RunPlan, keep: int, *, best: bool, saves: int | None = None) -> DiskForecast:
+def disk_forecast(plan: RunPlan, keep: int, *, best: bool, saves: int | None = None, merged: int = 0) -> DiskForecast:
     """keep: of the newest checkpoints. best: whether the best one stays besides, which may be one of them. saves: how
-    many the run writes, None where nobody knows yet: at least one."""
+    many the run writes, None where nobody knows yet: at least one. merged: bytes of the whole model that the run
+    publishes in place of what trains, 0 where it does not."""
     most = keep + 1 + best
     surely = 1 if saves is None else saves
     return DiskForecast(
         checkpoint=checkpoint_bytes(plan),
         checkpoints=most if saves is None else min(most, saves),
-        model=4 * plan.trainable,
+        model=_COPIES * merged or 4 * plan.trainable,
         written=min(keep + 1, surely),
         kept=min(keep, surely),
     )
+
+
+def model_bytes(model: ModelFacts, dtype: DType) -> int:
+    """All weights, as a file holds them."""
+    return model.parameters * BYTES[dtype]
 
 
 def checkpoint_bytes(plan: RunPlan) -> int:

@@ -8,18 +8,29 @@ from pathlib import Path
 from surefoot import durable, hardware
 from surefoot.config.schema import RunConfig
 from surefoot.errors import EnvironmentFault, Fault
-from surefoot.planning.disk import DiskForecast, disk_forecast
+from surefoot.models.hub import resolve_folder
+from surefoot.models.tree import facts_of
+from surefoot.planning.disk import DiskForecast, disk_forecast, model_bytes
 from surefoot.planning.memory import readable
 from surefoot.planning.plan import RunPlan
-from surefoot.training.manifest import LEAST_KEPT
+from surefoot.retention import kept
 
 NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"
 
 
 def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
     """saves: checkpoints that the run writes, None where nobody knows yet."""
-    keep = max(config.checkpoint.keep, LEAST_KEPT)
-    return disk_forecast(plan, keep, best=config.checkpoint.best != "none", saves=saves)
+    keep = kept(config.checkpoint.keep)
+    best = config.checkpoint.best != "none"
+    return disk_forecast(plan, keep, best=best, saves=saves, merged=_merged_bytes(config))
+
+
+def _merged_bytes(config: RunConfig) -> int:
+    """Of the model that base and adapter become, as the base is stored; 0 where the adapter is published."""
+    if config.adapter is None or config.adapter.publish != "merged":
+        return 0
+    facts = facts_of(resolve_folder(config.model.path, config.model.revision, weights=False))
+    return model_bytes(facts, facts.stored)
 
 
 def disk_words(needed: DiskForecast) -> str:

@@ -25,6 +25,7 @@ from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import save_full
 from surefoot.out_folder import require_replaceable
+from surefoot.planning.disk import model_bytes
 from surefoot.planning.plan import DType
 from surefoot.report.export_card import CERTIFICATE
 from surefoot.stages.certificate import check_record, reloaded_limit, require_cast, require_reloaded
@@ -155,7 +156,7 @@ def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreT
 
 def _require_room(out: Path, parts: ExportParts, dtype: DType, copies: int) -> None:
     """copies: of the weights, a GGUF file being one."""
-    needed = int(parts.facts.parameters * {"fp32": 4, "bf16": 2, "fp16": 2}[dtype] * copies * _SPARE)
+    needed = int(model_bytes(parts.facts, dtype) * copies * _SPARE)
     _, free = free_space(out)
     if free < needed:
         what = f"the disk has {free / 1e9:.1f} GB free, and the export takes about {needed / 1e9:.1f} GB"

@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 
 from surefoot import durable
 from surefoot.errors import Diverged, EnvironmentFault, Fault, IntegrityError
+from surefoot.retention import kept
 from surefoot.training.engine import Engine
-from surefoot.training.manifest import LEAST_KEPT, MANIFEST, FileCheck, check_against, manifest, read_manifest
+from surefoot.training.manifest import MANIFEST, FileCheck, check_against, manifest, read_manifest
 from surefoot.training.state import RunState
 
 OPTIMIZER = "optimizer.safetensors"
@@ -192,11 +193,11 @@ def load_carried(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def retain(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints (`LEAST_KEPT` at least), the best one, the newest that verifies and
-    the newest healthy one that does. Called only after a newer one is safe. Reads the newest, and older ones for as
-    long as none verifies or is healthy: damage of those that stay must not cost the last good one."""
+    """Delete all but the newest `keep` checkpoints (`retention.LEAST_KEPT` at least), the best one, the newest that
+    verifies and the newest healthy one that does. Called only after a newer one is safe. Reads the newest, and older
+    ones for as long as none verifies or is healthy: damage of those that stay must not cost the last good one."""
     found = list_checkpoints(run)
-    old = found[max(keep, LEAST_KEPT) :]
+    old = found[kept(keep) :]
     if not old:
         return
     verifies = cache(lambda checkpoint: not verify_checkpoint(checkpoint.folder))

@@ -19,7 +19,6 @@ from surefoot.errors import Fault, IntegrityError
 SCHEMA = 2
 _WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves
 MANIFEST = "MANIFEST.json"
-LEAST_KEPT = 2  # folders with one, whatever a config says: the newest may be damaged
 _DIGEST = "sha256"
 CHANGED = "has another content than was written (SHA-256 differs)"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.dialects.axolotl.methods import ROWS as METHOD_ROWS
 from surefoot.dialects.rows import (
+    AT_LEAST,
     PACKED,
     UNPACKED,
     Row,
@@ -111,7 +112,7 @@ _ROWS: tuple[Row, ...] = (
     joint("saves_per_epoch", None, ("checkpoint.every",), type=number),
     joint("save_steps", None, ("checkpoint.every",), type=number),
     joint("save_strategy", None, ("checkpoint.every",), type=text),
-    carried("save_total_limit", SAVED, "checkpoint.keep"),
+    joint("save_total_limit", SAVED, ("checkpoint.keep",), AT_LEAST),
     joint("load_best_model_at_end", False, ("checkpoint.best",)),
     joint("early_stopping_patience", None, ("early_stopping.patience",), type=whole),
     carried("logging_steps", None, "log_every", type=whole),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from surefoot.dialects.arithmetic import UP, counted, set_batch, set_duration, switch
+from surefoot.dialects.arithmetic import UP, counted, set_batch, set_duration, set_keep, switch
 from surefoot.dialects.axolotl.datasets import set_data
 from surefoot.dialects.axolotl.methods import set_method
 from surefoot.dialects.draft import Draft
@@ -196,6 +196,7 @@ _SAMPLES = ("num_generation_samples", "generation_max_new_tokens")
 
 def set_saving(draft: Draft) -> None:
     _set_rhythm(draft, "checkpoint.every", "saves_per_epoch", "save_steps", "save_strategy", usual="1 epoch")
+    set_keep(draft, draft["save_total_limit"], "save_total_limit")
 
 
 def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: str, *, usual: str) -> None:
