@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 
 import pytest
 import yaml
@@ -11,6 +13,8 @@ from click.testing import CliRunner
 import zoo
 from hub_stub import client_of, serve
 from surefoot.cli.main import main as cli
+from surefoot.config.load import load_config
+from surefoot.stages.planned import make_plan
 
 CONFIG = """\
 stage: sft
@@ -46,11 +50,43 @@ def test_the_config_is_written_and_runs(place):
     written = yaml.safe_load((place / "run-llama3.yaml").read_text(encoding="utf-8"))
     assert written["adapter"]["targets"] == ["q_proj", "o_proj"]
     assert written["model"] == {"path": "llama3"}
-    for line in ("[x] licence accepted", "[x] access token", "[x] memory for a step", "[x] a small test run"):
+    for line in ("[-] licence accepted", "[x] access token", "[x] memory for a step", "[x] a small test run"):
         assert line in result.output
     assert "model.decoder.layers." in result.output
     assert not (place / "runs").exists()
     assert (place / "run.yaml").read_text(encoding="utf-8") == CONFIG
+
+
+def said_at_once(output):
+    return int(re.search(r"(\d+) examples at once", output)[1])
+
+
+def test_memory_is_that_of_the_micro_batches_which_plan_says(place):
+    many = CONFIG.replace("size: 4", "size: 512").replace("max_length: 64", "max_length: 512")
+    (place / "run.yaml").write_text(many, encoding="utf-8")
+    result = migrate("run.yaml", "--to", "llama3")
+    assert result.exit_code == 0, result.output
+    planned = CliRunner().invoke(cli, ["plan", "run-llama3.yaml", "--json"])
+    made = json.loads(planned.stdout)
+    assert said_at_once(result.output) == made["batch"]["micro"]["value"]
+    blind = make_plan(load_config("run-llama3.yaml").config, measure=False)  # twin: without the data another number
+    assert said_at_once(result.output) != blind.batch.micro.value
+
+
+@pytest.mark.parametrize("name", ["opt", "./opt", "elsewhere/../opt"])
+def test_the_same_model_is_nothing_to_move(place, name):
+    (place / "elsewhere").mkdir()
+    result = migrate("run.yaml", "--to", name)
+    assert result.exit_code == 2
+    assert f"{name} is the model of this config already" in " ".join(result.output.split())
+    assert not list(place.glob("run-*.yaml"))
+
+
+def test_twin_a_copy_under_another_name_is_another_model(place):
+    shutil.copytree(place / "opt", place / "other")
+    result = migrate("run.yaml", "--to", "other")
+    assert result.exit_code == 0, result.output
+    assert "opt -> other" in result.output
 
 
 def test_a_trial_that_fails_is_told_and_is_no_success(place):

@@ -11,11 +11,11 @@ from surefoot.config.dump import shown
 from surefoot.planning.migration import Move
 from surefoot.report.hanging import Hanging
 
-_MARKS = {"done": ("[x]", "green"), "open": ("[ ]", ""), "failed": ("[!]", "yellow")}
+_MARKS = {"done": ("[x]", "green"), "open": ("[ ]", ""), "unasked": ("[-]", ""), "failed": ("[!]", "yellow")}
 
 
 def migration_report(moves: Sequence[Move], checks: Sequence[tuple[str, str, str]]) -> RenderableType:
-    """checks: what, state (done | open | failed), sentence."""
+    """checks: what, state (done | open | unasked | failed), sentence."""
     parts: list[RenderableType] = [Text("changed", "bold")]
     width = max(len(move.key) for move in moves)
     parts += [Hanging(Text(f"  {move.key:<{width}}  "), Text(f"{_change(move)} ({move.why})")) for move in moves]

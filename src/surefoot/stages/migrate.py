@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from surefoot import hardware
 from surefoot.config.dump import dump_plain
 from surefoot.config.load import check_config
 from surefoot.config.nested import value
+from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families import FAMILIES
 from surefoot.hub.access import is_signed_in
@@ -22,6 +24,7 @@ from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.migration import Migration, migrate
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
+from surefoot.stages.foreseen import foresee
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
 
@@ -30,10 +33,10 @@ _TRIED_STEPS, _TRIED_RECORDS = 2, 8
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the checklist. state: done, open (only the user can see to it), failed."""
+    """One line of the checklist. state: done, open (only the user can see to it), unasked (nobody was), failed."""
 
     what: str
-    state: Literal["done", "open", "failed"]
+    state: Literal["done", "open", "unasked", "failed"]
     said: str
 
 
@@ -52,8 +55,12 @@ def migrate_config(
     """given: keys as the user set them, short forms written out. path: folder or hub id of the new model. machine: to
     plan for, None for this one. try_out: where a few steps with the new config may talk; None takes none.
 
-    Raises InputError for a config that would not run, EnvironmentFault where the hub denies access to the new model.
+    Raises InputError for a config that would not run or is for this model already, EnvironmentFault where the hub
+    denies access to the new model.
     """
+    if _is_same(str(value(given, "model.path")), path):
+        what = f"{path} is the model of this config already, so there is nothing to move"
+        raise InputError(Fault("--to", what, "name another model"))
     folder = resolve_folder(path, weights=False)
     migration = migrate(given, path, facts_of(folder))
     checks = [_access(path), _token(path), _memory(given, migration.config, machine), *_left_to_do(given, migration)]
@@ -62,9 +69,14 @@ def migrate_config(
     return Migrated(migration, tuple(checks), dump_plain(migration.config))
 
 
+def _is_same(old: str, new: str) -> bool:
+    """By its name, or as folders under two names."""
+    return old == new or (Path(old).is_dir() and Path(new).is_dir() and os.path.samefile(old, new))
+
+
 def _access(path: str) -> Check:
     if looks_local(path) or Path(path).is_dir():
-        return Check("licence accepted", "done", f"{path} is a folder here: the hub is not asked")
+        return Check("licence accepted", "unasked", f"{path} is a folder here, and the hub was not asked")
     return Check("licence accepted", "done", f"the hub hands out {path} to you")
 
 
@@ -77,12 +89,12 @@ def _token(path: str) -> Check:
 
 
 def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Hardware | None) -> Check:
-    """Forecasts of one optimizer step, by the planner, which measures nothing here."""
+    """Forecasts of one optimizer step, as `surefoot plan` makes them."""
     what = "memory for a step"
     before = _planned(old, machine)
     was = f"before {readable(before.memory.total)}, now " if before else ""
     try:
-        plan = make_plan(check_config(new), hardware=machine, measure=False)
+        plan = _plan(check_config(new), machine)
     except InputError as error:
         memory = [fault for fault in error.faults if fault.where == "model"]
         if not memory or len(memory) < len(error.faults):
@@ -100,9 +112,14 @@ def _planned(config: Mapping[str, Any], machine: hardware.Hardware | None) -> Ru
     if not Path(str(value(config, "model.path"))).is_dir():
         return None  # a hub model is not fetched for the sake of a comparison
     try:
-        return make_plan(check_config(config), hardware=machine, measure=False)
+        return _plan(check_config(config), machine)
     except SurefootError:
         return None
+
+
+def _plan(config: RunConfig, machine: hardware.Hardware | None) -> RunPlan:
+    """Micro-batches depend on how long the examples are: another plan than the run's says another memory."""
+    return foresee(config)[0] if machine is None else make_plan(config, hardware=machine)
 
 
 def _left_to_do(given: Mapping[str, Any], migration: Migration) -> list[Check]:
