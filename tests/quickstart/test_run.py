@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -70,6 +71,8 @@ def test_it_prints_plan_progress_answers_places_and_next_commands(finished):
     last = [line.strip() for line in printed.splitlines()[-4:]]
     assert [line.split()[:2] for line in last] == [["surefoot", c] for c in ("chat", "generate", "verify", "train")]
     assert (run / "training_loss.png").is_file()
+    page = html.unescape((run / "report.html").read_text(encoding="utf-8"))
+    assert all(line in page for line in last[:3])
 
 
 def test_a_pipe_gets_plain_lines(finished):

@@ -27,7 +27,7 @@ def test_the_end_of_a_run(tmp_path):
     assert any(line.startswith("  report.html") for line in lines)
     assert any(line.startswith("  training_eval_loss.png") for line in lines)
     assert not any("plan.json" in line for line in lines)  # is not there, is not promised
-    assert lines[-3:] == [f"  {command}" for command in footer.next_commands(tmp_path)]
+    assert lines[-3:] == [f"  {command}" for _, command in footer.next_commands(tmp_path)]
 
 
 def test_early_stopping_and_skipped_steps_are_said(tmp_path):
@@ -43,14 +43,17 @@ def test_nothing_is_said_about_figures_that_are_not_there(tmp_path):
 
 @pytest.mark.parametrize("run", [Path("runs/llama3-dora"), Path("runs/my run; rm x"), Path("it's")])
 def test_commands_survive_a_shell(run):
-    commands = [shlex.split(command) for command in footer.next_commands(run)]
+    commands = [shlex.split(command) for _, command in footer.next_commands(run)]
     assert [words[:2] for words in commands] == [["surefoot", "chat"], ["surefoot", "generate"], ["surefoot", "verify"]]
     assert all(words[2] == str(run) for words in commands)
 
 
 def test_a_run_on_texts_is_not_chatted_with():
     commands = footer.next_commands(Path("runs/a"), "Once upon a time", texts=True)
-    assert commands == ["surefoot generate runs/a --raw --prompt 'Once upon a time'", "surefoot verify runs/a"]
+    assert [command for _, command in commands] == [
+        "surefoot generate runs/a --raw --prompt 'Once upon a time'",
+        "surefoot verify runs/a",
+    ]
 
 
 def test_the_resume_command():

@@ -6,7 +6,8 @@ import pytest
 
 from runfolders import log_rows
 from surefoot.report import views
-from surefoot.report.footer import finished
+from surefoot.report.footer import TO_TRY, finished
+from surefoot.report.record import RunRecord
 
 ROWS = log_rows(60, evaluate=20)
 RESULTS = {
@@ -54,6 +55,28 @@ def test_the_speed_of_a_finished_run_is_that_of_the_whole():
     whole = tiles("finished", {**RESULTS, "train_tokens_per_second": 512.5})
     assert whole["tokens per second"] == ("512", "mean over the run")
     assert tiles("running")["tokens per second"] != whole["tokens per second"]
+
+
+def check_commands(tmp_path, to_try, told):
+    """The report's commands, made of `told`, are those on the terminal, made of `to_try`."""
+    lines = finished(tmp_path, {}, step=1, total_steps=1, early=False, seconds=1, best_step=None, skipped=0, **to_try)
+    shown = views.commands(RunRecord(tmp_path, data={TO_TRY: told}), "finished")
+    again = f"surefoot train {tmp_path}/config.yaml output={tmp_path}-again"
+    assert [f"  {command}" for _, command in shown] == [*lines[lines.index("next:") + 1 :], f"  {again}"]
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_a_finished_run_suggests_what_the_terminal_did(tmp_path, texts):
+    to_try = {"prompt": "Where is the owl?", "texts": texts}
+    check_commands(tmp_path, to_try, to_try)
+
+
+@pytest.mark.parametrize("told", [{"prompt": "Another?", "texts": False}, {"prompt": 3}, None])
+def test_twin_another_prompt_is_noticed_and_a_damaged_one_is_no_prompt(tmp_path, told):
+    with pytest.raises(AssertionError):
+        check_commands(tmp_path, {"prompt": "Where is the owl?", "texts": False}, told)
+    if not (told and isinstance(told["prompt"], str)):
+        check_commands(tmp_path, {}, told)
 
 
 def test_less_than_a_second_is_not_zero():

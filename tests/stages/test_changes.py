@@ -21,7 +21,9 @@ from surefoot.stages import changes, run
 from surefoot.stages.run_folder import claim
 from tiny import tiny_llama
 
-CHANGED = "duration changed from 1 epoch to 2 epochs: from here on the learning rate follows the curve of the new length"
+CHANGED = (
+    "duration changed from 1 epoch to 2 epochs: from here on the learning rate follows the curve of the new length"
+)
 
 
 @pytest.fixture(scope="module")

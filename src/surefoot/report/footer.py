@@ -23,6 +23,7 @@ _FILES = (
     ("run.log", "everything said here"),
 )
 EXAMPLE_PROMPT = "Give three tips for staying healthy."  # where the training data have no short question
+TO_TRY = "to_try"  # in data.json: `prompt` and `texts` of `finished`, for the report
 
 
 def finished(
@@ -53,7 +54,7 @@ def finished(
         *files_left(run),
         "",
         "next:",
-        *(f"  {command}" for command in next_commands(run, prompt, texts, scores)),
+        *(f"  {command}" for _, command in next_commands(run, prompt, texts, scores)),
     ]
 
 
@@ -65,18 +66,21 @@ def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -
     ]
 
 
-def next_commands(run: Path, prompt: str = EXAMPLE_PROMPT, texts: bool = False, scores: bool = False) -> list[str]:
-    """texts: the model continues the prompt as it is, and there is nothing to chat about. scores: a reward model, which
-    writes nothing."""
+def next_commands(
+    run: Path, prompt: str = EXAMPLE_PROMPT, texts: bool = False, scores: bool = False
+) -> list[tuple[str, str]]:
+    """(what for, command). texts: the model continues the prompt as it is, and there is nothing to chat about.
+    scores: a reward model, which writes nothing."""
     folder, words = shlex.quote(str(run)), shlex.quote(prompt)
+    verify = ("check every file", f"surefoot verify {folder}")
     if scores:
-        return ["surefoot evaluate reward --help", f"surefoot verify {folder}"]
+        return [("measure it on pairs", "surefoot evaluate reward --help"), verify]
     if texts:
-        return [f"surefoot generate {folder} --raw --prompt {words}", f"surefoot verify {folder}"]
+        return [("let it go on", f"surefoot generate {folder} --raw --prompt {words}"), verify]
     return [
-        f"surefoot chat {folder}",
-        f"surefoot generate {folder} --prompt {words}",
-        f"surefoot verify {folder}",
+        ("talk to it", f"surefoot chat {folder}"),
+        ("ask one question", f"surefoot generate {folder} --prompt {words}"),
+        verify,
     ]
 
 

@@ -228,17 +228,10 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     """(what for, command), each works when pasted in the folder where the run was started."""
     run, config = record.run, shlex.quote(str(record.run / "config.yaml"))
     if status == "finished" and record.plan is not None and record.plan.reward is not None:
-        measure, verify = footer.next_commands(run, scores=True)
-        return [("measure it on pairs", measure), ("check every file", verify)]
+        return footer.next_commands(run, scores=True)
     if status == "finished":
-        chat, ask, verify = footer.next_commands(run)
         again = f"surefoot train {config} output={shlex.quote(f'{run}-again')}"
-        return [
-            ("talk to it", chat),
-            ("ask one question", ask),
-            ("check every file", verify),
-            ("train it again", again),
-        ]
+        return [*footer.next_commands(run, **_to_try(record)), ("train it again", again)]
     if status == "running":
         return [("watch it", f"surefoot board {shlex.quote(str(run.parent))}")]
     verify = f"surefoot verify {shlex.quote(str(run))}"
@@ -247,6 +240,14 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     else:
         again = f"surefoot train {config} --resume"
     return [("continue", again), ("check its checkpoints", verify)]
+
+
+def _to_try(record: RunRecord) -> dict[str, Any]:
+    """What the last lines on the terminal offer, from data.json; nothing where an earlier version wrote it."""
+    told = record.data.get(footer.TO_TRY)
+    if not isinstance(told, dict) or not isinstance(told.get("prompt"), str):
+        return {}
+    return {"prompt": told["prompt"], "texts": told.get("texts") is True}
 
 
 def _newest(rows: Sequence[Row], key: str) -> Row | None:

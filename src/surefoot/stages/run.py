@@ -145,7 +145,8 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
     with occupy(run.found) as rejected:
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
-        records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)}
+        to_try = {footer.TO_TRY: _to_try(run, asked.prompt)}
+        records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)} | to_try
         note_changes(run.found)
         write_records(config, run.folder, run.plan, verified, records, asked.origin, shares)
         keep_base(run.folder, base, anew=not resumed)
@@ -240,6 +241,12 @@ def _say(console: Console, lines: Sequence[str]) -> None:
         console.say(line)
 
 
+def _to_try(run: Prepared, prompt: str | None) -> dict[str, Any]:
+    """What to try the trained model with, for the last lines and the report. prompt: the caller's own."""
+    data = run.stage.data
+    return {"prompt": prompt or example_question(data), "texts": is_on_texts(data)}
+
+
 def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: str | None, console: Console) -> None:
     for caution in published.cautions:
         console.say(caution, style="yellow")
@@ -254,9 +261,8 @@ def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: 
         best_step=published.step if state.best and state.best.step == published.step else None,
         skipped=state.guard.skipped,
         rollbacks=len(state.rollbacks),
-        prompt=prompt or example_question(run.stage.data),
-        texts=is_on_texts(run.stage.data),
         scores=run.plan.reward is not None,
+        **_to_try(run, prompt),
     )
     for line in lines:
         console.say(line)
