@@ -9,7 +9,7 @@ import pytest
 from runfolders import log_rows, train_row
 from surefoot.report import curves
 from surefoot.report.curves import charts_of, described, shape, since, thin, thinned, to_json
-from surefoot.report.plots import evaluates_rewards, smooth
+from surefoot.report.plots import SMOOTH_FROM, evaluates_rewards, smooth
 
 
 def lines(rows):
@@ -25,11 +25,11 @@ def test_every_quantity_has_its_curve():
         "throughput",
         "memory",
     ]
-    found = lines(log_rows(20))
+    found = lines(log_rows(40))
     assert found["training"][4] == (5, 1.0)
-    assert [step for step, _ in found["evaluation"]] == [10, 20]
+    assert [step for step, _ in found["evaluation"]] == [10, 20, 30, 40]
     assert found["training, smoothed"] == tuple(
-        zip(range(1, 21), smooth([v for _, v in found["training"]]), strict=True)
+        zip(range(1, 41), smooth([v for _, v in found["training"]]), strict=True)
     )
 
 
@@ -39,7 +39,7 @@ def test_a_metric_gets_a_curve_of_its_own():
 
 
 def test_what_is_not_finite_is_a_gap_and_never_a_number():
-    found = lines(log_rows(20, bad=(7,)))
+    found = lines(log_rows(40, bad=(7,)))
     assert found["training"][6] == found["training, smoothed"][6] == (7, None)
     assert None not in [value for step, value in found["training"] if step != 7]
 
@@ -92,13 +92,13 @@ def test_sent_and_added_are_the_whole(sent):
     before = charts_of(rows[:sent])
     charts = charts_of(rows)
     if shape(before) != shape(charts):
-        assert sent < 11  # no evaluation yet, or too few points for a smoothed line
+        assert sent < SMOOTH_FROM  # no evaluation yet, or too few points for a smoothed line
         return
     added = since(charts, before)
     for chart, old, new in zip(charts, before, added, strict=True):
         for line, old_line, new_line in zip(chart.lines, old.lines, new.lines, strict=True):
             assert [step for step, _ in (*old_line.points, *new_line.points)] == [step for step, _ in line.points]
-            if line.style != "smooth":  # its memory grows with the curve
+            if line.style != "smooth":  # it looks ahead, and farther as the curve grows
                 assert (*old_line.points, *new_line.points) == line.points
 
 

@@ -1,13 +1,11 @@
 """Pictures: what is in them, that equal runs give equal files, and that a failure ends nothing."""
 
-import math
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from surefoot.report import plots
-from surefoot.report.plots import EVAL_LOSS, QUANTITIES, curve_of, draw, draw_curves, png, smooth
+from surefoot.report.plots import EVAL_LOSS, QUANTITIES, SMOOTH_FROM, curve_of, draw, draw_curves, png, smooth
 
 pytestmark = pytest.mark.pictures
 LOSS = QUANTITIES[0]
@@ -52,16 +50,55 @@ def test_a_scaler_skip_keeps_its_point_and_is_marked():
     assert curve_of(rows, LOSS) == plots.Curve((1, 2), (2.0, 1.0), (1,))
 
 
-def test_smoothing_against_the_formula():
-    values = [3.0, 1.0, 2.0]
-    weight = 1.8 * (1 / (1 + math.exp(-0.05 * 3)) - 0.5)
-    second = weight * 3.0 + (1 - weight) * 1.0
-    assert smooth(values) == pytest.approx([3.0, second, weight * second + (1 - weight) * 2.0])
+def by_the_formula(values):
+    """Every value weighted by its distance, in numpy."""
+    side = len(values) / 50
+    weight = min(side / (1 + side), 0.9)
+    places = np.arange(len(values))
+    kernel = weight ** np.abs(places[:, None] - places[None, :])
+    return list(kernel @ np.array(values) / kernel.sum(axis=1))
+
+
+@pytest.mark.parametrize("count", [1, 3, 40, 1000])
+def test_smoothing_against_the_formula(count):
+    values = list(np.random.default_rng(count).normal(size=count))
+    assert smooth(values) == pytest.approx(by_the_formula(values), abs=1e-12)
     assert smooth([]) == []
 
 
+def moving_average(values):
+    """Of what came before alone, begun with the first value."""
+    smoothed = list(values[:1])
+    for value in values[1:]:
+        smoothed.append(0.8 * smoothed[-1] + 0.2 * value)
+    return smoothed
+
+
+def check_no_lag(smoothing):
+    falling = [3.0 - 0.02 * step for step in range(100)]
+    middle = slice(30, 70)
+    assert smoothing(falling)[middle] == pytest.approx(falling[middle], abs=1e-3)
+    jump = [4.0] + [0.5] * 39  # a loss that the first steps bring down: the first value is no past of the others
+    assert smoothing(jump)[4] < 0.6
+
+
+def test_the_smoothed_line_does_not_lag():
+    check_no_lag(smooth)
+
+
+def test_twin_a_moving_average_lags():
+    with pytest.raises(AssertionError):
+        check_no_lag(moving_average)
+
+
+def test_a_short_curve_is_shown_as_it_is():
+    for count, smoothed in ((SMOOTH_FROM - 1, False), (SMOOTH_FROM, True)):
+        (axes,) = draw(curve_of(make_rows(count), LOSS), LOSS, "short").figure.axes
+        assert ("smoothed" in [line.get_label() for line in axes.lines]) is smoothed
+
+
 def test_the_picture_says_what_it_shows():
-    rows = make_rows(30, skipped=(7,))
+    rows = make_rows(40, skipped=(7,))
     figure = draw(curve_of(rows, LOSS), LOSS, "llama3-dora", curve_of(rows, EVAL_LOSS))
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "llama3-dora: training loss"

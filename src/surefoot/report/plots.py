@@ -1,6 +1,6 @@
 """The curves of a run as PNG files: `training_loss.png`, `training_eval_loss.png`, `training_eval_accuracy.png`.
 
-File names and smoothing are those that users of LLaMA-Factory know. matplotlib is used without pyplot, so that
+File names are those that users of LLaMA-Factory know. matplotlib is used without pyplot, so that
 nothing global changes, and is imported only when something is drawn. A picture that cannot be drawn is a caution, never
 the end of a run.
 """
@@ -8,7 +8,6 @@ the end of a run.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by every kind of colour vision, and by lightness in print.
 _BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
-SMOOTH_FROM = 10  # points; fewer are seen best as they are
+SMOOTH_FROM = 30  # points; fewer are seen best as they are
+_SPAN = 1 / 50  # of the curve: how far the smoothed line looks to each side, in the mean
+_LEAST_NEW = 0.1  # least share of the point itself against its side: a long curve keeps its bends
 _MARKED_UP_TO = 60  # points; more would run together
 
 
@@ -131,13 +132,27 @@ def curve_of(rows: Sequence[Row], quantity: Quantity) -> Curve:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Exponential moving average whose memory grows with the curve: weight 1.8 (sigmoid(n / 20) - 1/2)."""
-    weight = 1.8 * (1 / (1 + math.exp(-0.05 * len(values))) - 0.5)
-    smoothed: list[float] = []
+    """The mean of all values, each weighted by w ** distance. What came before and what came after weigh the same, so
+    that the line does not lag behind a loss that falls; and the weights are those of the values that there are, so that
+    the first value does not stand for an endless past. w: so that the mean distance to one side is `_SPAN` of the
+    curve."""
+    side = _SPAN * len(values)
+    weight = min(side / (1 + side), 1 - _LEAST_NEW)
+    before, after = _decayed(values, weight), _decayed(values[::-1], weight)[::-1]
+    return [
+        (past + future - value) / (past_weight + future_weight - 1)
+        for value, (past, past_weight), (future, future_weight) in zip(values, before, after, strict=True)
+    ]
+
+
+def _decayed(values: Sequence[float], weight: float) -> list[tuple[float, float]]:
+    """For each place the sum of it and what is before, decayed by distance, and the sum of these weights."""
+    total, weights = 0.0, 0.0
+    found = []
     for value in values:
-        last = smoothed[-1] if smoothed else value
-        smoothed.append(weight * last + (1 - weight) * value)
-    return smoothed
+        total, weights = weight * total + value, weight * weights + 1
+        found.append((total, weights))
+    return found
 
 
 def draw(curve: Curve, quantity: Quantity, name: str, evaluation: Curve | None = None) -> Figure:
