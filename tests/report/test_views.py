@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from runfolders import log_rows
+from runfolders import log_rows, write_run
 from surefoot.report import views
+from surefoot.report.events import append_event
 from surefoot.report.footer import TO_TRY, finished
-from surefoot.report.record import RunRecord
+from surefoot.report.record import RunRecord, read_run
+from surefoot.training.manifest import MANIFEST
 
 ROWS = log_rows(60, evaluate=20)
 RESULTS = {
@@ -91,3 +95,67 @@ def test_the_best_evaluation_is_marked_at_its_loss():
         {"kind": "best", "step": 20, "loss": 0.3 + 4.0 / 20},
         {"kind": "best", "step": 33, "loss": None},
     ]
+
+
+CONFIG = "stage: sft\noptim: {lr: 2e-4}\n"
+
+
+def boom(tmp_path, *failures: str, config: str = CONFIG):
+    """A run that diverged at its ninth step, with these failures recorded."""
+    run = tmp_path / "my runs" / "boom"
+    write_run(run, log_rows(9), diverged="step 9: the loss was not finite", config=config)
+    for name in failures:
+        (run / name).mkdir()
+        (run / name / MANIFEST).write_text("{}")
+    return read_run(run)
+
+
+def test_a_diverged_run_is_looked_at_and_begun_anew_with_a_lower_rate(tmp_path):
+    record = boom(tmp_path, "failure-5", "failure-9")
+    run = record.run
+    assert [command for _, command in views.commands(record, "diverged")] == [
+        f"surefoot replay '{run}/failure-9'",
+        f"surefoot train '{run}/config.yaml' optim.lr=2e-05 'output={run}-lower'",
+        f"surefoot verify '{run}'",
+    ]
+
+
+def test_twin_taken_for_a_stopped_one_it_would_diverge_again(tmp_path):
+    told = views.commands(boom(tmp_path, "failure-5", "failure-9"), "stopped")
+    assert told[0] == ("continue", f"surefoot train '{tmp_path}/my runs/boom/config.yaml' --resume")
+
+
+def test_the_failure_is_that_of_the_end(tmp_path):
+    """An older one was overcome; a folder without a manifest is not whole; a rollback's is newer than its step says."""
+    assert "replay" not in str(views.commands(boom(tmp_path / "a", "failure-5"), "diverged"))
+    record = boom(tmp_path / "b", "failure-12", "failure-9-rollback-1")
+    assert "failure-9-rollback-1" in views.commands(record, "diverged")[0][1]
+    half = boom(tmp_path / "c", "failure-9")
+    (half.run / "failure-9" / MANIFEST).unlink()
+    assert "replay" not in str(views.commands(half, "diverged"))
+
+
+def test_without_a_rate_that_can_be_read_none_is_named(tmp_path):
+    for number, config in enumerate(("optim: {lr: fast}\n", "optim: [\n", "", "optim: 3\n", "optim: {lr: -1}\n")):
+        told = views.commands(boom(tmp_path / str(number), config=config), "diverged")
+        assert [what for what, _ in told] == ["check its checkpoints"]
+
+
+@pytest.mark.parametrize(("rate", "lower"), [("1e20", "0.0002"), ("1e-3", "0.0001"), ("5e-6", "5e-07")])
+def test_a_lower_rate_is_no_higher_than_the_usual_one(tmp_path, rate, lower):
+    told = views.commands(boom(tmp_path, config=f"optim: {{lr: {rate}}}\n"), "diverged")
+    assert f" optim.lr={lower} " in told[0][1]
+
+
+def test_a_crash_is_run_again_and_gone_on_from(tmp_path):
+    record = boom(tmp_path, "failure-9")
+    append_event(record.run, "failed", 8, "RuntimeError: x")
+    told = [what for what, _ in views.commands(read_run(record.run), "failed")]
+    assert told == ["run the failed step again, to see what is to blame", "continue", "check its checkpoints"]
+
+
+def test_a_loss_of_a_python_callers_own_stays_in_python(tmp_path):
+    record = replace(boom(tmp_path, "failure-9"), verified={"objective": "mine"})
+    (_, again), _ = views.commands(record, "diverged")
+    overrides = ["optim.lr=2e-05", f"output={record.run}-lower"]
+    assert again == f"surefoot.train('{record.run}/config.yaml', {overrides}, objective=…)  # in Python"

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from surefoot.config.schema import OptimConfig
+from surefoot.config.yaml_reader import parse_yaml
+from surefoot.errors import InputError
 from surefoot.planning.memory import fits, readable, usable
 from surefoot.report import curves, footer
 from surefoot.report.journal import Record
@@ -20,12 +23,14 @@ from surefoot.report.record import RunRecord
 from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
 from surefoot.report.wording import duration_text, size_text
+from surefoot.training.failure_names import newest_failure
 
 T = TypeVar("T")
 _MOST_EVENTS = 200
 _MOST_SAMPLE_STEPS = 6
 _MOST_TEXT = 4000  # characters of one answer
 _TABLE_ROWS = 40
+_LOWER = 10  # by how much a rate is lowered where the numbers went wrong: what differs by less may diverge as well
 
 
 @dataclass(frozen=True)
@@ -235,11 +240,53 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     if status == "running":
         return [("watch it", f"surefoot board {shlex.quote(str(run.parent))}")]
     verify = f"surefoot verify {shlex.quote(str(run))}"
-    if "objective" in record.verified:  # from the command line it would go on with another loss, and is refused
-        again = f"surefoot.train({str(record.run / 'config.yaml')!r}, resume=True, objective=…)  # in Python"
-    else:
-        again = f"surefoot train {config} --resume"
-    return [("continue", again), ("check its checkpoints", verify)]
+    return [*_after_failure(record, status), ("check its checkpoints", verify)]
+
+
+def _after_failure(record: RunRecord, status: Status) -> list[tuple[str, str]]:
+    """A run that diverged would come to the same numbers again from its last checkpoint: it is looked at, and begun
+    anew with a lower rate. One with a loss of a Python caller's own goes on in Python, and cannot be replayed."""
+    own = "objective" in record.verified
+    found: list[tuple[str, str]] = []
+    failure = newest_failure(record.run, _ended_at(record, status)) if status in ("diverged", "failed") else None
+    if failure is not None and not own:
+        replay = f"surefoot replay {shlex.quote(str(failure))}"
+        found.append(("run the failed step again, to see what is to blame", replay))
+    if status != "diverged":
+        found.append(("continue", _continue(record, own)))
+    elif (rate := _lower_rate(record)) is not None:
+        found.append(("train anew with a lower rate", _anew(record, own, rate)))
+    return found
+
+
+def _ended_at(record: RunRecord, status: Status) -> int:
+    """The last step that was told of before the run ended so."""
+    return next((event["step"] for event in reversed(record.events) if event.get("kind") == status), 0)
+
+
+def _lower_rate(record: RunRecord) -> float | None:
+    """None where the config cannot be read."""
+    usual = OptimConfig().lr
+    try:
+        optim = parse_yaml(record.config, "config.yaml")[0].data.get("optim", {})
+    except InputError:
+        return None
+    rate = curves.number(optim.get("lr", usual)) if isinstance(optim, dict) else None
+    return min(rate / _LOWER, usual) if rate and rate > 0 else None
+
+
+def _anew(record: RunRecord, own: bool, rate: float) -> str:
+    config, lower, output = str(record.run / "config.yaml"), f"optim.lr={rate:.3g}", f"output={record.run}-lower"
+    if own:
+        return f"surefoot.train({config!r}, [{lower!r}, {output!r}], objective=…)  # in Python"
+    return shlex.join(["surefoot", "train", config, lower, output])
+
+
+def _continue(record: RunRecord, own: bool) -> str:
+    config = record.run / "config.yaml"
+    if own:  # from the command line it would go on with another loss, and is refused
+        return f"surefoot.train({str(config)!r}, resume=True, objective=…)  # in Python"
+    return f"surefoot train {shlex.quote(str(config))} --resume"
 
 
 def _to_try(record: RunRecord) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, place_of_error
-from surefoot.training.failure import Failure, failure_folder, failures_in, write_failure
+from surefoot.training.failure import Failure, failure_folder, write_failure
+from surefoot.training.failure_names import failures_in
 from surefoot.training.recorder import Attempt
 from surefoot.training.report import StepReport
 from surefoot.training.step import draw_number

@@ -16,7 +16,6 @@ when a step is not finite, so they are those that the step began with; frozen on
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,13 +29,13 @@ from surefoot.data.batch import Weighted
 from surefoot.data.batch_file import batches_from_file, batches_to_file
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.training.diagnose import Finding, Origin
+from surefoot.training.failure_names import failure_name
 from surefoot.training.manifest import MANIFEST, check_files, manifest
 from surefoot.training.rollback import Rollback
 from surefoot.training.scaling import LossScale
 
 SCHEMA = 1
 RECORD, BATCH, WEIGHTS = "failure.json", "batch.safetensors", "weights.safetensors"
-_NAME = re.compile(r"failure-(?P<step>\d+)(-rollback-(?P<rollbacks>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -110,15 +109,7 @@ class Kept:
 
 
 def failure_folder(run: Path, failure: Failure) -> Path:
-    after = f"-rollback-{len(failure.rollbacks)}" if failure.rollbacks else ""
-    return run / f"failure-{failure.step}{after}"
-
-
-def failures_in(run: Path) -> list[Path]:
-    """Those of a run folder, in the order in which the run came by them."""
-    found = {path: name for path in run.glob("failure-*") if (name := _NAME.fullmatch(path.name))}
-    whole = [path for path in found if (path / MANIFEST).is_file()]
-    return sorted(whole, key=lambda path: (int(found[path]["rollbacks"] or 0), int(found[path]["step"])))
+    return run / failure_name(failure.step, len(failure.rollbacks))
 
 
 def write_failure(
