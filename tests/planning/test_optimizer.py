@@ -9,7 +9,9 @@ import torch
 from layouts import LLAMA31_8B, llama3_tokenizer, run_config
 from surefoot import hardware
 from surefoot.config.schema import OptimConfig
-from surefoot.planning.optimizer import Tensor, plan_optimizer, state_bytes
+from surefoot.planning import optimizer
+from surefoot.planning.notes import Notes
+from surefoot.planning.optimizer import Tensor, caution_rate, plan_optimizer, state_bytes
 from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.stages.planned import make_plan
 from surefoot.stages.setup import planned_tokenizer, set_up
@@ -108,3 +110,25 @@ def test_a_plan_that_was_saved_before_there_was_a_choice_says_adamw(tmp_path):
     assert plan_from_json(saved) == plan
     del saved["optimizer"]
     assert plan_from_json(saved).optimizer.value == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "said"),
+    [
+        ("adamw", 1e20, True),
+        ("muon", 0.2, True),
+        ("adamw_8bit", 0.1, False),
+        ("adafactor", 2e-4, False),
+        ("sgd", 1.0, False),
+    ],
+)
+def test_a_rate_beyond_the_weights_themselves_is_a_caution(name, lr, said):
+    notes = Notes()
+    caution_rate(OptimConfig(name=name, lr=lr), notes)
+    assert [caution.partition(" lets ")[0] for caution in notes.cautions] == [f"optim.lr {lr:g}"] * said
+
+
+def test_twin_without_a_bound_it_is_not_said(monkeypatch):
+    monkeypatch.setattr(optimizer, "_HIGHEST_RATE", float("inf"))
+    with pytest.raises(AssertionError):
+        test_a_rate_beyond_the_weights_themselves_is_a_caution("adamw", 1e20, True)

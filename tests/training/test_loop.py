@@ -1,6 +1,7 @@
 """The loop: what is due happens, in order; what was interrupted continues bit for bit."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from safetensors.torch import load_file, save_file
 from surefoot.errors import Diverged
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.base import LossSum
+from surefoot.training import loop
 from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
 from surefoot.training.optimizer_state import load_optimizer_tensors
+from surefoot.training.report import StepReport
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
 from toy import bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
@@ -197,6 +200,28 @@ def poisoned_from(step):
         return LossSum(out.loss * float("nan")) if next(calls) // 2 >= step else out
 
     return objective
+
+
+@pytest.mark.parametrize(
+    ("origin", "times"),
+    [
+        ("x was the first non-finite value (examples 0, 1, 2, 3, 4, 5, 6, 7 and 32 more)", 1),
+        ("x was the first non-finite value (examples 8, 9)", 2),  # of one micro-batch among several
+        ("a replay of it was finite", 1),
+    ],
+)
+def test_the_line_names_a_few_examples_and_each_list_once(origin, times):
+    report = StepReport(8, None, None, 1e-3, 40, 99, tuple(range(40)), "non_finite", "loss", 0.1)
+    said = str(loop._diverged(report, RunState(), origin, 3))
+    assert said.count("examples 0, 1, 2, 3, 4, 5, 6, 7 and 32 more") == 1
+    assert len(re.findall(r"examples \d", said)) == times
+    assert len(said) < 330
+
+
+def test_twin_all_of_them_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(loop, "example_list", lambda examples: ", ".join(map(str, examples)))
+    with pytest.raises(AssertionError):
+        test_the_line_names_a_few_examples_and_each_list_once("a replay of it was finite", 1)
 
 
 def test_three_non_finite_steps_end_the_run_with_names_and_nothing_is_lost(tmp_path):

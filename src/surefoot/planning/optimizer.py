@@ -16,12 +16,15 @@ from dataclasses import dataclass
 
 from surefoot.config.schema import OptimConfig
 from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
 
 _FP32 = 4
 _BLOCK = 256  # numbers that share two fp32 scales in bitsandbytes' 8-bit moments
 _TABLES = 2 * 256 * _FP32  # what each of the 256 codes of the two moments means
 _FEWEST_IN_8_BITS = 4096  # bitsandbytes holds the moments of smaller tensors in fp32
+
+_HIGHEST_RATE = 0.1  # a thousand times what adapters are usually trained with; weights of models are about as large
 
 _REASONS = {
     "adamw": "two fp32 moments, 8 bytes per trainable parameter",
@@ -48,6 +51,15 @@ def plan_optimizer(request: OptimConfig) -> Choice[str]:
     asked = "name" in request.model_fields_set
     reason = _REASONS[request.name]
     return Choice(request.name, f"asked for: {reason}" if asked else reason, "user" if asked else "default")
+
+
+def caution_rate(request: OptimConfig, notes: Notes) -> None:
+    """All but sgd divide by the size of the gradient: a step moves each weight by about the rate."""
+    if request.name != "sgd" and request.lr > _HIGHEST_RATE:
+        notes.caution(
+            f"optim.lr {request.lr:g} lets {request.name} move every weight by about that much in each step, and "
+            f"nearly all of a model's are below {_HIGHEST_RATE:g}: it will hardly learn; usual are 1e-5 to 1e-3"
+        )
 
 
 def state_bytes(request: OptimConfig, tensors: Iterator[Tensor]) -> int:

@@ -32,7 +32,7 @@ from surefoot.planning.measurements import (
 )
 from surefoot.planning.memory import base_bytes, forecast, readable
 from surefoot.planning.notes import Notes
-from surefoot.planning.optimizer import plan_optimizer
+from surefoot.planning.optimizer import caution_rate, plan_optimizer
 from surefoot.planning.packing import STAGES, plan_packing
 from surefoot.planning.parallel import (
     ONE_RANK,
@@ -89,6 +89,7 @@ def resolve(
     precision = precision_for(config, model, hardware, seen, environment, notes)
     longest = longest_example(tokens.max_length.value, lengths)
     plan_hazards(model, precision.compute.value, longest, notes)
+    caution_rate(config.optim, notes)
     documents = plan_packing(
         config,
         model,

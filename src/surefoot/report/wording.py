@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from surefoot.report.pace import Timing, clock_text
-from surefoot.training.report import EvalReport, StepProfile, StepReport
-
-if TYPE_CHECKING:  # torch is not needed to say what happened
-    from surefoot.data.batch import RecordName
+from surefoot.training.report import EvalReport, StepProfile, StepReport, example_list
 
 
 _SHOWN = (  # of a step's metrics
@@ -93,12 +88,6 @@ def eval_sentence(report: EvalReport, improved: bool) -> str:
         *(["best so far"] if improved else []),
     ]
     return f"evaluation after step {report.step}: {' · '.join(parts)}"
-
-
-def example_list(examples: tuple[RecordName, ...], most: int = 8) -> str:
-    """`3, 17, 20 and 5 more`."""
-    shown = ", ".join(str(example) for example in examples[:most])
-    return f"{shown} and {len(examples) - most} more" if len(examples) > most else shown
 
 
 def times(count: int) -> str:

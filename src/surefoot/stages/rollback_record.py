@@ -16,10 +16,10 @@ from surefoot import durable
 from surefoot.data.batch import RecordName
 from surefoot.errors import Fault, IntegrityError
 from surefoot.report.events import note_once
-from surefoot.report.wording import example_list
 from surefoot.stages.sealed_record import read_sealed
 from surefoot.training.checkpoint import Checkpoint, newest_verified, read_state
 from surefoot.training.manifest import sealed
+from surefoot.training.report import example_list
 from surefoot.training.rollback import Rollback, is_on_the_way
 
 RECORD = "rollbacks.json"

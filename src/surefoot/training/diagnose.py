@@ -22,6 +22,7 @@ from surefoot.models.chunked_head import watched_logits
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
 from surefoot.training.ranks import text_from
+from surefoot.training.report import example_list
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import LOSS, StepSettings, add_gradient, draw_number, draw_numbered, step_size
 
@@ -73,8 +74,7 @@ class Origin:
     tensor: TensorFacts | None = None
 
     def __str__(self) -> str:
-        numbers = ", ".join(str(number) for number in self.examples)
-        return f"{self.what} was the first non-finite value (examples {numbers})"
+        return f"{self.what} was the first non-finite value (examples {example_list(self.examples)})"
 
     @property
     def what(self) -> str:

@@ -22,7 +22,7 @@ from surefoot.training.guard import RECENT
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.profile import Watch, unwatched
 from surefoot.training.recorder import Attempt, Recorder, look_into
-from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.report import EvalReport, StepReport, example_list
 from surefoot.training.rollback import StepsLost
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
@@ -243,8 +243,6 @@ def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None
 
 
 def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> Diverged:
-    numbers = ", ".join(str(number) for number in report.examples[:16])
-    more = f" and {len(report.examples) - 16} more" if len(report.examples) > 16 else ""
     if report.non_finite == "moment":
         what = f"a moment of the optimizer is not finite ({report.moment}), in spite of finite gradients; {origin}"
         fix = "weights are as before this step; resume from the last checkpoint, and test the memory if it comes again"
@@ -253,10 +251,12 @@ def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive:
     guard = state.guard
     in_a_row = guard.consecutive >= max_consecutive
     times = f"{guard.consecutive} times in a row" if in_a_row else f"{len(guard.recent)} times in {RECENT} steps"
+    named = f"examples {example_list(report.examples)}"
+    told = origin if named in origin else f"{named}; {origin}"  # a step of one micro-batch: the same examples
     return StepsLost(
         Fault(
             f"step {report.step}",
-            f"{what} was not finite, {times}; examples {numbers}{more}; {origin}",
+            f"{what} was not finite, {times}; {told}",
             "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr",
         ),
         report.step,

@@ -75,3 +75,9 @@ class EvalReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     unit: Unit = "tokens"
+
+
+def example_list(examples: tuple[RecordName, ...], most: int = 8) -> str:
+    """`3, 17, 20 and 5 more`."""
+    shown = ", ".join(str(example) for example in examples[:most])
+    return f"{shown} and {len(examples) - most} more" if len(examples) > most else shown
