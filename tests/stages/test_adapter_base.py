@@ -14,7 +14,7 @@ from hub_stub import client_of, serve
 from surefoot.cli.main import main
 from surefoot.errors import InputError
 from surefoot.models.save import ADAPTER_WEIGHTS
-from surefoot.stages import open_model
+from surefoot.stages import provenance
 from surefoot.stages.open_model import open_for_use
 from tiny import tiny_llama
 
@@ -55,7 +55,7 @@ def test_a_run_whose_base_is_gone_does_not_ask_the_hub(hub, base, tmp_path, else
 
 
 def test_twin_without_the_runs_record_opens_the_strangers_model(hub, base, tmp_path, elsewhere, monkeypatch):
-    monkeypatch.setattr(open_model, "saved_plan", lambda folder: None)
+    monkeypatch.setattr(provenance, "saved_plan", lambda folder: None)
     with pytest.raises(pytest.fail.Exception):
         test_a_run_whose_base_is_gone_does_not_ask_the_hub(hub, base, tmp_path, elsewhere)
 

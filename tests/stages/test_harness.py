@@ -24,6 +24,7 @@ from surefoot.models.forward import causal_model
 from surefoot.report.score_table import Cell
 from surefoot.stages import harness
 from surefoot.stages.harness import HarnessRequest, check_tasks, measured, metrics_of, run_harness, share_rows
+from surefoot.stages.harness_needs import task_names
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.side_by_side import Side
 from zoo import ZOO
@@ -224,7 +225,8 @@ def test_an_unknown_task_is_one_line():
     with pytest.raises(InputError, match="there is no task 'arc-eazy'; did you mean arc_easy"):
         check_tasks(["arc-eazy"], ["arc_easy", "piqa"])
     with pytest.raises(InputError, match="names no task"):
-        check_tasks([], ["arc_easy"])
+        task_names(" , ")
+    assert task_names("arc_easy, piqa") == ("arc_easy", "piqa")
 
 
 def test_metrics_and_their_errors():

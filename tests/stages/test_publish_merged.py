@@ -14,7 +14,8 @@ from forkserver import ForkServer
 from surefoot.config.load import load_config
 from surefoot.stages import publish_merged
 from surefoot.stages.disk_room import disk_of
-from surefoot.stages.open_model import open_for_use, saved_plan
+from surefoot.stages.open_model import open_for_use
+from surefoot.stages.provenance import saved_plan
 from surefoot.training.checkpoint import verify_checkpoint
 from tiny import tiny_llama
 

@@ -11,6 +11,7 @@ import click
 from surefoot.errors import Fault, InputError
 
 if TYPE_CHECKING:
+    from surefoot.stages.asked_model import NamedModel
     from surefoot.stages.open_model import OpenModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,8 +51,11 @@ def _apply(options: Sequence[Callable[[Command], Command]], command: Command) ->
     return command
 
 
-def check_models(model: str, adapter: str | None) -> None:
-    """Find the folders and look at their configs, which takes no torch: a wrong path is answered at once.
+def check_models(
+    model: str, adapter: str | None, *, only: str | None = None, max_length: int | None = None
+) -> NamedModel | None:
+    """Find the folders and look at their configs, which takes no torch: a wrong path is answered at once, and what else
+    is asked of the model, or is to be looked at with what this returns (None where opening it alone tells).
 
     What could be a folder here is never looked up on the hub, so a misspelt run starts no download.
     """
@@ -59,6 +63,7 @@ def check_models(model: str, adapter: str | None) -> None:
     from surefoot.locations import looks_local
     from surefoot.models.folder import check_folder, require_adapter
     from surefoot.models.hub import resolve_folder
+    from surefoot.stages.asked_model import named_model, require_positions, require_side
     from surefoot.stages.provenance import require_weights
 
     for path, is_adapter in ((model, False), (adapter, True)):
@@ -73,6 +78,20 @@ def check_models(model: str, adapter: str | None) -> None:
         check_folder(folder)
         if is_adapter:
             require_adapter(folder, path)
+    named = named_model(model, adapter)
+    if named is not None:
+        require_side(only, named.adapted)  # pyright: ignore[reportArgumentType]
+        require_positions("--max-length", max_length or 1, named.facts.max_positions)
+    return named
+
+
+def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -> None:
+    """`check_models`, and whether answers of this length leave room for a prompt."""
+    from surefoot.stages.asked_model import require_room_for_answers
+
+    named = check_models(model, adapter)
+    if named is not None and max_new_tokens is not None:
+        require_room_for_answers(max_new_tokens, named.facts.max_positions)
 
 
 def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:

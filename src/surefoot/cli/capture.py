@@ -53,6 +53,7 @@ def capture(
     from surefoot.errors import Fault, InputError
     from surefoot.evaluate.capture_folder import is_capture, open_capture, require_room
     from surefoot.stages.asked_data import DataRequest, check_request
+    from surefoot.stages.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
 
     if is_capture(Path(model)):
         if against is None:
@@ -65,12 +66,20 @@ def capture(
         raise click.UsageError("give a text by --text or records by --data, not both")
     if template is not None and data is None:
         raise click.UsageError("--template lays out the records of --data, and none are named")
-    check_models(model, adapter)
+    named = check_models(model, adapter)
     if data is not None:
         check_request(DataRequest(data, template))
     require_room(out, overwrite, against)
-    if against is not None:
-        open_capture(against)
+    reference = open_capture(against) if against is not None else None
+    if text is not None:
+        written_text(text)
+    if named is not None:
+        positions = named.facts.max_positions
+        layer_numbers(layers, named.facts.layers)
+        require_positions("--seq-len", seq_len or 1, positions)
+        if attention and text is None and data is None:
+            asked = seq_len or (len(reference.ids) if reference else usual_tokens(positions))
+            require_maps(named.facts, asked)
 
     import sys
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.answering import check_models, introduce, model_options, printable, sampling_options
+from surefoot.cli.answering import check_answers, introduce, model_options, printable, sampling_options
 
 if TYPE_CHECKING:
     from surefoot.data.formats import Turn
@@ -41,7 +41,7 @@ def chat(
 
     Answers appear as they are written. On a pipe, every line is a turn and only answers are printed.
     """
-    check_models(model, adapter)
+    check_answers(model, adapter, max_new_tokens)
 
     from surefoot.data.formats import Turn
     from surefoot.errors import InputError

@@ -20,10 +20,15 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
 
     Differences are no error: the exit code is 0. `surefoot verify RUN_A --same-as RUN_B` is the strict test.
     """
+    from surefoot import durable
+
+    if picture is not None:
+        durable.require_writable(picture.parent)
+
     import json
     import sys
 
-    from surefoot import durable, process
+    from surefoot import process
     from surefoot.report.comparison import comparison_tables, comparison_to_json, curve_picture, verdict_lines
     from surefoot.report.console import open_console
     from surefoot.report.plots import png

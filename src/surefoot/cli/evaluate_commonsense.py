@@ -66,21 +66,27 @@ def commonsense(
 
     Writes OUT/<model>-<adapter>-<set>.json after every batch; the same command goes on where it stopped.
     """
-    from surefoot.evaluate.commonsense import choose_sets, read_set
+    from surefoot import durable
+    from surefoot.evaluate.commonsense import TRAINED, choose_sets, read_set
     from surefoot.out_folder import require_file_name
+    from surefoot.stages.asked_data import require_template
 
     for flag, name in (("--model-label", model_label), ("--label", label)):
         if name is not None:
             require_file_name(flag, name)
     chosen = choose_sets(sets)
-    check_models(model, adapter)
+    check_models(model, adapter, only=only)
+    if template != TRAINED:
+        require_template(template)
     for one in chosen:
         read_set(data, one, max_samples)
+    out = out or Path("experiment" if mode == "published" else "experiment-fast")
+    durable.require_writable(out)
 
     import json
     import sys
 
-    from surefoot import durable, process
+    from surefoot import process
     from surefoot.report.console import open_console
     from surefoot.report.plots import png
     from surefoot.report.score_table import draw_scores, score_table
@@ -88,8 +94,6 @@ def commonsense(
     from surefoot.stages.commonsense_report import cautions, found_to_json, score_rows
     from surefoot.stages.open_model import open_for_use
 
-    out = out or Path("experiment" if mode == "published" else "experiment-fast")
-    durable.require_writable(out)
     opened = open_for_use(model, adapter)
     introduce(opened, template=False)
     whole = opened.trained == opened.base

@@ -43,10 +43,12 @@ def harness(
 
     Needs the extra `eval`: pip install 'surefoot[eval]'. With data on this machine it runs offline.
     """
+    from surefoot import durable
     from surefoot.out_folder import require_same_request
-    from surefoot.stages.harness_needs import require_harness
+    from surefoot.stages.harness_needs import require_harness, task_names
 
-    check_models(model, adapter)
+    check_models(model, adapter, only=only)
+    names = task_names(tasks)
     request = {
         "model": model,
         "adapter": adapter,
@@ -59,12 +61,13 @@ def harness(
     }
     if out is not None:
         require_same_request(out / "harness.json", request, overwrite)
+        durable.require_writable(out)
     require_harness()
 
     import json
     import sys
 
-    from surefoot import durable, process
+    from surefoot import process
     from surefoot.report.console import open_console
     from surefoot.report.harness_table import harness_table
     from surefoot.report.plots import png
@@ -72,11 +75,8 @@ def harness(
     from surefoot.stages.harness import HarnessRequest, metrics_of, run_harness, share_rows
     from surefoot.stages.open_model import open_for_use
 
-    if out is not None:
-        durable.require_writable(out)
     opened = open_for_use(model, adapter)
     introduce(opened, template=False)
-    names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     asked = HarnessRequest(
         names,
         include_path,

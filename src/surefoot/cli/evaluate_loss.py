@@ -40,20 +40,22 @@ def loss(
     DATA is what `data.train` takes: a file, a folder, a hub data set, or a mapping such as '{path: data, name: demo}'.
     For a run and its evaluation file the loss is the eval_loss of the run.
     """
+    from surefoot import durable
     from surefoot.out_folder import require_same_request
     from surefoot.stages.asked_data import DataRequest, check_request
 
     asked = DataRequest(data, template, max_length, max_samples)
-    check_models(model, adapter)
+    check_models(model, adapter, only=only, max_length=max_length)
     check_request(asked)
     request = {"model": model, "adapter": adapter, **vars(asked), "only": only}
     if out is not None:
         require_same_request(out / "loss.json", request, overwrite)
+        durable.require_writable(out)
 
     import json
     import sys
 
-    from surefoot import durable, process
+    from surefoot import process
     from surefoot.report.console import open_console
     from surefoot.report.loss_table import loss_lines, loss_table
     from surefoot.stages.measure_loss import loss_to_json, measure_loss
@@ -64,7 +66,6 @@ def loss(
     measured = measure_loss(opened, asked, rows=batch_size, only=only)  # pyright: ignore[reportArgumentType]
     found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
     if out is not None:
-        durable.require_writable(out)
         durable.make_folders(out)
         durable.write_json(out / "loss.json", {"asked": request, **found})
     if as_json:

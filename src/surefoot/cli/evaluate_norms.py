@@ -32,6 +32,7 @@ def norms(
     """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
     first position gets. With an adapter the base stands beside it.
     """
+    from surefoot import durable
     from surefoot.out_folder import require_same_request
     from surefoot.stages.asked_data import DataRequest, check_request, norms_request
 
@@ -43,17 +44,16 @@ def norms(
     asked = norms_request(model, adapter, data, template, max_samples, generate_samples)
     if out is not None:
         require_same_request(out / "norms.json", asked, overwrite)
+        durable.require_writable(out)
 
     import json
     import sys
 
-    from surefoot import durable, process
+    from surefoot import process
     from surefoot.report.console import open_console
     from surefoot.report.norm_pictures import layer_table, norm_table
     from surefoot.stages.measure_norms import measure_model_norms, norms_to_json, results_to_json
 
-    if out is not None:
-        durable.require_writable(out)
     found = measure_model_norms(
         model,
         adapter=adapter,

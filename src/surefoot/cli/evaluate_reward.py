@@ -40,20 +40,22 @@ def reward(
     MODEL is a run of stage reward, one of its checkpoints, or a reward model of another tool. DATA is what `data.train`
     takes: preference records with a better and a worse answer.
     """
+    from surefoot import durable
     from surefoot.out_folder import require_same_request
     from surefoot.stages.asked_data import DataRequest, check_request
 
     asked = DataRequest(data, template, max_length, max_samples)
-    check_models(model, adapter)
+    check_models(model, adapter, max_length=max_length)
     check_request(asked)
     request = {"model": model, "adapter": adapter, **vars(asked)}
     if out is not None:
         require_same_request(out / "reward.json", request, overwrite)
+        durable.require_writable(out)
 
     import json
     import sys
 
-    from surefoot import durable, process
+    from surefoot import process
     from surefoot.objectives.calibration import calibration_bins
     from surefoot.report.calibration import calibration_picture
     from surefoot.report.console import open_console
@@ -67,7 +69,6 @@ def reward(
     measured = measure_reward(opened, asked, pairs=batch_size)
     found = {"model": model, "adapter": adapter, "opened": opened.opened.described, **reward_to_json(measured)}
     if out is not None:
-        durable.require_writable(out)
         durable.make_folders(out)
         durable.write_json(out / "reward.json", {"asked": request, **found})
         durable.write_bytes(out / "calibration.png", png(calibration_picture(measured.sums, f"{model}: calibration")))

@@ -63,10 +63,12 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
     """
     from surefoot.out_folder import require_replaceable
     from surefoot.report.export_card import CERTIFICATE
+    from surefoot.stages.asked_model import require_mergeable
 
     require_replaceable(out, options["overwrite"], CERTIFICATE, "export")
     for adapter in adapters or (None,):
-        check_models(model, adapter)
+        if (named := check_models(model, adapter)) is not None:
+            require_mergeable(model, merge=options["merge"], gguf=options["gguf"], adapted=named.adapted)
 
     from surefoot.stages.export import export_model
 

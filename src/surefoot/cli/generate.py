@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.answering import check_models, introduce, model_options, printable, sampling_options
+from surefoot.cli.answering import check_answers, introduce, model_options, printable, sampling_options
 from surefoot.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def generate(
     if not texts:
         raise click.UsageError("there is no prompt: use --prompt, --file or a pipe")
 
-    check_models(model, adapter)
+    check_answers(model, adapter, max_new_tokens)
 
     from surefoot.data.formats import Turn
     from surefoot.models.generate import Decoding, generate_answers

@@ -10,7 +10,7 @@ from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--plain", is_flag=True, help="In fp32, attention written out, no kernel of surefoot's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def replay(folder: Path, plain: bool, as_json: bool) -> int:

@@ -35,6 +35,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     """
     loaded = load_or_exit(config, overrides)
     out = out or config.with_name(f"{config.stem}-tuned.yaml")
+    _require_free(out)
 
     from surefoot import durable, hardware, process
     from surefoot.config.dump import dump_plain
@@ -44,7 +45,6 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     from surefoot.tune.run import tune as search
     from surefoot.tune.search import Tried
 
-    _require_free(out)
     durable.make_folders(out.parent)
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     tried: list[Tried] = []

@@ -22,6 +22,7 @@ from surefoot.errors import Fault, InputError
 from surefoot.nearest import nearest_word
 
 FILE = "test.json"
+TRAINED = "trained"  # as --template: what the model was trained with
 _LAYOUTS = f"dataset/SET/{FILE} or SET/{FILE}"
 MARKER = "### Response:"
 _Z = 1.959964  # of the normal distribution, for 95 %

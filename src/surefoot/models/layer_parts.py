@@ -6,7 +6,7 @@ for its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,24 +59,6 @@ def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
     path = family.final_norm.path
     final = Part(path, "norm") if path in {*names.values()} else None
     return LayerParts(names[id(layers)], (*norms, *linears), final)
-
-
-def chosen_layers(spec: str, count: int) -> Sequence[int]:
-    """ "all", or numbers and ranges such as "0,5-7", in order and once each. Raises ValueError with the reason."""
-    if spec.strip() == "all":
-        return range(count)
-    chosen: set[int] = set()
-    for part in spec.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part.strip()!r} is neither a layer's number nor a range such as 5-7")
-        start, end = int(first), int(last or first)
-        if end < start:
-            raise ValueError(f"{part.strip()!r} ends before it begins")
-        if end >= count:
-            raise ValueError(f"there is no layer {end}: this model has layers 0 to {count - 1}")
-        chosen.update(range(start, end + 1))
-    return sorted(chosen)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import parse_value
 from surefoot.errors import Fault, InputError
+from surefoot.families.templates import OWN, is_file, named_row
 
 _ANY_MODEL = "any/model"  # a hub id, which nobody looks up
 _ARGUMENT = {
@@ -42,8 +43,16 @@ def norms_request(
 
 
 def check_request(asked: DataRequest) -> None:
-    """Raises InputError for a source that does not exist or is not written as one."""
+    """Raises InputError for a source that does not exist or is not written as one, and for an unknown template."""
+    if asked.template not in (None, "auto", OWN) and not is_file(asked.template):
+        require_template(asked.template)
     config_for(asked, _ANY_MODEL, template=asked.template or "auto", stage="sft", train_on="responses")
+
+
+def require_template(name: str) -> None:
+    """InputError for a name that no template has. Whether a tokenizer can write it, only the tokenizer tells."""
+    if isinstance(fault := named_row(name, lambda text: True), Fault):
+        raise InputError(_reworded(fault))
 
 
 def config_for(

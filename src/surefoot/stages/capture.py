@@ -31,20 +31,17 @@ from surefoot.evaluate.capture_folder import (
     require_room,
     require_room_to_compare,
 )
-from surefoot.families.files import read_text
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.instrument import watched
-from surefoot.models.layer_parts import chosen_layers, layer_parts
+from surefoot.models.layer_parts import layer_parts
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.tree import facts_of
 from surefoot.stages.asked_data import DataRequest
+from surefoot.stages.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
 from surefoot.stages.built_in_text import TEXT
 from surefoot.stages.capture_pictures import CapturePictures, draw_comparison
 from surefoot.stages.measure_loss import read_evaluation_data
 from surefoot.stages.open_model import OpenModel, open_for_use
-
-_USUAL = 512  # tokens
-_MAP_BYTES = 2 << 30  # attention maps of one layer
 
 
 @dataclass(frozen=True)
@@ -97,11 +94,10 @@ def capture(
     require_room(out, overwrite, against)
     opened = open_for_use(model, adapter, scored=True)
     facts = facts_of(opened.base)
-    numbers = _layers(layers, facts.layers)
+    numbers = list(layer_numbers(layers, facts.layers))
     tokens = _token_ids(opened, reference, seq_len, text, None if data is None else DataRequest(data, template))
-    if attention and (size := 4 * facts.heads * len(tokens.ids) ** 2) > _MAP_BYTES:
-        what = f"the maps of one layer would take {size / 2**30:.1f} GiB of memory"
-        raise InputError(Fault("--attention", what, "lower --seq-len"))
+    if attention:
+        require_maps(facts, len(tokens.ids))
     parts = layer_parts(opened.model, facts)
     with durable.staged_folder(out, replace=overwrite) as staging:
         pictures = CapturePictures(staging, model if adapter is None else f"{model} with {adapter}", numbers)
@@ -178,23 +174,14 @@ def _run(opened: OpenModel, ids: list[int]) -> None:
         narrowed_logits(opened.model, last, input_ids=torch.tensor([ids], device=device), use_cache=False)
 
 
-def _layers(spec: str, count: int) -> list[int]:
-    try:
-        return list(chosen_layers(spec, count))
-    except ValueError as error:
-        raise InputError(Fault("--layers", str(error), "such as all, 0 or 0,5-7")) from None
-
-
 def _token_ids(
     opened: OpenModel, reference: Capture | None, seq_len: int | None, text: Path | None, data: DataRequest | None
 ) -> _Text:
     if reference is not None and seq_len is None and text is None and data is None:
         found = _Text(reference.ids, {"source": f"the ids of {reference.name}"})
     else:
-        found = _asked_text(opened, seq_len or min(_USUAL, opened.positions), text, data)
-    if len(found.ids) > opened.positions:
-        what = f"{len(found.ids)} is more than the model's {opened.positions} positions"
-        raise InputError(Fault("--seq-len", what, "lower it"))
+        found = _asked_text(opened, seq_len or usual_tokens(opened.positions), text, data)
+    require_positions("--seq-len", len(found.ids), opened.positions)
     rows = causal_model(opened.model).get_input_embeddings().get_parameter("weight").shape[0]
     if (highest := max(found.ids)) >= rows:
         what = f"holds token id {highest}, and this model has {rows} rows"
@@ -208,9 +195,7 @@ def _token_ids(
 def _asked_text(opened: OpenModel, length: int, text: Path | None, data: DataRequest | None) -> _Text:
     if data is not None:
         return _record(opened, length, data)
-    content = TEXT if text is None else read_text(text)
-    if not content.strip():
-        raise InputError(Fault(str(text), "is empty", "write something into it"))
+    content = TEXT if text is None else written_text(text)
     origin = {"source": "built-in" if text is None else str(text), "sha256": _digest(content)}
     return _Text(_repeated(opened, content, length), origin)
 

@@ -17,7 +17,7 @@ from surefoot import durable
 from surefoot.data.segments import Template, prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.errors import Fault, InputError
-from surefoot.evaluate.commonsense import AnswerSet, Score, read_set, set_file
+from surefoot.evaluate.commonsense import TRAINED, AnswerSet, Score, read_set, set_file
 from surefoot.families.templates import named_row
 from surefoot.stages.commonsense_answers import (
     BEAMS,
@@ -35,7 +35,6 @@ from surefoot.stages.side_by_side import Only, Side, sides
 
 Mode = Literal["published", "fast"]
 LEGACY = "commonsense-eval"
-TRAINED = "trained"  # as --template: what the model was trained with
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from surefoot.out_folder import require_replaceable
 from surefoot.planning.disk import model_bytes
 from surefoot.planning.plan import DType
 from surefoot.report.export_card import CERTIFICATE
+from surefoot.stages.asked_model import require_mergeable
 from surefoot.stages.certificate import check_record, reloaded_limit, require_cast, require_reloaded
 from surefoot.stages.disk_room import free_space
 from surefoot.stages.export_adapter import copy_adapter
@@ -81,14 +82,11 @@ def export_model(
     """
     require_replaceable(out, overwrite, CERTIFICATE, "export")
     parts = find_export_parts(path, adapters)
+    require_mergeable(path, merge=merge, gguf=gguf, adapted=bool(parts.chain))
     durable.require_writable(out)
     if parts.chain and not merge:
-        if gguf:
-            raise InputError(Fault("--gguf", "is for whole models, and this is an adapter", "give --merge as well"))
         record = copy_adapter(parts, out, overwrite)
         return Exported(out, record, (*parts.cautions, *record["notes"][1:]))
-    if merge and not parts.chain:
-        raise InputError(Fault(path, "is a whole model, so there is nothing to merge", "leave --merge out"))
     if gguf and (parts.trained / VALUE_HEAD_FILE).is_file():
         raise InputError(Fault("--gguf", "cannot hold a reward model's value head", "leave it out"))
     if gguf:

@@ -17,8 +17,8 @@ from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.tree import facts_of
 from surefoot.planning.plan import RunPlan, TokenizerPlan
-from surefoot.stages.open_model import find_parts, find_tokens, saved_bos_scale, saved_plan, template_name
-from surefoot.stages.provenance import cautions_about
+from surefoot.stages.open_model import find_parts, find_tokens, saved_bos_scale, template_name
+from surefoot.stages.provenance import cautions_about, saved_plan
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.errors import EnvironmentFault, Fault
+from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.libraries import is_installed
 
 
@@ -11,3 +11,11 @@ def require_harness() -> None:
     if not is_installed("lm_eval"):
         fix = "pip install 'surefoot[eval]'"
         raise EnvironmentFault(Fault("surefoot evaluate harness", "needs the package lm-eval, which is missing", fix))
+
+
+def task_names(written: str) -> tuple[str, ...]:
+    """The names in --tasks."""
+    names = tuple(name.strip() for name in written.split(",") if name.strip())
+    if not names:
+        raise InputError(Fault("--tasks", "names no task", "write it like arc_easy,piqa"))
+    return names

@@ -20,7 +20,6 @@ from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.audit import Audit
 from surefoot.data.loader import all_laid_out
 from surefoot.data.prepare import PreparedData
-from surefoot.errors import Fault, InputError
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.families.templates import OWN, is_file
 from surefoot.models.attention import decoding_context
@@ -28,6 +27,7 @@ from surefoot.models.precision import autocast
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.plan import Choice, TokenizerPlan
 from surefoot.stages.asked_data import DataRequest, config_for, words_of_the_command
+from surefoot.stages.asked_model import require_positions
 from surefoot.stages.measured_rows import as_the_run_evaluates
 from surefoot.stages.open_model import OpenModel
 from surefoot.stages.run_folder import CONFIG, PLAN
@@ -132,9 +132,7 @@ def _tokens(opened: OpenModel, asked: DataRequest) -> TokenizerPlan:
         chosen: Choice[str] = Choice(str(asked.template), "asked for", "user")
         tokens = replace(tokens, template=chosen, dialogues="", fallbacks=())
     if asked.max_length is not None:
-        if asked.max_length > opened.positions:
-            what = f"{asked.max_length} is more than the model's {opened.positions} positions"
-            raise InputError(Fault("--max-length", what, "lower it"))
+        require_positions("--max-length", asked.max_length, opened.positions)
         tokens = replace(tokens, max_length=Choice(asked.max_length, "asked for", "user"))
     return tokens
 

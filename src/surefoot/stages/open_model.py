@@ -22,9 +22,8 @@ from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Template, prompt_ids, text_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import Fault, InputError, SurefootError
+from surefoot.errors import Fault, InputError
 from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
-from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
@@ -42,9 +41,8 @@ from surefoot.models.tree import facts_of
 from surefoot.models.value_head import has_value_head
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
-from surefoot.planning.serial import plan_from_json
 from surefoot.planning.tokenizer import plan_tokenizer
-from surefoot.stages.provenance import cautions_about, require_weights
+from surefoot.stages.provenance import cautions_about, recorded_base, require_weights, saved_plan
 
 
 @dataclass(frozen=True)
@@ -172,35 +170,8 @@ def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | Non
     if not is_adapter(folder):
         return folder, None
     saved = read_adapter(folder)
-    try:
-        base = _find_base(saved)
-    except SurefootError as error:
-        what = f"its base model {saved.base} cannot be opened: {error.faults[0]}"
-        fault = Fault(str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}")
-        raise type(error)(fault) from error
+    base = recorded_base(path, folder, saved.base, saved.revision)
     return base, fitted(saved, facts_of(base))
-
-
-def _find_base(saved: SavedAdapter) -> Path:
-    """The folder of an adapter's base. A relative path was written in the folder that training ran in: this one, or one
-    that the run lies in. A run of surefoot on a hub model records the commit; without it, the base was a folder, and a
-    stranger's model on the hub may have the same name."""
-    if not saved.base:
-        raise InputError("it is not recorded")
-    for start in (Path(), *saved.folder.resolve().parents):
-        if (start / saved.base / "config.json").is_file():
-            return start / saved.base
-    if saved.revision is None and saved_plan(saved.folder) is not None:
-        raise InputError(f"it was the folder {saved.base}, which is neither here nor in a folder above the run")
-    return resolve_folder(saved.base, saved.revision, weights=True)
-
-
-def saved_plan(folder: Path) -> RunPlan | None:
-    """The plan of the run that wrote this folder; a checkpoint's stands beside it."""
-    for place in (folder, folder.resolve().parent) if folder.name.startswith("checkpoint-") else (folder,):
-        if (place / "plan.json").is_file():
-            return plan_from_json(read_json(place / "plan.json").get("plan", {}))
-    return None
 
 
 def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:

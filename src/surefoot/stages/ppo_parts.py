@@ -21,9 +21,10 @@ from surefoot.models.tree import facts_of
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, value_head_tensors, value_width
 from surefoot.planning.ppo import RoleFacts, Roles
 from surefoot.stages.identity import base_fingerprint
-from surefoot.stages.open_model import find_parts, saved_bos_scale, saved_plan
+from surefoot.stages.open_model import find_parts, saved_bos_scale
 from surefoot.stages.open_reward import open_reward
 from surefoot.stages.ppo_scores import reward_model
+from surefoot.stages.provenance import saved_plan
 
 
 @dataclass(frozen=True)

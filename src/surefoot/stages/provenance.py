@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from surefoot.errors import Fault, InputError, IntegrityError
+from surefoot.errors import Fault, InputError, IntegrityError, SurefootError
+from surefoot.families.files import read_json
+from surefoot.models.hub import resolve_folder
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.serial import plan_from_json
 
 _CHECKED = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})  # what opening may read
 _HASHED_UP_TO = 500_000_000  # bytes: half a second or so; of larger files only the size is looked at
@@ -23,6 +27,36 @@ def require_weights(folder: Path, path: str) -> None:
     newest = _newest_checkpoint(folder)
     fix = f"use {path.rstrip('/')}/{newest.name}" if newest else "it has no checkpoint yet; continue it with --resume"
     raise InputError(Fault(path, "is not finished", fix))
+
+
+def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> Path:
+    """The folder of an adapter's base. A relative path was written in the folder that training ran in: this one, or one
+    that the run lies in. A run of surefoot on a hub model records the commit; without it, the base was a folder, and a
+    stranger's model on the hub may have the same name.
+
+    path: of the adapter, as the user gave it. folder: its own. base, revision: as its author wrote them.
+    """
+    try:
+        if not base:
+            raise InputError("it is not recorded")
+        for start in (Path(), *folder.resolve().parents):
+            if (start / base / "config.json").is_file():
+                return start / base
+        if revision is None and saved_plan(folder) is not None:
+            raise InputError(f"it was the folder {base}, which is neither here nor in a folder above the run")
+        return resolve_folder(base, revision, weights=True)
+    except SurefootError as error:
+        what = f"its base model {base} cannot be opened: {error.faults[0]}"
+        fault = Fault(str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}")
+        raise type(error)(fault) from error
+
+
+def saved_plan(folder: Path) -> RunPlan | None:
+    """The plan of the run that wrote this folder; a checkpoint's stands beside it."""
+    for place in (folder, folder.resolve().parent) if folder.name.startswith("checkpoint-") else (folder,):
+        if (place / "plan.json").is_file():
+            return plan_from_json(read_json(place / "plan.json").get("plan", {}))
+    return None
 
 
 def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:

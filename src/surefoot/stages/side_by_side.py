@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
-from surefoot.errors import Fault, InputError
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.peft import PeftModel
-from surefoot.stages.open_model import OpenModel, saved_bos_scale, saved_plan
-
-Only = Literal["base", "adapter"]
+from surefoot.stages.asked_model import Only, require_side
+from surefoot.stages.open_model import OpenModel, saved_bos_scale
+from surefoot.stages.provenance import saved_plan
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,7 @@ class Side:
 def sides(opened: OpenModel, only: Only | None = None) -> tuple[Side, ...]:
     """What there is to compare, the base first. Raises InputError where `only` asks for a part of what has none."""
     if not isinstance(opened.model, PeftModel):
-        if only == "adapter":
-            raise InputError(Fault("--only", "asks for an adapter, and there is none", "leave it out"))
+        require_side(only, adapted=False)
         return (Side("model", nullcontext),)
     both = (Side("base", lambda: adapter_off(opened)), Side("adapter", nullcontext))
     return tuple(side for side in both if only in (None, side.name))
