@@ -12,11 +12,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import psutil
 
+_TASKS = Path("/proc/self/task")
 _CGROUP = Path("/sys/fs/cgroup/cpu.stat")
 
 
@@ -24,14 +26,16 @@ _CGROUP = Path("/sys/fs/cgroup/cpu.stat")
 class Counters:
     """Totals since some moment, or what was added between two. seconds: on the clock. own: processor seconds of this
     process, all threads; busy: of all processes of the machine; steal: that the host of a virtual machine gave to
-    others. throttled: seconds for which this container was held back by its own limit. major_faults: pages of this
-    process that had to come from a disk; swapped: bytes that the machine moved to and from swap. recompiles: graphs of
-    torch.compile. alloc_retries: times at which the GPU's memory had to be emptied to go on."""
+    others. waited: seconds for which threads of this process (those that are still there) were ready and others ran,
+    which Linux counts. throttled: seconds for which this container was held back by its own limit. major_faults: pages
+    of this process that had to come from a disk; swapped: bytes that the machine moved to and from swap. recompiles:
+    graphs of torch.compile. alloc_retries: times at which the GPU's memory had to be emptied to go on."""
 
     seconds: float = 0.0
     own: float = 0.0
     busy: float = 0.0
     steal: float = 0.0
+    waited: float = 0.0
     throttled: float = 0.0
     major_faults: int = 0
     swapped: int = 0
@@ -53,6 +57,7 @@ def read_counters(device: str = "cpu") -> Counters:
         own=own.user + own.system,
         busy=times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0),
         steal=getattr(times, "steal", 0.0),
+        waited=_waited(),
         throttled=_throttled(),
         major_faults=_major_faults(),
         swapped=swap.sin + swap.sout,
@@ -88,6 +93,14 @@ def busiest_others(seconds: float, *, siblings: bool = True) -> list[tuple[str, 
 def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
+
+
+def _waited() -> float:
+    total = 0
+    for task in _TASKS.glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # it may have ended in this moment
+            total += int(task.read_text().split()[1])
+    return total / 1e9
 
 
 def _throttled() -> float:

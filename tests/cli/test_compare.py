@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -186,10 +187,26 @@ def test_the_first_difference_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_difference(a, b) is None, "twin: rounded numbers hide it"
 
 
+def test_verify_names_the_damaged_file_alone(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a", tmp_path / "a")
+    (tmp_path / "a" / "plan.json").write_bytes(b"{}")
+    result = call("verify", tmp_path / "a")
+    assert result.exit_code == 4
+    assert "plan.json" in result.stdout
+    assert "README.md" not in result.stdout  # twin: what is well has no row
+    well, of = re.findall(r"(\d+) of (\d+) files in", result.stdout)[0]
+    assert int(well) == int(of) - 1
+
+
 def test_verify_shows_the_cause_and_a_few_rows(runs: Path) -> None:
     result = call("verify", runs / "a", "--same-as", runs / "other")
     assert result.exit_code == 4
     assert "config: optim.lr is 0.0002" in result.stdout
     assert "and more" in result.stdout
     assert 0 < result.stdout.count("differs, at most") <= MOST_SHOWN
-    assert call("verify", runs / "a", "--same-as", runs / "same").exit_code == 0
+    same = call("verify", runs / "a", "--same-as", runs / "same")
+    assert same.exit_code == 0
+    assert len(same.stdout.splitlines()) == 2, "a count for all files that are well, and the verdict"
+    written = json.loads(call("verify", runs / "a", "--same-as", runs / "same", "--json").stdout)
+    files = sum(len(folder["files"]) for folder in written["folders"])
+    assert same.stdout.startswith(f"{files} files in ")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from surefoot.data import encode, prepare, tokenise
+from surefoot.data.audit import cautions
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.prepare import PreparedData, prepare_data
@@ -523,6 +524,23 @@ def test_what_a_folder_says_is_not_kept_with_the_file(run, tmp_path):
         f"{tmp_path / 'd' / 'b.jsonl'}:1",
     ]
     assert run(tmp_path / "d", max_samples=3).train[2].number == 3  # the second file is not needed
+
+
+def test_files_that_max_samples_leaves_out_are_named(run, tmp_path):
+    (tmp_path / "d").mkdir()
+    for number, name in enumerate("abcdef"):
+        write(tmp_path / "d" / f"{name}.jsonl", records(3, start=3 * number))
+
+    def told(count):
+        found = cautions(run(tmp_path / "d", max_samples=count).audit)
+        return [line.replace(f"{tmp_path}/", "") for line in found if line.startswith("files")]
+
+    reached = "files that nothing is taken from, because max_samples was reached before"
+    assert told(5) == [f"{reached}: d/c.jsonl, d/d.jsonl, d/e.jsonl and 1 more"]
+    assert told(15) == [f"{reached}: d/f.jsonl"]
+    assert told(16) == []  # twin: all are read, the last in part
+    assert told(18) == []
+    assert "d/b.jsonl" in told(3)[0], "nor is it kept with the tokenised file"
 
 
 def test_twin_that_forgets_what_other_sources_hold(run, file, tmp_path, monkeypatch):

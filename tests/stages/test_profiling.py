@@ -10,11 +10,13 @@ from safetensors.torch import load_file
 
 from heron_runs import heron_folder, heron_trained
 from plans import run_plan
+from surefoot.counters import Counters
 from surefoot.data.batch import collate
 from surefoot.families.model_facts import read_model_facts
 from surefoot.planning.limits import Work, step_flops
 from surefoot.report.html import write_report
-from surefoot.report.profile import ProfileReport, headline, profile_table
+from surefoot.report.profile import ProfileReport, headline, notes, profile_table
+from surefoot.report.profile_picture import _LONGEST, _fitted
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
 from surefoot.stages import profiling
@@ -88,7 +90,7 @@ def arithmetic(folder):
 def recorded(**changes):
     parts = {"data": 0.1, "forward": 1.0, "backward": 2.0, "optimizer": 0.4, "evaluation": 0.0, "checkpoint": 9.0}
     operators = (Operator("aten::mm", 3.0, 40), Operator("aten::add", 1.0, 10))
-    made = Recorded(3, 4, parts, 4.0, 2, operators, lambda path: None)
+    made = Recorded(3, 4, parts, 4.0, Counters(seconds=4.0, own=7.9), 2, operators, lambda path: None)
     return dataclasses.replace(made, **changes)
 
 
@@ -110,6 +112,35 @@ def test_a_report_worked_out_by_hand(arithmetic, monkeypatch):
     assert ProfileReport.from_json(json.loads(json.dumps(report.to_json()))) == report
     assert headline(report).startswith("profile of steps 3 to 4: 250 tok/s, 2,000.0 ms per step, 25% of the arithmetic")
     profile_table(report)
+
+
+def test_it_is_said_that_others_had_the_processor(arithmetic):
+    def told(**counted):
+        one = recorded(counted=Counters(seconds=4.0, own=5.5, **counted))
+        lines = notes(profiling.profile_report(one, Work(10, 100, 5), arithmetic))
+        return [line for line in lines if line.startswith("other programs")]
+
+    (line,) = told(waited=2.0, throttled=0.5)
+    assert "in 4.0 s the run's threads had it for 5.5 s and waited for it 2.5 s" in line
+    assert told(waited=0.3) == []  # twin: a little is nothing
+
+
+def test_a_profile_has_what_the_system_counted(folder):
+    run(folder, "counted", "--profile", "2")
+    report = ProfileReport.from_json(json.loads((folder / "counted" / "profile" / "profile.json").read_text()))
+    assert report.clocked >= 2 * report.step_seconds > 0
+    assert report.processor > 0
+    before = {key: value for key, value in report.to_json().items() if key not in ("clocked", "processor", "waited")}
+    assert ProfileReport.from_json(before).clocked == 0  # of a version that did not count
+
+
+def test_long_names_are_whole_in_the_picture():
+    long = "autograd::engine::evaluate_function: MmBackward0Backward"
+    assert _fitted(long) == "autograd::engine::evaluate_function:\nMmBackward0Backward"
+    assert _fitted("aten::mm") == "aten::mm"
+    lines = _fitted("a" * 200).split("\n")
+    assert [len(line) for line in lines] == [_LONGEST, _LONGEST]
+    assert lines[1].endswith("…")  # twin: what is too long for two is cut, and shows it
 
 
 def test_a_stage_with_other_passes_is_told_no_limit(arithmetic):

@@ -29,7 +29,7 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     from surefoot.errors import IntegrityError
     from surefoot.report.console import open_console
     from surefoot.report.verification import compare_folders, is_finished, verify_folder
-    from surefoot.report.verify_table import differences_table, files_table, verdict
+    from surefoot.report.verify_table import counts_line, differences_table, files_table, verdict
     from surefoot.stages.compare import config_differences
 
     checks = [check for one in (folder, other) if one for check in verify_folder(one)]
@@ -39,15 +39,15 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
         print(json.dumps(verdict(checks, differences), indent=2))
     else:
         console = open_console(sys.stdout, process.terminal_wishes())
-        console.show(files_table(checks))
+        if faults:
+            console.show(files_table(checks))
+        console.say(counts_line(checks))
         if differences and other:
             for one in config_differences(folder, other):
                 console.say(f"config: {one.path} is {shown(one.old)} in {folder} and {shown(one.new)} in {other}")
         if differences is not None:
             console.show(differences_table(differences))
-        files = sum(len(check.files) for check in checks)
         if not faults:
-            console.say(f"{files} files in {len(checks)} {'folder' if len(checks) == 1 else 'folders'} are as written")
             for one in (folder, other):
                 if one and (one / "plan.json").is_file() and not is_finished(one):
                     console.say(f"{one} is not finished: only its checkpoints were checked")

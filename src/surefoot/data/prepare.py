@@ -28,6 +28,8 @@ from surefoot.data.tokenise import Method, ReadRecord, tokenise
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import OWN
 
+_NAMED = 3  # files that are not read
+
 
 @dataclass(frozen=True)
 class PreparedData:
@@ -183,13 +185,16 @@ def _dialogues(loaded: Sequence[Loaded]) -> list[SourceFacts]:
 
 def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
     files, left = [], spec.max_samples
-    for source in open_sources(spec):
+    sources = open_sources(spec)
+    for place, source in enumerate(sources, start=1):
         if spec.share is not None and source.sample is not None:
             what = "picks records by num_samples, and a share counts all of them"
             raise InputError(Fault(source.name, what, "leave one of them out"))
         file, facts = tokenise(source, method, left, cache)
         files.append((file, facts))
         if left is not None and (left := left - facts.used) == 0:
+            if unread := [source.name for source in sources[place:]]:
+                files[-1] = (file, replace(facts, notes=(*facts.notes, _not_read(unread))))
             break
     name = files[0][1].file if len(files) == 1 else f"{spec.path} ({len(files)} files)"
     examples = of_files(file for file, _ in files)
@@ -200,6 +205,11 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
             what = f"all {used} prompts of {name} have more than "
         raise InputError(Fault("data.max_length", f"{what}{method.max_length} tokens", "raise it"))
     return Loaded(spec, name, tuple(files), examples)
+
+
+def _not_read(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"files that nothing is taken from, because max_samples was reached before: {shown}"
 
 
 def _audits(

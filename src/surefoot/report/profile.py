@@ -13,6 +13,7 @@ from rich.text import Text
 FOLDER = "profile"  # of a run folder
 RECORD, TRACE, PICTURE = "profile.json", "trace.json.gz", "profile.png"
 OTHER = "other"
+_WAITED = 0.1  # share of the time from which it is told
 _SHOWN = 15  # operators in the table
 IN_STEP = ("data", "forward", "backward", "optimizer", OTHER)
 BETWEEN = ("evaluation", "checkpoint")
@@ -46,7 +47,8 @@ class OperatorTime:
 class ProfileReport:
     """first, last: steps that were clocked. parts: seconds per step by part, `other` being what is in none; between:
     seconds in all of what was done between them. traced: steps under the profiler, on which `operators` stand, longest
-    first. no_limit: why `limit` is None."""
+    first. no_limit: why `limit` is None. clocked: seconds of all clocked steps and what was between them; in these
+    processor: seconds that the run had, of all its threads; waited: for which threads of it were ready and had none."""
 
     first: int
     last: int
@@ -57,6 +59,9 @@ class ProfileReport:
     operators: tuple[OperatorTime, ...]
     limit: LimitFacts | None
     no_limit: str = ""
+    clocked: float = 0.0
+    processor: float = 0.0
+    waited: float = 0.0
 
     @property
     def step_seconds(self) -> float:
@@ -115,6 +120,11 @@ def notes(report: ProfileReport) -> Iterator[str]:
     for name in BETWEEN:
         if report.between.get(name):
             yield f"{name} between these steps: {_ms(report.between[name])} ms in all"
+    if report.waited > _WAITED * report.clocked:
+        yield (
+            f"other programs had the processor: in {report.clocked:,.1f} s the run's threads had it for "
+            f"{report.processor:,.1f} s and waited for it {report.waited:,.1f} s, so these times are too long"
+        )
     if report.operators:
         yield f"operators: own time, in {report.traced} more steps under the profiler, which slows small ones down"
 

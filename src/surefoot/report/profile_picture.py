@@ -8,7 +8,7 @@ from surefoot.report.profile import IN_STEP, ProfileReport, headline
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 _COLOURS = {"data": "#999999", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#E69F00", "other": "#CCCCCC"}
 _MOST = 12  # operators
-_LONGEST = 44  # letters of a name
+_LONGEST = 44  # letters in a line of a name, which has two at most
 _LEAST_LABELLED = 0.06  # share of the step in which its name has room
 
 
@@ -32,7 +32,7 @@ def draw_profile(report: ProfileReport) -> bytes:
     bar.set_xlabel("milliseconds per step")
     bar.legend(frameon=False, ncols=len(IN_STEP), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
     operators.barh(range(len(shown)), [1000 * one.seconds for one in shown], color=_COLOURS["backward"])
-    operators.set_yticks(range(len(shown)), [_cut(one.name) for one in shown], fontsize=8)
+    operators.set_yticks(range(len(shown)), [_fitted(one.name) for one in shown], fontsize=8)
     operators.invert_yaxis()
     operators.set_xlabel("own milliseconds per step, under the profiler" if shown else "no step was traced")
     for axes in (bar, operators):
@@ -41,5 +41,10 @@ def draw_profile(report: ProfileReport) -> bytes:
     return png(figure)
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+def _fitted(name: str) -> str:
+    """In two lines where one is too short, parted behind a colon if there is one."""
+    if len(name) <= _LONGEST:
+        return name
+    at = name.rfind(":", 0, _LONGEST) + 1 or _LONGEST
+    rest = name[at:].strip()
+    return f"{name[:at]}\n{rest if len(rest) <= _LONGEST else rest[: _LONGEST - 1] + '…'}"

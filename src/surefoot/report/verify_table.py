@@ -13,7 +13,8 @@ from surefoot.training.compare import Difference
 
 
 def files_table(checks: Sequence[FolderCheck]) -> Table:
-    """One row per file: folder, name, bytes, the head of its SHA-256, verdict."""
+    """One row per file that is not as written: folder, name, bytes, the head of its SHA-256, verdict. A run has many
+    files, and those that are well are counted in a line of their own; the JSON has all."""
     table = Table(box=None, pad_edge=False)
     for heading in ("folder", "file"):
         table.add_column(heading)
@@ -24,10 +25,18 @@ def files_table(checks: Sequence[FolderCheck]) -> Table:
         if check.fault:
             table.add_row(check.name, "", "", "", check.fault.what, style="bold red")
         for file in check.files:
-            style = "bold red" if file.fault else ""
-            found = file.fault.what if file.fault else "ok"
-            table.add_row(check.name, file.name, f"{file.size:,}", file.sha256[:12], found, style=style)
+            if file.fault:
+                size, digest = f"{file.size:,}", file.sha256[:12]
+                table.add_row(check.name, file.name, size, digest, file.fault.what, style="bold red")
     return table
+
+
+def counts_line(checks: Sequence[FolderCheck]) -> str:
+    """How many files are as they were written, of how many."""
+    files = [file for check in checks for file in check.files]
+    well = sum(file.fault is None for file in files)
+    of = f"{well}" if well == len(files) else f"{well} of {len(files)}"
+    return f"{of} files in {len(checks)} {'folder' if len(checks) == 1 else 'folders'} are as written"
 
 
 MOST_SHOWN = 10  # differences listed one by one; two unlike runs differ in every tensor

@@ -115,6 +115,9 @@ def profile_report(recorded: Recorded, work: Work, arithmetic: Arithmetic, world
         ),
         limit=limit,
         no_limit=why,
+        clocked=recorded.counted.seconds,
+        processor=recorded.counted.own,
+        waited=recorded.counted.waited + recorded.counted.throttled,
     )
 
 

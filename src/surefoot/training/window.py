@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from surefoot.counters import Counters, read_counters
 from surefoot.models.quiet import muted_stderr
 from surefoot.training.profile import PARTS, Part, Stopwatch, Watch, named, unwatched
 
@@ -40,13 +41,15 @@ class Operator:
 @dataclass(frozen=True)
 class Recorded:
     """What was seen. first, last: the steps that were clocked. seconds: of all of them, each part and together; what
-    lies between steps (evaluation, checkpoints) is not in `step_seconds`. traced: steps of the trace. operators: by
-    their time, longest first. write_trace: into a file that Perfetto and chrome://tracing open."""
+    lies between steps (evaluation, checkpoints) is not in `step_seconds`. counted: by the system meanwhile. traced:
+    steps of the trace. operators: by their time, longest first. write_trace: into a file that Perfetto and
+    chrome://tracing open."""
 
     first: int
     last: int
     parts: dict[Part, float]
     step_seconds: float
+    counted: Counters
     traced: int
     operators: tuple[Operator, ...]
     write_trace: Callable[[Path], None]
@@ -91,6 +94,7 @@ class Window:
         self._watches: dict[int, Stopwatch] = {}
         self._between: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
         self._paused = self._stepping = self._started = 0.0
+        self._before = self._counted = Counters()
         self._current: int | None = None
         self._tracer: profile | None = None
         self._over = False
@@ -112,6 +116,9 @@ class Window:
         self._current, self._started, self._paused = step, self._clock(), 0.0
         if step in traced:
             return named
+        if step == clocked.start:
+            self._before = read_counters(self._device.type)
+            self._started = self._clock()
         self._watches[step] = Stopwatch(self._device, self._clock)
         return self._watches[step]
 
@@ -141,6 +148,7 @@ class Window:
     def _end_step(self) -> None:
         if self._current in self.phases.clocked:
             self._stepping += self._clock() - self._started - self._paused
+            self._counted = read_counters(self._device.type).since(self._before)
         self._current = None
 
     def _finish(self) -> None:
@@ -160,6 +168,7 @@ class Window:
                 last=max(self._watches),
                 parts=parts,
                 step_seconds=self._stepping,
+                counted=self._counted,
                 traced=0 if tracer is None else len(self.phases.traced),
                 operators=() if tracer is None else _operators(tracer, self._device),
                 write_trace=lambda path: None if tracer is None else tracer.export_chrome_trace(str(path)),
