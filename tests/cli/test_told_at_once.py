@@ -12,7 +12,7 @@ import pytest
 from tiny import tiny_llama
 
 _MANY = "99999"
-_NO_ROOM = "--max-new-tokens: 512 leave no room for a prompt in the model's 512 positions"
+_NO_ROOM = "--max-new-tokens: 512 and a prompt are more than the model's 512 positions"
 CASES = {
     "capture BASE --out out --layers 0,9": "--layers: there is no layer 9: this model has layers 0 to 1",
     "capture BASE --out out --layers x": "--layers: 'x' is neither a layer's number nor a range such as 5-7",

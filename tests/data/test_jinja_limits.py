@@ -13,6 +13,8 @@ TUPLES = (
     "{% set ns = namespace(x=(1,)) %}{% for n in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"  # 2^60 in one
 )
 SEARCH = "{{% set y = 'a' * 4999999 ~ 'b' ~ 'a' * 4999999 %}}{{{{ ('a' * 19999999).{} }}}}"  # 10^14 steps in one call
+KEPT = "{{% set ns = namespace(x=[]) %}}{{% for n in range(40000) %}}{{% set ns.x = [ns.x, {}] %}}{{% endfor %}}"
+HALVES = "{% set t = '\U0001f600' * 900000 ~ ',' ~ 'a' * 900000 %}" + KEPT.format("t.split(',')")
 ENDLESS = {
     "nested loops": (1, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "steps"),
     "a filtered loop": (
@@ -149,6 +151,11 @@ ENDLESS = {
     "formatting by a test": (1, "{{ '%99999999999d' is odd }}{{ '%99999999999d' is divisibleby(3) }}", "no number"),
     "formatting by even in select": (1, "{{ ['%99999999999d'] | select('even') | list }}", "no number"),
     "digits of a fraction": (1, "{{ (1e-300).as_integer_ratio() }}", "unsafe"),
+    "lists that are kept": (1, KEPT.format("[0] * 999999"), "GB of texts and lists"),
+    "lists of numbers that are kept": (1, KEPT.format("range(99999) | list"), "GB of texts and lists"),
+    "lists in the source that are kept": (1, KEPT.format("[" + "0, " * 9999 + "]"), "GB of texts and lists"),
+    "wide texts that are kept": (1, KEPT.format("'\U0001f600' * 9000000"), "GB of texts and lists"),
+    "halves of a text that are kept": (1, HALVES, "GB of texts and lists"),
     "tags": (1, "{{ (('<!--' * 999999) | escape).striptags() }}", "unsafe"),
 }  # fmt: skip
 
@@ -162,6 +169,16 @@ def test_ends_in_one_line_that_names_the_place(name, monkeypatch):
     assert reason in caught.value.problem
     assert "\n" not in caught.value.what
     assert caught.value.line == line
+
+
+@pytest.mark.parametrize("source", [KEPT.format("[0] * 999999"), HALVES])
+def test_twin_what_is_made_is_what_stops_it(source, monkeypatch):
+    """Else it is the time, after gigabytes."""
+    monkeypatch.setattr(jinja_budget, "charge", lambda size: None)
+    monkeypatch.setattr(jinja_limits, "charge", lambda size: None)
+    monkeypatch.setattr(jinja_budget, "STEPS", 200)
+    with pytest.raises(TemplateFault, match="steps"):
+        chat_jinja.render(source, [], {}, generation_prompt=False)
 
 
 def test_computing_time_is_the_last_net(monkeypatch):

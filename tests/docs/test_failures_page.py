@@ -42,7 +42,7 @@ def commands(word):
 
 
 def test_the_profile_of_the_page(place):
-    (words,) = commands("train")
+    (words,) = (words for words in commands("train") if "--profile" in words)
     assert CliRunner().invoke(main, words).exit_code == 0
     profile = {path.name for path in (place / "runs/my-run/profile").iterdir()}
     assert profile == {"profile.json", "profile.png", "trace.json.gz"}
@@ -68,9 +68,24 @@ def test_a_failure_has_the_files_of_the_page_and_its_commands_answer(place, monk
     said = {name for row in table(PAGE, "file", "what it is") for name in names(row[0])}
     assert said == {path.name for path in kept.iterdir()}
     for words in commands("replay"):
+        if "runs/broken" in words[1]:
+            continue
         words = [word.replace("failure-12", f"failure-{BAD_STEP}") for word in words]
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, result.output
+
+
+def test_a_step_fails_as_the_page_has_it_and_is_run_again(place):
+    (words,) = (words for words in commands("train") if "--profile" not in words)
+    tries = [words for words in commands("replay") if "runs/broken" in words[1]]
+    assert CliRunner().invoke(main, words).exit_code == 5
+    exact, plain = (CliRunner().invoke(main, words) for words in tries)
+    assert (exact.exit_code, plain.exit_code) == (0, 0)
+    assert "reproduced: the same value at the same module, bit for bit" in exact.output
+    assert "goes wrong at the same module" in plain.output
+    sound = [word for word in words if not word.startswith(("optim.lr", "output"))]  # twin
+    assert CliRunner().invoke(main, [*sound, "output=runs/sound"]).exit_code == 0
+    assert not list((place / "runs" / "sound").glob("failure-*"))
 
 
 def test_the_numbers_of_the_page():

@@ -137,6 +137,8 @@ def test_a_profile_has_what_the_system_counted(folder):
 def test_long_names_are_whole_in_the_picture():
     long = "autograd::engine::evaluate_function: MmBackward0Backward"
     assert _fitted(long) == "autograd::engine::evaluate_function:\nMmBackward0Backward"
+    kernel = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    assert _fitted(kernel) == "aten::_scaled_dot_product_flash_attention\n_for_cpu_backward"
     assert _fitted("aten::mm") == "aten::mm"
     lines = _fitted("a" * 200).split("\n")
     assert [len(line) for line in lines] == [_LONGEST, _LONGEST]

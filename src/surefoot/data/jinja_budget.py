@@ -20,7 +20,8 @@ import jinja2.utils
 
 STEPS = 1_000_000  # of one rendering; a conversation of a thousand turns takes some tens of thousands
 CHARACTERS = 20_000_000  # of one rendering, or of one value: ten times the longest context that models have
-MADE = 100 * CHARACTERS  # of all values of one rendering together: a template may build its text turn by turn
+MADE = 2_000_000_000  # bytes of all values of one rendering together: a template may build its text turn by turn
+ITEM_BYTES = 64  # of what a list holds, about: numbers and short texts
 ITEMS = 1_000_000  # of one list, and of everything inside one value that is printed, compared or looked up
 LEVELS = 200  # of lists in lists: Python hashes a tuple by recursion, without a check of its stack
 SEARCHED = 500_000_000  # characters times characters, of all searches backwards and strips of one rendering
@@ -76,20 +77,29 @@ def joined(values: Sequence[Any]) -> str:
 
 
 def bounded(value: Any) -> Any:
-    """The value, unless it is too long; texts are also taken from what may be made in all."""
+    """The value, unless it is too long; it is also taken from what may be made in all, for a template may keep it."""
     if isinstance(value, str):
-        length, budget = len(value), BUDGET.get()
-        budget.made -= length
-        if length > CHARACTERS or budget.made < 0:
+        length = len(value)
+        if length > CHARACTERS:
             too_long()
+        charge(sys.getsizeof(value))
         if length > ITEMS:  # makes time pass outside of loops
             step()
     elif isinstance(value, list | tuple | dict):
         if len(value) > ITEMS:
             too_many()
+        charge(sys.getsizeof(value) + ITEM_BYTES * len(value))
         if len(value) > ITEMS // 1000:
             step()
     return value
+
+
+def charge(size: int) -> None:
+    """size: bytes that were made."""
+    budget = BUDGET.get()
+    budget.made -= size
+    if budget.made < 0:
+        raise jinja2.TemplateError(f"it makes more than {MADE // 10**9} GB of texts and lists and is stopped")
 
 
 def measured(value: Any) -> Any:

@@ -12,6 +12,7 @@ withstand more needs limits of its own.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from typing import Any
 
@@ -26,6 +27,7 @@ from surefoot.data.jinja_budget import (
     ITEMS,
     Budget,
     bounded,
+    charge,
     counted,
     joined,
     looked_into,
@@ -73,6 +75,7 @@ _MAKES_NUMBERS = """
 abs int round sum
 """
 _LONGEST_NUMBER = 100  # digits of a text that becomes a number
+_LITERALS = (jinja2.nodes.List, jinja2.nodes.Tuple, jinja2.nodes.Dict)
 _OF_JINJA = ("_loop_vars", "_block_vars")  # what jinja adds to the arguments of every call
 
 
@@ -109,7 +112,10 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             for argument in (*args, *named):
                 measured(argument)
             args = _checked_method(__obj, args, named)
-        return bounded(super().call(__context, __obj, *args, **kwargs))
+        made = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(made, list | tuple) and isinstance(parted := getattr(__obj, "__self__", None), str):
+            charge(sys.getsizeof(parted))  # its pieces are new texts, together as long as it
+        return bounded(made)
 
     def call_test(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         """The tests of select and reject."""
@@ -203,6 +209,8 @@ def _limited(child: Any) -> Any:
         _limit(child)
     if isinstance(child, jinja2.nodes.TemplateData):  # so that it is counted where it is printed
         return jinja2.nodes.Const(child.data, lineno=child.lineno)
+    if isinstance(child, _LITERALS) and getattr(child, "ctx", "load") == "load":
+        return _filtered(child, "bounded")
     if isinstance(child, jinja2.nodes.Concat):
         return _filtered(jinja2.nodes.List(child.nodes, lineno=child.lineno), "joined")
     if isinstance(child, jinja2.nodes.Getitem) and isinstance(child.arg, jinja2.nodes.Slice):

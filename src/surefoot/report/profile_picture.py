@@ -42,9 +42,10 @@ def draw_profile(report: ProfileReport) -> bytes:
 
 
 def _fitted(name: str) -> str:
-    """In two lines where one is too short, parted behind a colon if there is one."""
+    """In two lines where one is too short, parted behind a colon or before an underscore where both parts fit."""
     if len(name) <= _LONGEST:
         return name
-    at = name.rfind(":", 0, _LONGEST) + 1 or _LONGEST
+    breaks = [name.rfind(":", 0, _LONGEST) + 1, name.rfind("_", 0, _LONGEST), _LONGEST]
+    at = next((at for at in breaks if at > 0 and len(name) - at <= _LONGEST), _LONGEST)
     rest = name[at:].strip()
     return f"{name[:at]}\n{rest if len(rest) <= _LONGEST else rest[: _LONGEST - 1] + '…'}"

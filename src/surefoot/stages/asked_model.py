@@ -60,7 +60,7 @@ def require_positions(flag: str, tokens: int, positions: int) -> None:
 def require_room_for_answers(tokens: int, positions: int) -> None:
     """A prompt has one token at least."""
     if tokens >= positions:
-        what = f"{tokens} leave no room for a prompt in the model's {positions} positions"
+        what = f"{tokens} and a prompt are more than the model's {positions} positions"
         raise InputError(Fault("--max-new-tokens", what, "lower it"))
 
 
