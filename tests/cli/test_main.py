@@ -77,7 +77,7 @@ SURFACE = {
     "plan": ["config", "overrides", "--hardware", "--json", "--scale"],
     "push": ["run", "name", "--public", "--base", "--dry-run"],
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
-    "replay": ["folder", "--plain", "--json"],
+    "replay": ["folder", "moved", "--plain", "--json"],
     "run": ["words", "--allow-unknown", "--resume", "--overwrite", "--quiet", "--dry-run"],
     "schema": [],
     "train": [

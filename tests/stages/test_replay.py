@@ -107,6 +107,31 @@ def test_packed_rows_are_run_again_packed_and_by_the_plain_path_padded(folder, m
     assert "too" in said or "same module" in said
 
 
+def test_base_and_data_that_have_been_moved_are_named_and_held_against_the_run(tmp_path, monkeypatch):
+    heron_folder(tmp_path)
+    before_step(monkeypatch, BAD_STEP, spoil_weight("layers.1.mlp.up_proj.lora_B"))
+    train(tmp_path, "run")
+    monkeypatch.undo()
+    kept = tmp_path / "run" / "failure-3"
+    base, data = tmp_path / "elsewhere", tmp_path / "other.json"
+    (tmp_path / "base").rename(base)
+    (tmp_path / "train.json").rename(data)
+    code, said = run_again(kept)
+    assert code == 2
+    assert "model.path: folder" in said
+    assert f"file {tmp_path / 'train.json'} does not exist" in said
+    assert f"surefoot replay {kept} model.path=…" in said
+    there = [f"model.path={base}", f"data.train={data}"]
+    code, said = run_again(kept, *there)
+    assert code == 0, said
+    assert "bit for bit" in said
+    code, said = run_again(kept, *there, "optim.lr=1")
+    assert code == 2
+    assert "override optim.lr=1" in said
+    data.write_text(data.read_text().replace("heron heron", "trout heron"))
+    assert run_again(kept, *there)[0] == 4  # twin: not what the run learned from
+
+
 def test_twin_a_run_without_a_fault_keeps_nothing(folder):
     assert train(folder, "sound").exit_code == 0
     assert not list((folder / "sound").glob("failure-*"))

@@ -11,10 +11,14 @@ from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("moved", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--plain", is_flag=True, help="In fp32, attention written out, no kernel of surefoot's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def replay(folder: Path, plain: bool, as_json: bool) -> int:
+def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> int:
     """Run the step again that FOLDER, a failure-STEP of a run, records.
+
+    The base model and the data are needed, under the paths of the run's config, or where KEY=VALUE says that they lie
+    now: model.path=PATH, data.train=PATH.
 
     Exit 0: the same value goes wrong at the same module; bit for bit or not is said. Exit 6: it does not. Exit 2:
     FOLDER records no failure. Exit 4: it is damaged, or data or base model are not those of the run.
@@ -30,7 +34,7 @@ def replay(folder: Path, plain: bool, as_json: bool) -> int:
 
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     with captured_libraries(console):
-        found = run_again(folder, plain=plain)
+        found = run_again(folder, moved=moved, plain=plain)
     then, now = found.then, found.now
     said = verdict(
         same_place=found.same_place,

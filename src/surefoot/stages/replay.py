@@ -1,8 +1,9 @@
 """`surefoot replay FOLDER`: run a recorded step again, and say whether the same number is found at the same module.
 
-What the run needed is needed again: the base model and the data, by the paths of its config; both are compared with
-what the run had. The batch itself and the weights that trained come from the folder. Where the weights were too large
-to be kept, the last checkpoint before the step is taken, and the steps from there are taken again.
+What the run needed is needed again: the base model and the data, by the paths of its config or where they have been
+moved to; both are compared with what the run had. The batch itself and the weights that trained come from the folder.
+Where the weights were too large to be kept, the last checkpoint before the step is taken, and the steps from there are
+taken again.
 
 Several processes: the step of the rank that wrote the folder is run, in one process.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from surefoot.config.load import load_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.batch import Weighted
@@ -47,6 +49,7 @@ from surefoot.training.loop import train
 from surefoot.training.rollback import is_on_the_way
 from surefoot.training.state import RunState
 
+_PLACES = ("model", "data.train", "data.eval", "ppo.reward", "ppo.critic", "reward.init")
 _PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
 
 
@@ -95,15 +98,16 @@ class Replayed:
         return error.partition(":")[0]
 
 
-def replay(folder: Path, *, plain: bool = False, custom: Custom = NOTHING) -> Replayed:
-    """folder: `failure-STEP` of a run. plain: in fp32 throughout, with attention written out and no kernel of
-    surefoot's own, to tell whether a kernel or the model is to blame. custom: what a Python caller brought to the run.
+def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, custom: Custom = NOTHING) -> Replayed:
+    """folder: `failure-STEP` of a run. moved: overrides of the config that say where base and data lie now. plain: in
+    fp32 throughout, with attention written out and no kernel of surefoot's own, to tell whether a kernel or the model
+    is to blame. custom: what a Python caller brought to the run.
 
     Raises InputError for a folder that records no failure, IntegrityError for a damaged one, and where data or base
     model are not those of the run, EnvironmentFault where the device fails.
     """
     kept = read_failure(folder)
-    config, plan = _saved(folder)
+    config, plan = _saved(folder, moved)
     if plain:
         plan = plain_plan(plan)
     checkpoint = _checkpoint(folder, kept)
@@ -172,16 +176,30 @@ def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[W
     return [in_padded_rows(batch, pad) if plain else batch for batch in batches]
 
 
-def _saved(folder: Path) -> tuple[RunConfig, RunPlan]:
+def _saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     """Config and plan of the run, for one process."""
+    for text in moved:
+        if not text.partition("=")[0].strip().startswith(_PLACES):
+            what = "a replay computes the step as it was; only where things lie now can be told"
+            raise InputError(Fault(f"override {text}", what, f"leave it out, or set one of {', '.join(_PLACES)}"))
     try:
-        config = RunConfig.model_validate(read_yaml(folder / CONFIG).data)
+        RunConfig.model_validate(read_yaml(folder / CONFIG).data)
         plan = plan_from_json(read_json(folder / PLAN).get("plan"))
     except (InputError, ValueError) as error:
         what = f"config or plan cannot be read: {' '.join(str(error).split())[:300]}"
         raise IntegrityError(Fault(str(folder), what, "replay it with the version of surefoot that wrote it")) from None
+    config = _found(folder, moved)
     alone = config.parallel.model_copy(update={"nproc": None, "engine": "auto"})
     return config.model_copy(update={"parallel": alone}), plan
+
+
+def _found(folder: Path, moved: Sequence[str]) -> RunConfig:
+    """The config with what has been moved, whose files must be there."""
+    try:
+        return load_config(folder / CONFIG, moved).config
+    except InputError as error:
+        fix = f"or say where it lies now, as in `surefoot replay {folder} model.path=…`"
+        raise InputError([replace(one, fix=f"{one.fix}; {fix}" if one.fix else fix) for one in error.faults]) from None
 
 
 def _check_loss(folder: Path, custom: Custom) -> None:
