@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 _TASKS = Path("/proc/self/task")
+_NEARLY = 0.25  # of a core: what a system itself does meanwhile
 _CGROUP = Path("/sys/fs/cgroup/cpu.stat")
 
 
@@ -45,6 +46,17 @@ class Counters:
     def since(self, before: Counters) -> Counters:
         """What was added."""
         return Counters(**{one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)})
+
+    def left(self, cores: float) -> bool:
+        """Of what was added: whether other programs, and the host, left this process so many cores, nearly. Of less
+        than a tenth of a second nobody can tell, because a system counts in hundredths."""
+        others = self.busy + self.steal - self.own
+        return self.seconds < 0.1 or others / self.seconds + cores <= (os.cpu_count() or 1) + _NEARLY
+
+
+def is_quiet(cores: float) -> bool:
+    """Whether so many cores of this machine had nothing to do in the last minute, nearly."""
+    return psutil.getloadavg()[0] + cores <= (os.cpu_count() or 1) + _NEARLY
 
 
 def read_counters(device: str = "cpu") -> Counters:

@@ -13,12 +13,17 @@ import surefoot.doctor.examine as module
 from doctor_runs import ROWS, clean_base, clean_run
 from surefoot import hardware
 from surefoot.doctor import machine
-from surefoot.doctor.codes import CODES
+from surefoot.doctor.codes import CODES, NEAR
 from surefoot.doctor.examine import examine
 from surefoot.doctor.findings import to_json
+from surefoot.doctor.machine import environment_lines
 from surefoot.models import forward
+from surefoot.planning.environment import environment_without_plan
+from surefoot.planning.measurements import Measurements
 from surefoot.planning.memory import readable
+from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
+from surefoot.stages.trial import ready
 
 
 def codes(found):
@@ -105,6 +110,7 @@ def test_the_math_kernel_where_flash_is_right_and_faster(tmp_path, base):
     line = next(one for one in found.looked_at if one.code == "ATTN-MATH")
     assert line.verdict == "caution"
     assert line.gain is not None
+    assert ("faster" in line.value) is (line.gain >= NEAR)
     free = examine(clean_run(tmp_path, base, data=data))
     assert "ATTN-MATH" not in codes(free)
 
@@ -114,16 +120,44 @@ def test_useless_workers(tmp_path, base):
     assert "WORKERS-USELESS" in codes(examine(clean_run(tmp_path, base, data={**data, "workers": 2})))
 
 
+def at_once(micro):
+    return {"batch": {"size": 16, "micro": micro}, "gradient_checkpointing": "off"}
+
+
+def forecast(config):
+    with ready(config, 1) as one:
+        return one.plan.memory.total
+
+
 def test_an_oversubscribed_micro_batch(tmp_path, base, monkeypatch):
-    """A machine whose usable memory is smaller than the forecast, and larger than weights and moments."""
+    """A machine whose usable memory lies between the forecasts for 16 and for 8 examples at once."""
     here = hardware.detect()
-    small = int((2**30 + 2**20) / 0.9)
+    limit = sum(forecast(clean_run(tmp_path, base, **at_once(micro))) for micro in (8, 16)) // 2
+    small = int((2**30 + limit) / 0.9)
     monkeypatch.setattr(hardware, "detect", lambda: replace(here, memory=small, free=small))
-    config = clean_run(tmp_path, base, batch={"size": 16, "micro": 16}, gradient_checkpointing="off")
+    config = clean_run(tmp_path, base, **at_once(16))
     line = next(one for one in examine(config).looked_at if one.code == "MEM-OVERSUBSCRIBED")
     assert line.verdict == "caution"
-    assert "batch.micro (now 16)" in line.fix
-    assert readable(2**20) in line.value
+    assert line.fix == "set batch.micro: 8"  # the half has room
+    assert line.gain is not None
+    assert readable(limit) in line.value
+
+
+def test_the_gain_of_a_variable_is_that_of_the_type_which_the_plan_would_take_without_it():
+    """With it fp32 is the fastest, and computes; without it bf16 is four times as fast."""
+    lines = environment_lines(environment_without_plan({"DNNL_MAX_CPU_ISA": "AVX2"}, "cpu"))
+    seen = Measurements(products={"fp32": 1e11, "bf16": 1e10})
+
+    def gains(compute, there):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("surefoot.probe.elsewhere.rates_without", lambda names, shape, dtypes, kind: there)
+            return [one.gain for one in module._with_cost(lines, seen, [(8, 8)], hardware.detect(), compute)]
+
+    there = {"fp32": 1e11, "bf16": 4e11}
+    assert gains(Choice("fp32", "", "measured"), there) == [4.0]
+    assert gains(Choice("fp32", "", "user"), there) == [1.0]  # asked for, whatever is faster
+    assert gains(Choice("bf16", "", "user"), there) == [40.0]
+    assert gains(None, there) == [40.0]
 
 
 def test_variables_of_the_environment(tmp_path, base, monkeypatch):

@@ -102,6 +102,13 @@ def test_threads(threads, cores, rates, verdict, gain):
     assert (line.code, line.verdict, line.gain) == ("THREADS", verdict, gain)
 
 
+def test_fewer_threads_than_cores_are_told_with_what_more_would_do():
+    (line,) = thread_lines(1, 2, {1: 9.0, 2: 0.9})
+    assert line.value == "1 on 2 cores; 2 multiply 0.1 times as fast"
+    (line,) = thread_lines(2, 2, {1: 1.0, 2: 1.9})
+    assert line.value == "2 on 2 cores"
+
+
 def test_sixteen_bits_that_are_slower_than_fp32():
     slow = {"fp32": 2e11, "bf16": 5e8}
     (line,) = product_lines(slow, "bf16")

@@ -112,6 +112,35 @@ def test_lengths_that_recompile(one, dynamic, verdict):
     assert (line.gain is not None) is (verdict == "caution")
 
 
+@pytest.mark.parametrize(
+    ("before", "rounds", "gain"),
+    [
+        ([9, 4.0, 4.1, 4.0], 3, 2.0),  # after one that warms up
+        ([9, 8.0, 6.0, 4.0, 6.0, 4.1], 5, 2.0),  # the best came once at first
+        ([9, 12.0, 11.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0], 8, 2.0),  # it never comes twice
+    ],
+)
+def test_a_comparison_goes_on_until_its_best_times_are_no_chance(before, rounds, gain):
+    times, others = iter(before), []
+    found = passes.compared(lambda: next(times), lambda: others.append(2.0) or 2.0)
+    assert found == pytest.approx(gain)
+    assert len(others) == 1 + rounds
+
+
+def test_math_that_was_asked_for_is_named_and_not_called_slower_than_it_is(one, monkeypatch):
+    monkeypatch.setattr(times, "observe_kernels", lambda run: {"math"})
+    plan = one.setup.plan
+    asked = replace(plan, attention=replace(plan.attention, kernels=replace(plan.attention.kernels, source="user")))
+    forced = replace(one, run=replace(one.run, plan=asked))
+    for gain, faster in ((0.8, False), (3.0, True)):
+        monkeypatch.setattr(times, "gain_of_kernel", lambda one, kernel, gain=gain: gain)
+        line = times.attention_line(forced, Measurements(attention=(FLASH,)))
+        assert (line.verdict, line.gain, line.fix) == ("caution", gain, "set attention: auto")
+        assert ("faster" in line.value) is faster
+    monkeypatch.setattr(times, "gain_of_kernel", lambda one, kernel: 0.8)
+    assert times.attention_line(one, Measurements(attention=(FLASH,))).verdict == "ok"  # the plan's own choice
+
+
 def test_a_kernel_that_cannot_do_what_the_model_asks_for_is_no_finding(one, monkeypatch):
     """Attention drops out in training, which flash on a CPU cannot."""
     monkeypatch.setattr(times, "observe_kernels", lambda run: {"math"})

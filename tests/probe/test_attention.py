@@ -125,5 +125,49 @@ def test_random_state_and_kernel_switches_are_left_as_they_were():
 def test_a_fault_that_needs_a_mask_tensor_is_looked_for_in_cudnn(cases, monkeypatch, name, found):
     """Its NaN came only with a mask; the other kernels never get one in training."""
     right = form_named("flash", masked=False)
-    monkeypatch.setattr(attention, "form_named", lambda name, *, masked: _nan_gradient_far_below if masked else right)
+    monkeypatch.setattr(
+        attention, "form_named", lambda name, *, masked, window: _nan_gradient_far_below if masked else right
+    )
     assert bool(attention._checked(name, cases["fp32"], "fp32")[0]) is found
+
+
+def windowed(q, k, v, window):
+    """The textbook formula again, row by row."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    rows = []
+    for place in range(q.shape[2]):
+        seen = slice(max(0, place - window + 1), place + 1)
+        weights = (q[:, :, place, None] @ k[:, :, seen].transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)
+        rows.append(weights @ v[:, :, seen])
+    return torch.cat(rows, dim=2)
+
+
+@pytest.mark.parametrize("name", ["flash", "math", "eager"])
+def test_a_window_is_the_tokens_that_a_query_sees_its_own_among_them(name):
+    q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    found = form_named(name, masked=True, window=3)(q, k, v)
+    torch.testing.assert_close(found, windowed(q, k, v, 3), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found, windowed(q, k, v, 4), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("window", "masked"), [(None, False), (200, True)])
+def test_a_windowed_model_is_checked_and_timed_with_its_mask(monkeypatch, window, masked):
+    seen = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def sdpa(q, k, v, **named):
+        seen.append((q.shape[2], named["attn_mask"] is not None))
+        return real(q, k, v, **named)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", sdpa)
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 16, "length": 256, "dtype": "fp32", "device": CPU, "budget": 0.01}
+    (trial,) = attention_trials(("flash",), window=window, **shape)
+    assert trial.passed
+    assert set(seen) == {(length, masked) for length in (333, 704, 256)}
+
+
+def test_a_form_that_forgets_the_window_does_not_pass():
+    cases = check_cases(2, 16, "fp32", CPU, 200)
+    assert "output is off" in check(form_named("flash", masked=False), cases, "fp32")[0]
+    assert check(form_named("flash", masked=True, window=200), cases, "fp32")[0] == ""

@@ -9,10 +9,10 @@ _PATCH = """
 import os, time
 from surefoot.probe import attention, child
 real = attention.form_named
-def form_named(name, *, masked):
+def form_named(name, **named):
     if name == "flash":
         return lambda q, k, v: {trouble}
-    return real(name, masked=masked)
+    return real(name, **named)
 attention.form_named = form_named
 child.main()
 """

@@ -1,10 +1,13 @@
 """Measurements that are kept: taken for the same question on the same machine, and for no other."""
 
 import json
+import os
 
 import pytest
 
+from surefoot import counters
 from surefoot.probe.kept import Kept, open_kept
+from surefoot.stages.measured import measured_threads
 
 MACHINE = {"cpu": "one", "versions": {"torch": "2.13.0"}}
 QUESTION = {"shape": (64, 32)}
@@ -104,3 +107,48 @@ def test_other_kernels_or_probes_are_measured_anew(monkeypatch):
     assert open_kept().machine["code"] == before
     monkeypatch.setattr("surefoot.probe.kept._MEASURED_BY", ("kernels",))  # as if the probes had changed
     assert open_kept().machine["code"] != before
+
+
+@pytest.mark.parametrize(
+    ("cores", "busy", "load", "asked"),
+    [
+        (2, 0.0, 0.1, 1),  # alone
+        (2, 1.0, 1.8, 1),  # beside a program that is still there
+        (2, 1.0, 0.1, 2),  # which has gone
+        (1, 1.0, 0.1, 1),  # one thread had a core of its own
+        (1, 2.0, 0.1, 2),
+    ],
+)
+def test_what_was_measured_beside_other_programs_stands_while_they_run(tmp_path, monkeypatch, cores, busy, load, asked):
+    """A measurement of one second on a machine with two cores, of which others have `busy`."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(counters.psutil, "getloadavg", lambda: (load, 0, 0))
+    moments = iter(range(100))
+
+    def reading():
+        now = float(next(moments))
+        return counters.Counters(seconds=now, own=now * cores, busy=now * (cores + busy))
+
+    monkeypatch.setattr(counters, "read_counters", reading)
+    probe = Probe()
+    for _ in range(2):
+        ask(tmp_path, probe, cores=cores)
+    assert probe.asked == asked
+
+
+def test_measuring_threads_takes_as_many_cores_as_there_are_threads(monkeypatch):
+    monkeypatch.setattr("surefoot.probe.threads.thread_rates", lambda shape, counts: {})
+    asked = []
+
+    class Told:
+        def get(self, *arguments, **named):
+            asked.append(named["cores"])
+            return {}
+
+    measured_threads([(64, 64)], 6, Told())
+    assert asked == [6]
+
+
+def test_of_a_moment_nobody_can_tell_who_had_the_cores():
+    assert counters.Counters(seconds=0.01, busy=0.02).left(2)
+    assert not counters.Counters(seconds=0.2, busy=0.4 * (os.cpu_count() or 1)).left(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import surefoot.probe.attention
+import surefoot.probe.child
 import surefoot.probe.matmul
 import surefoot.probe.threads
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
@@ -118,6 +119,17 @@ def test_threads_are_measured_where_nobody_has_said_how_many(folder, probes, mon
     plan = make_plan(run_config(model=folder))
     assert (plan.threads.value, plan.threads.source) == (4, "measured")
     assert make_plan(run_config(model=folder), measurements=plan.measurements).threads == plan.threads
+
+
+@pytest.mark.parametrize(("longest", "window"), [(256, 100), (99, None)])
+def test_attention_is_measured_with_the_window_that_examples_reach_beyond(
+    tmp_path, monkeypatch, probes, longest, window
+):
+    asked = []
+    monkeypatch.setattr(surefoot.probe.child, "run_request", lambda request: asked.append(request.window) or ())
+    model_facts(tmp_path, WIDE | {"model_type": "mistral", "sliding_window": 100})
+    make_plan(run_config(model=str(llama3_tokenizer(tmp_path))), lengths=LengthFacts(longest=longest, typical=50))
+    assert asked == [window]
 
 
 def test_nothing_is_measured_for_a_preset_or_on_request(folder, probes):

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Code:
     """what: is looked at. limit: what it should be. exit_code: 2 or 3 where it can stop a run, 0 where it only costs
-    time or attention."""
+    time or attention. speed: its fix makes a run faster, by a gain that can be measured; others make it right."""
 
     group: str  # machine | config | data | model | numbers | steps
     what: str
     limit: str
     exit_code: int = 0
+    speed: bool = False
 
 
 # The share of a step that may pass in waiting for its batches, and the share of fp32 arithmetic in a 16-bit run.
@@ -26,11 +27,18 @@ NEAR = 1.2  # a difference in speed that is worth a line
 
 CODES: dict[str, Code] = {
     "ENV-OVERRIDE": Code(
-        "machine", "an environment variable acts below the config: slower kernels, or other numbers", "not set"
+        "machine",
+        "an environment variable acts below the config: slower kernels, or other numbers",
+        "not set",
+        speed=True,
     ),
     "ENV-UNREAD": Code("machine", "an environment variable that nothing reads, or that the config beats", "not set"),
-    "THREADS": Code("machine", "CPU threads against cores, and against the count that multiplies fastest", "≤ cores"),
-    "GEMM-SLOW": Code("machine", "16-bit matrix products against fp32 ones", "no slower, where the run uses them"),
+    "THREADS": Code(
+        "machine", "CPU threads against cores, and against the count that multiplies fastest", "≤ cores", speed=True
+    ),
+    "GEMM-SLOW": Code(
+        "machine", "16-bit matrix products against fp32 ones", "no slower, where the run uses them", speed=True
+    ),
     "ATTN-KERNEL": Code(
         "machine",
         "every attention kernel, forward and backward, against float64: odd lengths, 64 modulo 128, far logits",
@@ -47,7 +55,10 @@ CODES: dict[str, Code] = {
     "DTYPE-CONFLICT": Code("config", "types of weights, products and gradients", "they go together", 2),
     "ADAPTER-TARGETS": Code("config", "the modules that the adapter is to train", "each exists and is linear", 2),
     "MEM-OVERSUBSCRIBED": Code(
-        "config", "the forecast of the peak against the memory that the device has, and that is free", "it fits"
+        "config",
+        "the forecast of the peak against the memory that the device has, and that is free",
+        "it fits",
+        speed=True,
     ),
     "TOK-PAD": Code("data", "the padding token", "a special token that no text contains", 2),
     "TOK-STOP": Code("data", "answers that end with a supervised stop token", "all"),
@@ -69,15 +80,21 @@ CODES: dict[str, Code] = {
     "GRAD-NORM": Code("steps", "the gradient norm of ten real steps", "between 1e-6 and 1e4"),
     "LOSS-FALLING": Code("steps", "the loss of the first step's examples, after ten steps", "below what it was"),
     "ATTN-MATH": Code(
-        "steps", "the attention kernel that really runs", "none that stores every score, where a faster one is right"
+        "steps",
+        "the attention kernel that really runs",
+        "none that stores every score, unless it is the fastest",
+        speed=True,
     ),
-    "BWD-RATIO": Code("steps", "time of the backward pass over that of the forward pass", f"≤ {BACKWARD}"),
-    "GEMM-FP32-SHARE": Code("steps", "share of the products' arithmetic in fp32, in a 16-bit run", f"≤ {FP32:.0%}"),
-    "COMPILE-RECOMPILES": Code("steps", "compilations after the third step", "none"),
-    "DATA-WAIT": Code("steps", "share of a step that passes in waiting for its batches", f"≤ {WAIT:.0%}"),
+    "BWD-RATIO": Code("steps", "time of the backward pass over that of the forward pass", f"≤ {BACKWARD}", speed=True),
+    "GEMM-FP32-SHARE": Code(
+        "steps", "share of the products' arithmetic in fp32, in a 16-bit run", f"≤ {FP32:.0%}", speed=True
+    ),
+    "COMPILE-RECOMPILES": Code("steps", "compilations after the third step", "none", speed=True),
+    "DATA-WAIT": Code("steps", "share of a step that passes in waiting for its batches", f"≤ {WAIT:.0%}", speed=True),
     "WORKERS-USELESS": Code(
         "steps",
         "threads that prepare batches, against what preparing costs without them",
         f"none where that is ≤ {WAIT:.0%}",
+        speed=True,
     ),
 }

@@ -35,6 +35,7 @@ from surefoot.doctor.machine import (
 )
 from surefoot.doctor.numbers import leak_line, split_line
 from surefoot.doctor.parity import own_pass, parity_lines
+from surefoot.doctor.passes import gain_of_micro
 from surefoot.doctor.rest import rest
 from surefoot.doctor.steps import STEPS, number_lines, product_line, take
 from surefoot.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
@@ -42,10 +43,10 @@ from surefoot.errors import SurefootError
 from surefoot.hardware import Hardware
 from surefoot.models.tree import facts_of
 from surefoot.planning.environment import environment_without_plan
-from surefoot.planning.kernels import ORDER
-from surefoot.planning.measurements import Measurements, measurements_from_json, measurements_to_json
+from surefoot.planning.kernels import ORDER, mask_reason
+from surefoot.planning.measurements import Measurements, longest_example, measurements_from_json, measurements_to_json
 from surefoot.planning.memory import fits, readable, usable
-from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.plan import Choice, DType, MemoryPlan
 from surefoot.probe.child import AttentionRequest
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.report.capture import captured_libraries
@@ -135,7 +136,7 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
 def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterator[Finding]:
     plan = one.plan
     named = environment_lines(plan.environment, compiled=plan.compile.value != "off")
-    yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute.value)
+    yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute)
     yield from thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
     yield from product_lines(seen.products, plan.precision.compute.value)
     implementation = plan.attention.implementation
@@ -149,12 +150,16 @@ def _with_cost(
     seen: Measurements,
     shapes: Sequence[tuple[int, int]],
     found: Hardware,
-    compute: DType | None = None,
+    compute: Choice[DType] | None = None,
 ) -> list[Finding]:
-    """compute: the run's type, None without one."""
+    """compute: the run's type, None without one. Where the plan took it by its rate, another may be the fastest without
+    the variables: every type is then held against the one that computes now."""
     from surefoot.probe.elsewhere import rates_without
 
-    here: Mapping[DType, float] = seen.products if compute is None else {compute: seen.products[compute]}
+    here: Mapping[DType, float] = seen.products
+    if compute is not None:
+        types = seen.products if compute.source == "measured" else (compute.value,)
+        here = dict.fromkeys(types, seen.products[compute.value])
     return with_cost(lines, here, lambda names: rates_without(names, largest_of(shapes), list(here), found.kind))
 
 
@@ -180,7 +185,7 @@ def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
         yield caution("LABEL-NONE", said, "raise data.max_length") if dropped else ok("LABEL-NONE", said)
     for sentence in cautions(audit):
         yield caution("DATA-AUDIT", sentence, "look at it with `surefoot data`")
-    yield _memory(plan, found)
+    yield _memory(one, found)
 
 
 def _stops(audit: Audit) -> Finding:
@@ -191,17 +196,33 @@ def _stops(audit: Audit) -> Finding:
     return caution("TOK-STOP", said, "raise data.max_length") if audit.ended < whole else ok("TOK-STOP", said)
 
 
-def _memory(plan: RunPlan, found: Hardware) -> Finding:
-    memory = plan.memory
+def _memory(one: Ready, found: Hardware) -> Finding:
+    memory = one.plan.memory
     free = "" if found.free is None else f", {readable(found.free)} free now"
     said = f"{readable(memory.total)} of {readable(usable(memory.available))} usable{free}"
-    if fits(memory) and (found.free is None or memory.total <= found.free):
+    if _has_room(memory, found):
         return ok("MEM-OVERSUBSCRIBED", said)
-    micro = plan.batch.micro.value
-    fix = (
-        f"lower batch.micro (now {micro})" if micro > 1 else "set gradient_checkpointing: on, or lower data.max_length"
-    )
-    return caution("MEM-OVERSUBSCRIBED", said, fix)
+    micro = _micro_with_room(one, found)
+    if micro is None:
+        return caution("MEM-OVERSUBSCRIBED", said, "set gradient_checkpointing: on, or lower data.max_length")
+    return caution("MEM-OVERSUBSCRIBED", said, f"set batch.micro: {micro}", gain=gain_of_micro(one, micro))
+
+
+def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
+    return fits(memory) and (found.free is None or memory.total <= found.free)
+
+
+def _micro_with_room(one: Ready, found: Hardware) -> int | None:
+    """Examples of the largest micro-batch with room among the half, a quarter … of the run's; None where none has."""
+    config, lengths = one.run.config, length_facts(one.run.stage.data)
+    micro = one.plan.batch.micro.value
+    while micro > 1:
+        micro //= 2
+        smaller = config.model_copy(update={"batch": config.batch.model_copy(update={"micro": micro})})
+        plan = make_plan(smaller, measurements=one.plan.measurements, lengths=lengths)
+        if _has_room(plan.memory, found):
+            return micro
+    return None
 
 
 def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
@@ -220,14 +241,18 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
 
 
 def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
-    """At the model's shapes and the data's lengths, whether the plan left it open or not; forms of packed rows as the
-    plan measured them."""
+    """At the model's shapes and the data's lengths, whether the plan left it open or not; forms of packed rows and
+    operators between the products as the plan measured them."""
     model = facts_of(one.run.base)
-    length = min(_LENGTH, length_facts(one.run.stage.data).typical)
+    lengths = length_facts(one.run.stage.data)
+    length = min(_LENGTH, lengths.typical)
     dtype = one.plan.precision.compute.value
-    request = attention_request(model, _forms(found), length, dtype, found.kind)
+    longest = longest_example(one.plan.tokenizer.max_length.value, lengths)
+    window = model.window if mask_reason(model.window, longest) else None
+    request = attention_request(model, _forms(found), length, dtype, found.kind, window)
     planned = measurements_from_json(one.plan.measurements)
-    return replace(_measure(found, kept, linear_shapes(model), request), documents=planned.documents)
+    seen = _measure(found, kept, linear_shapes(model), request)
+    return replace(seen, documents=planned.documents, pointwise=planned.pointwise)
 
 
 def _forms(found: Hardware) -> Sequence[str]:

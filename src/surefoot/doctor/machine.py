@@ -37,8 +37,9 @@ def with_cost(
     here: Mapping[DType, float],
     rates_without: Callable[[Sequence[str]], Mapping[DType, float]],
 ) -> list[Finding]:
-    """The same lines; those of variables that act below the config with what they cost together in matrix products of
-    the run's type. here: FLOP/s with them. rates_without: FLOP/s without these names."""
+    """The same lines; those of variables that act below the config with what they cost together in matrix products.
+    here: FLOP/s with them, of what the run would compute in instead of each type. rates_without: FLOP/s of the types
+    without these names."""
     names = [line.where for line in lines if line.code == "ENV-OVERRIDE" and line.verdict == "caution"]
     if not names:
         return list(lines)
@@ -57,7 +58,10 @@ def thread_lines(threads: int, cores: int, rates: Mapping[int, float]) -> list[F
         return [caution("THREADS", f"{threads} threads on {cores} cores wait for each other", fix, gain=gain)]
     if gain is not None and gain >= NEAR and best < threads:
         return [caution("THREADS", f"{threads} threads multiply slower than {best}", fix, gain=gain)]
-    return [ok("THREADS", f"{threads} on {cores} cores")]
+    most, beside = max(rates, default=threads), ""
+    if threads in rates and most > threads:
+        beside = f"; {most} multiply {rates[most] / rates[threads]:.2g} times as fast"
+    return [ok("THREADS", f"{threads} on {cores} cores{beside}")]
 
 
 def product_lines(rates: Mapping[DType, float], compute: DType | None) -> list[Finding]:

@@ -18,7 +18,8 @@ from surefoot.stages.trial import Ready
 from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.step import StepSettings, add_gradient, draw
 
-_ROUNDS = 3  # of an A/B comparison
+_ROUNDS, _MOST_ROUNDS = 3, 8  # of an A/B comparison
+_ALIKE = 1.05  # times the best, for a time to bear it out
 _STEPS = 3  # whose batches are made ahead, where workers are judged
 
 
@@ -49,11 +50,20 @@ def _pass(one: Ready, batch: Weighted | None, settings: StepSettings | None, wat
 
 
 def compared(before: Callable[[], float], after: Callable[[], float]) -> float:
-    """Best time before over best time after, taken in turns after one run of each that is not counted."""
+    """Best time before over best time after, taken in turns after one run of each that is not counted. There are more
+    turns until each best has come nearly twice: beside other programs one undisturbed pass of either would decide."""
     for run in (before, after):
         run()
-    times = [(before(), after()) for _ in range(_ROUNDS)]
-    return min(one for one, _ in times) / min(other for _, other in times)
+    ways: tuple[list[float], list[float]] = [], []
+    while len(ways[0]) < _MOST_ROUNDS and not all(map(_is_borne_out, ways)):
+        for times, run in zip(ways, (before, after), strict=True):
+            times.append(run())
+    return min(ways[0]) / min(ways[1])
+
+
+def _is_borne_out(times: Sequence[float]) -> bool:
+    """Whether the best time is no chance. times: seconds."""
+    return len(times) >= _ROUNDS and sorted(times)[1] <= _ALIKE * min(times)
 
 
 def gain_of_kernel(one: Ready, kernel: SdpaKernel) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from surefoot.doctor.codes import CODES
 from surefoot.doctor.findings import Examination, Finding
 
 _NOISE = 0.05  # two timings of the same differ by as much
@@ -37,16 +38,17 @@ def advice(examination: Examination) -> Iterator[tuple[str, str]]:
 
 def _advice(one: Finding) -> str:
     fix = f"; {one.fix}" if one.fix else ""
-    return f"{one.code}: {_value(one)}{fix}{_gain(one.gain)}"
+    return f"{one.code}: {_value(one)}{fix}{_gain(one)}"
 
 
 def _value(one: Finding) -> str:
     return f"{one.where}: {one.value}" if one.where and not one.value.startswith(one.where) else one.value
 
 
-def _gain(gain: float | None) -> str:
+def _gain(one: Finding) -> str:
+    gain = one.gain
     if gain is None:
-        return ""
+        return " (gain not measured)" if CODES[one.code].speed else ""
     if abs(gain - 1) < _NOISE:
         return " (measured: as fast as now)"
     return f" (measured: {gain:{'.0f' if gain >= 10 else '.2g'}} x as fast)"

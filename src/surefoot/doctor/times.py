@@ -20,7 +20,8 @@ _WARM_UP = 3  # steps after which nothing new should have to be compiled
 
 def attention_line(one: Ready, measured: Measurements) -> Finding:
     """Which kernel runs, and whether one that keeps no score would be faster. Storing every score costs memory and
-    traffic that grow with the square of the length."""
+    traffic that grow with the square of the length. What the user asked for has to be clearly the faster one; what the
+    plan took must not be clearly the slower one, because it had its reasons."""
     seen = observe_kernels(lambda: take_pass(one))
     said = ", ".join(sorted(seen)) or "none"
     if one.plan.attention.implementation.source == "family":
@@ -30,17 +31,19 @@ def attention_line(one: Ready, measured: Measurements) -> Finding:
     best = _best_fused(measured)
     if not seen & set(_STORING) or best is None:
         return ok("ATTN-MATH", said)
+    asked = "user" in (one.plan.attention.implementation.source, one.plan.attention.kernels.source)
     mine = [trial.seconds for trial in measured.attention if trial.form in seen and trial.passed]
-    if mine and min(mine) < NEAR * best.seconds:
+    if mine and min(mine) * (NEAR if asked else 1) < best.seconds * (1 if asked else NEAR):
         return ok("ATTN-MATH", f"{said}; {best.form} is no faster at these lengths")
     if one.plan.attention.implementation.value == "sdpa":
         gain = gain_of_kernel(one, best.form)  # type: ignore[arg-type]
     else:
         gain = min(mine) / best.seconds if mine else None
-    asked = "user" in (one.plan.attention.implementation.source, one.plan.attention.kernels.source)
-    if gain is not None and gain < NEAR and not asked:  # the plan had the choice: dropout, say, rules the others out
+    slower = gain is not None and gain < NEAR
+    if slower and not asked:  # the plan had the choice: dropout, say, rules the others out
         return ok("ATTN-MATH", f"{said}; {best.form} is no faster in this run")
-    value = f"{said} runs, and {best.form} is right and faster at these lengths"
+    value = f"{said} runs and stores every score; {best.form}, which stores none, is right here"
+    value += "" if slower else " and faster"
     return caution("ATTN-MATH", value, "set attention: auto", gain=gain)
 
 

@@ -59,8 +59,8 @@ class Measurements:
 
     attention: one trial per form at `attention_length` tokens in `attention_dtype`; empty where nobody measured.
     threads: FLOP/s of an fp32 product by number of CPU threads. tf32: FLOP/s with operands rounded to TF32, None where
-    there is no such thing. copy: bytes read and written per second. The last three are empty, None or 0 where nobody
-    measured.
+    there is no such thing. copy: bytes read and written per second. threads is empty, and the other two are None, where
+    nobody measured.
     documents: of documents as long as the run's, by form: matmul | sdpa | varlen on a packed row, and "padded", the
     same documents in padded rows; empty where nobody measured.
     """
@@ -71,7 +71,7 @@ class Measurements:
     attention_length: int | None = None
     threads: Mapping[int, float] = field(default_factory=dict)
     tf32: float | None = None
-    copy: float = 0.0
+    copy: float | None = None
     documents: tuple[AttentionTrial, ...] = ()
     pointwise: tuple[PointwiseTrial, ...] = ()  # empty where nobody measured
 

@@ -61,10 +61,12 @@ def attention_trials(
     length: int,
     dtype: DType,
     device: torch.device,
+    window: int | None = None,
     budget: float = 0.6,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial per form: eager, flash, mem_efficient, cudnn, math. length: tokens of a typical row.
+    """One trial per form: eager, flash, mem_efficient, cudnn, math. length: tokens of a typical row. window: tokens
+    that a query sees, its own among them, where that makes every form take a mask; None for all before it.
 
     budget: seconds for the timing alone; the checks take about as long on a CPU. There, one thread does it all: the
     forms compare the same, and other programs disturb it less. begin: is told of each form before it runs, so that one
@@ -73,16 +75,16 @@ def attention_trials(
     groups = heads // kv_heads
     rows, tokens = max(1, _TIMED_TOKENS // length), min(length, _TIMED_TOKENS)
     with one_thread():
-        cases = check_cases(groups, head_dim, dtype, device)
+        cases = check_cases(groups, head_dim, dtype, device, window)
         checked = {}
         for name in forms:
             begin(name)
-            checked[name] = _checked(name, cases, dtype)
+            checked[name] = _checked(name, cases, dtype, window)
         inputs = random_inputs(
             rows, groups, timed_heads(groups, kv_heads), tokens, head_dim, TORCH_DTYPE[dtype], device
         )
         runs = {
-            name: partial(_announced, name, begin, form_named(name, masked=False), inputs)
+            name: partial(_announced, name, begin, form_named(name, masked=window is not None, window=window), inputs)
             for name in forms
             if not checked[name][0]
         }
@@ -96,19 +98,22 @@ def _announced(name: str, begin: Callable[[str], object], form: Form, inputs: Se
     forward_backward(form, inputs)
 
 
-def _checked(name: str, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[str, float]]:
+def _checked(name: str, cases: Sequence[Case], dtype: DType, window: int | None = None) -> tuple[str, dict[str, float]]:
     """`check`, and for cuDNN once more with a mask tensor, which its known fault needs."""
-    failure, errors = check(form_named(name, masked=False), cases, dtype)
-    return check(form_named(name, masked=True), cases, dtype) if name == "cudnn" and not failure else (failure, errors)
+    masked = window is not None
+    failure, errors = check(form_named(name, masked=masked, window=window), cases, dtype)
+    if failure or masked or name != "cudnn":
+        return failure, errors
+    return check(form_named(name, masked=True, window=None), cases, dtype)
 
 
-def form_named(name: str, *, masked: bool) -> Form:
-    """A form by name. masked: SDPA gets causality as a mask tensor instead of is_causal."""
+def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
+    """A form by name. masked: SDPA gets causality as a mask tensor instead of is_causal, as a window needs it."""
     if name == "eager":
-        return eager
+        return partial(eager, window=window)
 
     def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        mask = _causal_mask(q).expand(q.shape[0], 1, -1, -1) if masked else None
+        mask = _causal_mask(q, window).expand(q.shape[0], 1, -1, -1) if masked else None
         with sdpa_kernel(_BACKEND[name]):
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=not masked, enable_gqa=q.shape[1] != k.shape[1]
@@ -117,23 +122,26 @@ def form_named(name: str, *, masked: bool) -> Form:
     return sdpa
 
 
-def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
     """Two products and an fp32 softmax, as in transformers: the textbook formula with every step stored."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
-    scores = scores + torch.zeros_like(scores).masked_fill(~_causal_mask(q), torch.finfo(q.dtype).min)
+    scores = scores + torch.zeros_like(scores).masked_fill(~_causal_mask(q, window), torch.finfo(q.dtype).min)
     return scores.softmax(dim=-1, dtype=max(torch.float32, q.dtype, key=lambda kind: kind.itemsize)).to(q.dtype) @ v
 
 
-def check_cases(groups: int, head_dim: int, dtype: DType, device: torch.device) -> tuple[Case, ...]:
+def check_cases(
+    groups: int, head_dim: int, dtype: DType, device: torch.device, window: int | None = None
+) -> tuple[Case, ...]:
     """Inputs rounded to `dtype`, so that only the kernel's own error is measured."""
     odd = random_inputs(1, groups, 1, _ODD_LENGTH, head_dim, TORCH_DTYPE[dtype], device)
     far = random_inputs(1, groups, 1, _LENGTH_64_MOD_128, head_dim, TORCH_DTYPE[dtype], device)
     far_inputs(far)
+    right = partial(eager, window=window)
     return (
-        Case(f"{_ODD_LENGTH} tokens", odd, in_float64(eager, odd)),
-        Case(f"{_LENGTH_64_MOD_128} tokens with logits of -{_FAR:g}", far, in_float64(eager, far)),
+        Case(f"{_ODD_LENGTH} tokens", odd, in_float64(right, odd)),
+        Case(f"{_LENGTH_64_MOD_128} tokens with logits of -{_FAR:g}", far, in_float64(right, far)),
     )
 
 
@@ -194,10 +202,11 @@ def in_float64(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Te
     return forward_backward(form, [tensor.detach().double().requires_grad_() for tensor in inputs])
 
 
-def _causal_mask(q: torch.Tensor) -> torch.Tensor:
-    """[1, 1, T, T], True where a query may look."""
+def _causal_mask(q: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """[1, 1, T, T], True where a query may look: at itself and what lies before it, in all at `window` tokens."""
     tokens = q.shape[2]
-    return torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()[None, None]
+    before = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()
+    return (before if window is None else before.triu(1 - window))[None, None]
 
 
 def _why(said: Sequence[warnings.WarningMessage], error: RuntimeError) -> str:

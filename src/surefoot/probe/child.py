@@ -26,7 +26,7 @@ _TRIALS = TypeAdapter(tuple[AttentionTrial, ...])
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """What `attention_trials` is asked for. device: cpu | cuda."""
+    """What `attention_trials` is asked for. device: cpu | cuda. window: None where no form needs a mask."""
 
     forms: tuple[str, ...]
     heads: int
@@ -35,6 +35,7 @@ class AttentionRequest:
     length: int
     dtype: DType
     device: str
+    window: int | None = None
 
 
 _REQUEST = TypeAdapter(AttentionRequest)
@@ -99,6 +100,7 @@ def _run(request: AttentionRequest, begin: Callable[[str], object]) -> tuple[Att
         length=request.length,
         dtype=request.dtype,
         device=torch.device(request.device),
+        window=request.window,
         begin=begin,
     )
 

@@ -62,6 +62,7 @@ def measured_threads(shapes: Iterable[Shape], cores: int, kept: Kept) -> dict[in
         {"shape": largest, "counts": counts},
         dict[int, float],
         lambda: threads.thread_rates(largest, counts),
+        cores=max(counts),
     )
 
 

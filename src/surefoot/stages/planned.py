@@ -124,7 +124,8 @@ def _measure(
     forms = _open_forms(config, model, hardware, dtype, masked)
     if forms:
         length = lengths.typical if lengths else limit
-        trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind), kept)
+        window = model.window if masked else None
+        trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind, window), kept)
         so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
     if config.kernels.pointwise != PLAIN and not pointwise_obstacle(config, model, hardware):
         sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim, gate_width(model, hardware.kind))
@@ -145,12 +146,13 @@ def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
 
 
 def attention_request(
-    model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str
+    model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str, window: int | None = None
 ) -> AttentionRequest:
-    """The model's heads at `length` tokens, for the probe. kind: cpu | cuda."""
+    """The model's heads at `length` tokens, for the probe. kind: cpu | cuda. window: of the model, where an example
+    reaches beyond it and every form gets a mask."""
     from surefoot.probe.child import AttentionRequest
 
-    return AttentionRequest(tuple(forms), model.heads, model.kv_heads, model.head_dim, length, dtype, kind)
+    return AttentionRequest(tuple(forms), model.heads, model.kv_heads, model.head_dim, length, dtype, kind, window)
 
 
 def _products(
