@@ -101,14 +101,21 @@ def long_rows(folder):
     (folder / "train.json").write_text(json.dumps(rows))
 
 
-def test_the_math_kernel_where_flash_is_right_and_faster(tmp_path, base):
-    """About 400 tokens to a row: every score is stored, in both directions."""
+def test_the_math_kernel_where_flash_is_right_and_faster(tmp_path, base, monkeypatch):
+    """About 400 tokens to a row: every score is stored, in both directions. On a busy machine the probe may be out by
+    more than flash is faster: what it found stays, but for the time."""
     long_rows(tmp_path)
+    real = module.measured_attention
+
+    def timed(request, kept):
+        return tuple(replace(one, seconds=0.001 if one.form == "flash" else 0.002) for one in real(request, kept))
+
+    monkeypatch.setattr(module, "measured_attention", timed)
     data = {"train": str(tmp_path / "train.json"), "max_length": 512}
     forced = {"implementation": "sdpa", "flash": "off", "mem_efficient": "off", "cudnn": "off", "math": "on"}
     found = examine(clean_run(tmp_path, base, data=data, attention=forced, kernels={"adapter": "plain"}))
     line = next(one for one in found.looked_at if one.code == "ATTN-MATH")
-    assert line.verdict == "caution"
+    assert line.verdict == "caution", line.value
     assert line.gain is not None
     assert ("faster" in line.value) is (line.gain >= NEAR)
     free = examine(clean_run(tmp_path, base, data=data))

@@ -137,6 +137,10 @@ def test_math_that_was_asked_for_is_named_and_not_called_slower_than_it_is(one, 
         line = times.attention_line(forced, Measurements(attention=(FLASH,)))
         assert (line.verdict, line.gain, line.fix) == ("caution", gain, "set attention: auto")
         assert ("faster" in line.value) is faster
+    flash = replace(FLASH, seconds=1e-3)
+    for math, verdict in ((7e-4, "ok"), (9e-4, "caution")):  # clearly the faster one, and as fast up to chance
+        line = times.attention_line(forced, Measurements(attention=(flash, AttentionTrial("math", math, ""))))
+        assert line.verdict == verdict
     monkeypatch.setattr(times, "gain_of_kernel", lambda one, kernel: 0.8)
     assert times.attention_line(one, Measurements(attention=(FLASH,))).verdict == "ok"  # the plan's own choice
 
