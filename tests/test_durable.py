@@ -279,3 +279,23 @@ def test_twin_without_clean_up_leaves_a_file(tmp_path, monkeypatch):
     with pytest.raises(EnvironmentFault):
         durable.write_text(tmp_path / "a", "x")
     assert files_under(tmp_path) != []
+
+
+@pytest.mark.parametrize("name", [".a.1-0123abcd.tmp", ".replaced-there"])
+def test_of_a_link_left_by_anyone_the_link_goes_and_nothing_behind_it(tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").write_text("x")
+    folder = tmp_path / "run"
+    (folder / "there").mkdir(parents=True)
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    durable.clear_temporary(folder)
+    durable.restore_replaced(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["there"]
+    assert (tmp_path / "elsewhere" / "kept").read_text() == "x"
+
+
+def test_twin_a_link_taken_for_a_folder_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_is_folder", Path.is_dir)
+    (tmp_path / ".a.1-0123abcd.tmp").symlink_to(tmp_path)
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
+        durable.clear_temporary(tmp_path)

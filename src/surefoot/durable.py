@@ -155,7 +155,7 @@ def restore_replaced(parent: Path) -> None:
         final = parent / aside.name.removeprefix(_REPLACED)
         with faults_named(final):
             if final.exists():
-                disk.remove_tree(aside)
+                disk.remove_tree(aside) if _is_folder(aside) else disk.unlink(aside)
             else:
                 disk.rename(aside, final)
                 disk.sync(parent)
@@ -164,7 +164,7 @@ def restore_replaced(parent: Path) -> None:
 def remove(path: Path) -> None:
     """Delete a file, if it is there, or a folder, which is gone at once even where its deletion is interrupted."""
     with faults_named(path):
-        if path.is_dir() and not path.is_symlink():
+        if _is_folder(path):
             trash = _hidden_beside(path)
             disk.rename(path, trash)
             disk.remove_tree(trash)
@@ -177,7 +177,7 @@ def remove(path: Path) -> None:
 def move(path: Path, target: Path) -> None:
     """Give a file or folder another name, in place of what has that name now."""
     with faults_named(path):
-        if target.is_dir() and not target.is_symlink():
+        if _is_folder(target):
             disk.remove_tree(target)
         disk.replace(path, target)
         disk.sync(target.parent)
@@ -215,7 +215,7 @@ def clear_temporary(folder: Path) -> None:
     with faults_named(folder):
         for path in folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
-                disk.remove_tree(path) if path.is_dir() else disk.unlink(path)
+                disk.remove_tree(path) if _is_folder(path) else disk.unlink(path)
 
 
 def nearest_existing(path: Path) -> Path:
@@ -278,6 +278,11 @@ def _filling(path: Path) -> Iterator[None]:
         yield
     finally:
         _unfinished.discard(path)
+
+
+def _is_folder(path: Path) -> bool:
+    """Itself, and not by a link to one: what lies behind a link is another's."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def _hidden_beside(path: Path) -> Path:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from surefoot.cli import chat as chat_module
 from surefoot.cli.main import main
 from surefoot.hub.fetch import Repository
-from surefoot.report.console import clean
+from surefoot.printable import clean
 from tiny import tiny_llama
 
 

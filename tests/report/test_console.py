@@ -13,8 +13,11 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+from surefoot import durable
+from surefoot.printable import clean
 from surefoot.process import TerminalWishes
-from surefoot.report.console import Console, as_plain_text, clean, open_console
+from surefoot.report import console as console_module
+from surefoot.report.console import Console, as_plain_text, open_console
 
 NOTHING_WISHED = TerminalWishes(no_color=False, force_color=False, dumb=False)
 PROGRAM = """
@@ -200,3 +203,46 @@ def test_the_real_clock_has_an_offset(tmp_path):
     stamp = datetime.fromisoformat((tmp_path / "run.log").read_text().split()[0])
     assert stamp.utcoffset() is not None
     assert abs(stamp.timestamp() - time.time()) < 3600
+
+
+def hostile_table() -> Table:
+    table = Table("\x9b31mfile", "\x1b]0;title\x07size")
+    table.add_row("a\x1b[2Jb", Text("c\x9bKd", "bold"))
+    return table
+
+
+def test_a_table_holds_no_code_of_its_cells(tmp_path):
+    screen = io.StringIO()
+    console = Console(screen, live=True, colour=True, width=40)
+    console.log_to(tmp_path / "run.log")
+    console.show(hostile_table())
+    for code in ("\x9b", "\x1b[2J", "\x1b]", "\x07"):
+        assert code not in screen.getvalue()
+        assert code not in (tmp_path / "run.log").read_text()
+    assert "ab" in screen.getvalue()
+    assert "\x1b[1m" in screen.getvalue()  # the console's own colours stay
+
+
+def test_twin_without_cleaning_the_table_sends_them(monkeypatch):
+    monkeypatch.setattr(console_module, "clean", lambda text: text)
+    screen = io.StringIO()
+    Console(screen, width=40).show(hostile_table())
+    assert "\x1b[2J" in screen.getvalue()
+
+
+def test_a_log_that_a_copy_shares_is_made_its_own(tmp_path):
+    (tmp_path / "kept.log").write_text("before\n")
+    os.link(tmp_path / "kept.log", tmp_path / "run.log")
+    console = Console(io.StringIO())
+    console.log_to(tmp_path / "run.log")
+    console.say("after")
+    assert (tmp_path / "kept.log").read_text() == "before\n"
+    assert (tmp_path / "run.log").read_text().startswith("before\n")
+    assert "after" in (tmp_path / "run.log").read_text()
+
+
+def test_twin_a_log_of_two_names_is_written_through_both(tmp_path):
+    (tmp_path / "kept.log").write_text("before\n")
+    os.link(tmp_path / "kept.log", tmp_path / "run.log")
+    durable.append_line(tmp_path / "run.log", "after")
+    assert (tmp_path / "kept.log").read_text() == "before\nafter\n"

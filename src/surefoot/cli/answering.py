@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from surefoot.cli.printing import echo
 from surefoot.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -98,11 +99,4 @@ def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:
     """On stderr: what was opened and, with `template`, how it is asked; what to be careful about; then `more`."""
     described = opened.described if template else opened.described.partition(", template")[0]
     cautions = [f"caution: {caution}" for caution in opened.cautions]
-    click.echo("\n".join([described, *cautions, *more]), err=True)
-
-
-def printable(text: str) -> str:
-    """Without escape codes: a model can write any character, and a terminal would obey."""
-    from surefoot.report.console import clean
-
-    return clean(text)
+    echo("\n".join([described, *cautions, *more]), err=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo
+
 
 @click.command()
 @click.argument("runs", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -27,10 +29,10 @@ def board(runs: Path, port: int, open_page: bool) -> None:
     try:
         with Board(runs, port) as server:
             count = len(list_runs(runs))
-            click.echo(f"{count} {'run' if count == 1 else 'runs'} in {runs}; Ctrl-C ends this page, not the runs")
-            click.echo(server.address)
+            echo(f"{count} {'run' if count == 1 else 'runs'} in {runs}; Ctrl-C ends this page, not the runs")
+            echo(server.address)
             if open_page:
                 webbrowser.open(server.address)
             server.serve_forever()
     except KeyboardInterrupt:
-        click.echo()
+        echo()

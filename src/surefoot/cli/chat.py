@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.answering import check_answers, introduce, model_options, printable, sampling_options
+from surefoot.cli.answering import check_answers, introduce, model_options, sampling_options
+from surefoot.cli.printing import echo
 
 if TYPE_CHECKING:
     from surefoot.data.formats import Turn
@@ -56,18 +57,18 @@ def chat(
         if line.strip() in ("/exit", "/quit"):
             return
         if line.strip() == "/help":
-            click.echo(_HELP, err=True)
+            echo(_HELP, err=True)
             continue
         if line.strip() == "/reset":
             turns = list(start)
-            click.echo("the conversation starts anew", err=True)
+            echo("the conversation starts anew", err=True)
             continue
         try:
             turns, ids = _with_question(opened, start, turns, Turn("user", line))
             room = room_for(opened, [ids], max_new_tokens)
         except InputError as error:
             turns = list(start)
-            click.echo(f"{error}; the conversation starts anew", err=True)
+            echo(f"{error}; the conversation starts anew", err=True)
             continue
         decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, temperature, top_p, seed + number)
         turns.append(Turn("assistant", _print_answer(opened, ids, decoding)))
@@ -85,7 +86,7 @@ def _with_question(
     except InputError as error:
         if turns == start:
             raise
-        click.echo(f"{error.faults[0].what}: every line starts anew", err=True)
+        echo(f"{error.faults[0].what}: every line starts anew", err=True)
         return [*start, question], conversation_ids(opened, [*start, question])
 
 
@@ -98,7 +99,7 @@ def _typed_lines() -> Iterator[str]:
         try:
             line = input("> ")
         except EOFError:
-            click.echo()
+            echo()
             return
         if line.strip():
             yield line
@@ -112,9 +113,9 @@ def _print_answer(opened: OpenModel, ids: list[int], decoding: Decoding) -> str:
     try:
         with opened.context():
             for piece in stream_text(opened.model, opened.tokenizer, ids, decoding):
-                click.echo(printable(piece), nl=False)
+                echo(piece, nl=False)
                 pieces.append(piece)
     except KeyboardInterrupt:
-        click.echo(" …", nl=False)
-    click.echo()
+        echo(" …", nl=False)
+    echo()
     return "".join(pieces)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo_json
+
 _RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -25,7 +27,6 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     if picture is not None:
         durable.require_writable(picture.parent)
 
-    import json
     import sys
 
     from surefoot import process
@@ -38,7 +39,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     if picture is not None:
         durable.write_bytes(picture, png(curve_picture(found.names, logged_rows(run_a), logged_rows(run_b))))
     if as_json:
-        click.echo(json.dumps(comparison_to_json(found), indent=2, ensure_ascii=False))
+        echo_json(comparison_to_json(found))
         return
     console = open_console(sys.stdout, process.terminal_wishes())
     for table in comparison_tables(found):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo
+
 
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
@@ -19,7 +21,5 @@ def compat(folder: Path, overwrite: bool) -> None:
     from surefoot.compat import write_scripts
 
     for name in write_scripts(folder, overwrite=overwrite):
-        click.echo(folder / name)
-    click.echo(
-        f"now: source {folder}/activate, then finetune.py … runs anywhere (python finetune.py … in {folder} alone)"
-    )
+        echo(folder / name)
+    echo(f"now: source {folder}/activate, then finetune.py … runs anywhere (python finetune.py … in {folder} alone)")

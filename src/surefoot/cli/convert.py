@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo
 from surefoot.convert.layouts import LAYOUTS, TARGETS
 
 
@@ -14,13 +15,13 @@ def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         return
     from surefoot.convert.rules import KINDS
 
-    click.echo("layouts, and the rules that lead from each to transformers' or PEFT's (* --to writes it)")
+    echo("layouts, and the rules that lead from each to transformers' or PEFT's (* --to writes it)")
     for layout in LAYOUTS:
         rules = f"  [{', '.join(layout.rules)}]" if layout.rules else ""
-        click.echo(f"  {'*' if layout.to else ' '} {layout.name:<15} {layout.told_by.replace('`', '')}{rules}")
-    click.echo("rules, and what undoes them")
+        echo(f"  {'*' if layout.to else ' '} {layout.name:<15} {layout.told_by.replace('`', '')}{rules}")
+    echo("rules, and what undoes them")
     for name, kind in KINDS.items():
-        click.echo(f"    {name:<16} {kind.sentence}; undone by: {kind.inverse or 'nothing'}")
+        echo(f"    {name:<16} {kind.sentence}; undone by: {kind.inverse or 'nothing'}")
     ctx.exit()
 
 
@@ -58,16 +59,16 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
     result = run_convert(source, None if dry_run else out, to=to, base=base, overwrite=overwrite)
     own = "transformers' own layout" if result.kind == "model" else "PEFT's own layout"
     found = ", ".join(result.layouts) or own
-    click.echo(f"{source}: {result.kind}, {result.keys_in} weights; found: {found}")
+    echo(f"{source}: {result.kind}, {result.keys_in} weights; found: {found}")
     for rule in result.rules:
-        click.echo(f"  {rule.kind}: {_told(rule.settings)}")
+        echo(f"  {rule.kind}: {_told(rule.settings)}")
     for note in result.notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {note}")
     count = len(result.tensors) + len(result.value_head)
     if dry_run:
-        click.echo(f"{count} weights would be written as {result.to}; nothing was written")
+        echo(f"{count} weights would be written as {result.to}; nothing was written")
     else:
-        click.echo(f"{count} weights written as {result.to} to {out}: {', '.join(result.files)}, {RECORD}")
+        echo(f"{count} weights written as {result.to} to {out}: {', '.join(result.files)}, {RECORD}")
 
 
 def _told(settings: object) -> str:

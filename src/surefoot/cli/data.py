@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot.cli.options import config_arguments, load_or_exit
+from surefoot.cli.printing import echo_json
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
@@ -40,9 +41,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     tokens = _plan_tokens(loaded.config, folder, notes)
     prepared = PREPARE[loaded.config.stage](loaded.config, tokens, planned_tokenizer(folder, tokens))
     if as_json:
-        import json
-
-        click.echo(json.dumps(audit_to_json(prepared), indent=2, ensure_ascii=False, allow_nan=False))
+        echo_json(audit_to_json(prepared), allow_nan=False)
         return
     console = open_console(sys.stdout, process.terminal_wishes())
     console.show(audit_report(prepared))

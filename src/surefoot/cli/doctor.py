@@ -10,6 +10,7 @@ import click
 
 from surefoot.cli.completion import complete_configs, complete_overrides
 from surefoot.cli.options import load_or_exit
+from surefoot.cli.printing import echo_json
 
 if TYPE_CHECKING:
     from surefoot.doctor.findings import Examination
@@ -41,11 +42,9 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
 
     found = examine(loaded, anew=anew)
     if as_json:
-        import json
-
         from surefoot.doctor.findings import to_json
 
-        click.echo(json.dumps(to_json(found), indent=2, ensure_ascii=False, allow_nan=False))
+        echo_json(to_json(found), allow_nan=False)
     else:
         _show(found)
     return found.exit_code

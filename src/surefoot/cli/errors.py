@@ -22,6 +22,7 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo
 from surefoot.errors import Fault, SurefootError
 from surefoot.redaction import veiled, veiled_line
 
@@ -71,7 +72,7 @@ def report_bug(error: Exception, invocation: Invocation) -> None:
 
 
 def _print_traceback(error: Exception) -> None:
-    click.echo("".join(map(veiled, traceback.format_exception(error))), err=True, nl=False)
+    echo("".join(map(veiled, traceback.format_exception(error))), err=True, nl=False)
 
 
 def fault_lines(fault: Fault) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.printing import echo_json
 
 _ROWS = {"published": 8, "fast": 16}
 
@@ -83,7 +84,6 @@ def commonsense(
     out = out or Path("experiment" if mode == "published" else "experiment-fast")
     durable.require_writable(out)
 
-    import json
     import sys
 
     from surefoot import process
@@ -118,7 +118,7 @@ def commonsense(
     chance = {one.label: one.chance for one in chosen}
     durable.write_bytes(out / f"{stem}.png", png(draw_scores(rows, headings, chance, f"{stem}, {mode}")))
     if as_json:
-        click.echo(json.dumps(as_plain, indent=2, ensure_ascii=False))
+        echo_json(as_plain)
         return
     console.show(score_table(rows, headings))
     for caution in cautions(found, asked):

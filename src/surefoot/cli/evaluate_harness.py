@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.printing import echo_json
 
 
 @click.command()
@@ -96,7 +97,7 @@ def harness(
         if shares:
             durable.write_bytes(out / "harness.png", png(draw_scores(rows, shares, {}, "lm-evaluation-harness")))
     if as_json:
-        click.echo(json.dumps(as_plain, indent=2, ensure_ascii=False, default=str))
+        echo_json(as_plain, default=str)
         return
     console = open_console(sys.stdout, process.terminal_wishes())
     if limit is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.printing import echo_json
 
 
 @click.command()
@@ -52,7 +53,6 @@ def loss(
         require_same_request(out / "loss.json", request, overwrite)
         durable.require_writable(out)
 
-    import json
     import sys
 
     from surefoot import process
@@ -69,7 +69,7 @@ def loss(
         durable.make_folders(out)
         durable.write_json(out / "loss.json", {"asked": request, **found})
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        echo_json(found)
         return
     console = open_console(sys.stdout, process.terminal_wishes())
     for line in loss_lines(measured.audit, measured.results, measured.max_length):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, introduce, model_options, printable
+from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.printing import echo_json
 
 
 @click.command()
@@ -46,7 +47,6 @@ def norms(
         require_same_request(out / "norms.json", asked, overwrite)
         durable.require_writable(out)
 
-    import json
     import sys
 
     from surefoot import process
@@ -66,7 +66,7 @@ def norms(
     )
     introduce(found.opened, template=False)
     if as_json:
-        click.echo(json.dumps(norms_to_json(found, model, adapter), indent=2, ensure_ascii=False))
+        echo_json(norms_to_json(found, model, adapter))
         return
     console = open_console(sys.stdout, process.terminal_wishes())
     report = next(iter(found.reports.values()))
@@ -77,6 +77,6 @@ def norms(
     for sample in found.samples:
         console.say()
         for side, text in sample.items():
-            console.say(printable(f"{side}: {text}"))
+            console.say(f"{side}: {text}")
     if out is not None:
         console.say(f"in {out}: norms.json, {', '.join(found.pictures)}")

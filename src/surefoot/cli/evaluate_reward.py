@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.printing import echo_json
 
 
 @click.command()
@@ -52,7 +53,6 @@ def reward(
         require_same_request(out / "reward.json", request, overwrite)
         durable.require_writable(out)
 
-    import json
     import sys
 
     from surefoot import process
@@ -73,7 +73,7 @@ def reward(
         durable.write_json(out / "reward.json", {"asked": request, **found})
         durable.write_bytes(out / "calibration.png", png(calibration_picture(measured.sums, f"{model}: calibration")))
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        echo_json(found)
         return
     console = open_console(sys.stdout, process.terminal_wishes())
     for line in reward_lines(measured.audit, found):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from surefoot.cli.completion import complete_keys
+from surefoot.cli.printing import echo
 
 
 @click.command()
@@ -13,4 +14,4 @@ def explain(key: str | None) -> None:
     """Explain one config key (optim.lr), or list all keys."""
     from surefoot.config.explain import explain_all, explain_key
 
-    click.echo(explain_key(key) if key else explain_all())
+    echo(explain_key(key) if key else explain_all())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from surefoot.cli.answering import check_models
+from surefoot.cli.printing import echo
 
 if TYPE_CHECKING:
     from surefoot.stages.export import Exported
@@ -82,15 +83,15 @@ def _tell(exported: Exported) -> None:
 
     record = exported.record
     for caution in exported.cautions:
-        click.echo(f"caution: {caution}", err=True)
+        echo(f"caution: {caution}", err=True)
     for line in check_lines(record):
-        click.echo(line)
+        echo(line)
     if "tensors" in record:
-        click.echo(f"{record['tensors']['count']:,} tensors come back bit for bit")
-    click.echo(f"\nleft in {exported.folder}:")
+        echo(f"{record['tensors']['count']:,} tensors come back bit for bit")
+    echo(f"\nleft in {exported.folder}:")
     width = max(map(len, record["outputs"]))
     for name, file in record["outputs"].items():
-        click.echo(f"  {name:<{width}}  {size_text(file['size']):>9}")
-    click.echo(f"  {'export.json':<{width}}")
+        echo(f"  {name:<{width}}  {size_text(file['size']):>9}")
+    echo(f"  {'export.json':<{width}}")
     if "tensors" in record:
-        click.echo(f"\nnext:\n  surefoot chat {shlex.quote(str(exported.folder))}")
+        echo(f"\nnext:\n  surefoot chat {shlex.quote(str(exported.folder))}")

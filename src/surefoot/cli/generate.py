@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.answering import check_answers, introduce, model_options, printable, sampling_options
+from surefoot.cli.answering import check_answers, introduce, model_options, sampling_options
+from surefoot.cli.printing import echo, echo_json
 from surefoot.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -75,16 +75,18 @@ def generate(
         with opened.context():
             answers = generate_answers(opened.model, opened.tokenizer, batch, **vars(decoding))
         for text, answer in zip(texts[start:], answers, strict=False):
-            click.echo(_as_json(text, answer) if as_json else _as_text(text, answer, alone=len(texts) == 1))
+            if as_json:
+                echo_json(_record(text, answer), indent=None)
+            else:
+                echo(_as_text(text, answer, alone=len(texts) == 1))
 
 
-def _as_json(prompt: str, answer: Generated) -> str:
-    record = {"prompt": prompt, "answer": answer.text, "stopped": answer.stopped, "tokens": len(answer.ids)}
-    return json.dumps(record, ensure_ascii=False)
+def _record(prompt: str, answer: Generated) -> dict[str, object]:
+    return {"prompt": prompt, "answer": answer.text, "stopped": answer.stopped, "tokens": len(answer.ids)}
 
 
 def _as_text(prompt: str, answer: Generated, alone: bool) -> str:
-    return printable(answer.text if alone else f"> {prompt}\n{answer.text}\n")
+    return answer.text if alone else f"> {prompt}\n{answer.text}\n"
 
 
 def _lines(file: Path | None) -> list[str]:

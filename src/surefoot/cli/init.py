@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo
+
 
 @click.command()
 @click.argument("model")
@@ -34,8 +36,8 @@ def init(model: str, data: str, out: Path) -> None:
     durable.make_folders(out.parent)
     durable.write_json(schema, config_schema())
     durable.write_text(out, text)
-    click.echo(f"wrote {out} and {schema}")
-    click.echo(f"next: surefoot plan {out}")
+    echo(f"wrote {out} and {schema}")
+    echo(f"next: surefoot plan {out}")
 
 
 def _is_ours(schema: Path) -> bool:

@@ -27,9 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-import click
-
 from surefoot import durable, hardware, process
+from surefoot.cli.printing import echo
 from surefoot.errors import EnvironmentFault
 
 _GRACE = 20.0  # seconds that ranks have to say why the first one failed
@@ -81,7 +80,7 @@ def _wait(children: Sequence[_Child], signals: _Signals) -> int:
         child.finish()
     if not any(child.said_error for child in children):
         what = f"was ended by {_signal_name(-first.code)}; the last checkpoint is untouched, go on with --resume"
-        click.echo(f"error: rank {first.rank} (pid {first.process.pid}) {what}", err=True)
+        echo(f"error: rank {first.rank} (pid {first.process.pid}) {what}", err=True)
     return EnvironmentFault.exit_code
 
 

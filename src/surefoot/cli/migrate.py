@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from surefoot.cli.options import load_or_exit
+from surefoot.cli.printing import echo_json
 from surefoot.cli.translated import recognised
 
 
@@ -45,7 +46,6 @@ def migrate(config: Path, model: str, out: Path | None, machine: str | None, try
     durable.make_folders(out.parent)
     durable.write_text(out, found.text)
     if as_json:
-        import json
         from dataclasses import asdict
 
         shown = {
@@ -53,7 +53,7 @@ def migrate(config: Path, model: str, out: Path | None, machine: str | None, try
             "moves": [asdict(one) for one in found.migration.moves],
             "checks": [asdict(one) for one in found.checks],
         }
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        echo_json(shown)
     else:
         console.show(migration_report(found.migration.moves, [(one.what, one.state, one.said) for one in found.checks]))
         console.say(f"wrote {out}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot.cli.options import config_arguments, load_or_exit
+from surefoot.cli.printing import echo, echo_json
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
@@ -45,13 +46,11 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
 
         made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware takes no look at them"
     if unread:
-        click.echo(f"planned without the data, whose lengths decide on packing and micro-batches: {unread}", err=True)
+        echo(f"planned without the data, whose lengths decide on packing and micro-batches: {unread}", err=True)
     if as_json:
-        import json
-
         from surefoot.planning.serial import plan_to_json
 
-        click.echo(json.dumps(plan_to_json(made), indent=2, ensure_ascii=False))
+        echo_json(plan_to_json(made))
         return
     from surefoot.report.console import open_console
     from surefoot.report.plan_table import plan_table

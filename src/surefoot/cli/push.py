@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo
+
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -25,10 +27,10 @@ def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) ->
 
     check_name(name)
     if not dry_run:
-        click.echo(f"pushed: {push_run(run, name, public=public, base=base)}")
+        echo(f"pushed: {push_run(run, name, public=public, base=base)}")
         return
     files = pushed_files(run, base)
     for file in files:
-        click.echo(f"{file.size:>16,}  {file.name}")
+        echo(f"{file.size:>16,}  {file.name}")
     total, kind = sum(file.size for file in files), "public" if public else "private"
-    click.echo(f"{total:>16,}  bytes in {len(files)} files would go to {name} ({kind}); nothing was sent")
+    echo(f"{total:>16,}  bytes in {len(files)} files would go to {name} ({kind}); nothing was sent")

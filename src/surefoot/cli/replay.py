@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo_json
 from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
 
 
@@ -23,7 +24,6 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     Exit 0: the same value goes wrong at the same module; bit for bit or not is said. Exit 6: it does not. Exit 2:
     FOLDER records no failure. Exit 4: it is damaged, or data or base model are not those of the run.
     """
-    import json
     import sys
 
     from surefoot import process
@@ -56,7 +56,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
             "cautions": list(found.cautions),
             "verdict": said,
         }
-        print(json.dumps(told, indent=2))
+        echo_json(told)
     else:
         for caution in found.cautions:
             console.say(f"caution: {caution}", style="yellow")

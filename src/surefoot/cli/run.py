@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import click
 
+from surefoot.cli.printing import echo
 from surefoot.cli.translated import WordsCommand, reading_options
 
 
@@ -56,7 +57,7 @@ def _show_flags(name: str, flags: list[tuple[str, str]]) -> None:
     with formatter.section("Flags"):
         formatter.write_dl(flags, col_max=44)
     formatter.write_text("surefoot translate -- COMMAND shows what becomes of a command as you write it.")
-    click.echo(formatter.getvalue().rstrip())
+    echo(formatter.getvalue().rstrip())
 
 
 def _other_command(ctx: click.Context, name: str, arguments: tuple[str, ...], environment: object) -> int:

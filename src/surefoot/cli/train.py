@@ -17,6 +17,7 @@ import click
 from surefoot import durable, process
 from surefoot.cli.errors import Invocation
 from surefoot.cli.options import config_arguments, load_or_exit
+from surefoot.cli.printing import echo
 from surefoot.cli.translated import checked, recognised, with_command
 from surefoot.errors import STOPPED_EXIT_CODE
 from surefoot.redaction import veiled_words
@@ -188,10 +189,10 @@ def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
     except KeyboardInterrupt as interruption:
         if _listing(folder) == before:
             step = "the next step" if mode == "resume" else "step 1"
-            click.echo(f"\ninterrupted before {step}; nothing was written", err=True)
+            echo(f"\ninterrupted before {step}; nothing was written", err=True)
         else:
             advice = with_command("continue with --resume", click.get_current_context().ensure_object(Invocation).typed)
-            click.echo(f"\ninterrupted while {folder} was written; {advice}", err=True)
+            echo(f"\ninterrupted while {folder} was written; {advice}", err=True)
         if isinstance(interruption, _Terminated):
             raise click.exceptions.Exit(STOPPED_EXIT_CODE) from None
         raise

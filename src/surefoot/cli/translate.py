@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from surefoot.cli.printing import echo
 from surefoot.cli.translated import WordsCommand, is_command, reading_options, values_checked
+from surefoot.printable import shown_json
 
 if TYPE_CHECKING:
     from surefoot.dialects.translation import Translation
@@ -35,13 +37,11 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
     if found.config:
         values_checked(found)
     if as_json:
-        import json
-
-        shown = json.dumps({"config": found.config, **to_json(found)}, indent=2, ensure_ascii=False, default=str)
+        shown = shown_json({"config": found.config, **to_json(found)}, default=str)
     else:
         shown = as_yaml(found).rstrip("\n")
     if out is None:
-        click.echo(shown)
+        echo(shown)
         return
     if out.exists():
         raise InputError(Fault(str(out), "exists", "name another file, or remove it"))
@@ -49,7 +49,7 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
     from surefoot.dialects.account import summary
 
     durable.write_text(out, f"{shown}\n")
-    click.echo(f"{out}: {summary(found)}")
+    echo(f"{out}: {summary(found)}")
 
 
 def _translation(words: tuple[str, ...], *, command: bool, allow_unknown: bool) -> Translation:

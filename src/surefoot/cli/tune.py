@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from surefoot.cli.options import config_arguments, load_or_exit
+from surefoot.cli.printing import echo_json
 
 if TYPE_CHECKING:
     from surefoot.tune.run import Tuned
@@ -61,7 +61,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     drawn = out.with_suffix(".png")
     durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem))
     if as_json:
-        click.echo(json.dumps({"config": str(out), **_as_json(found)}, indent=2, ensure_ascii=False))
+        echo_json({"config": str(out), **_as_json(found)})
     else:
         for line in outcome_lines(found.start, found.best, found.left_out, held_up=found.held_up):
             console.say(line)

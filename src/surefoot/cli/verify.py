@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from surefoot.cli.printing import echo_json
+
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -21,7 +23,6 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
 
     Exit 0: every file is as it was written (and the two are identical). Exit 4: something is not.
     """
-    import json
     import sys
 
     from surefoot import process
@@ -36,7 +37,7 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     faults = [fault for check in checks for fault in check.faults]
     differences = compare_folders(folder, other) if other and not faults else None
     if as_json:
-        print(json.dumps(verdict(checks, differences), indent=2))
+        echo_json(verdict(checks, differences))
     else:
         console = open_console(sys.stdout, process.terminal_wishes())
         if faults:

@@ -12,22 +12,22 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 import rich.console
+from rich.segment import Segment
 from rich.text import Text
 
 from surefoot import durable
+from surefoot.printable import clean
 from surefoot.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
 _ASCII = {"·": "|", "…": "...", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "✓": "ok"}
 _ASCII |= {"⟦": "[[", "⟧": "]]"}  # what the model learns in a sample of the data
-_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|.)?|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class Console:
@@ -75,6 +75,8 @@ class Console:
     def log_to(self, path: Path) -> None:
         """Append to run.log from now on; what was said before goes in first. A line cut short by a kill is ended."""
         self._log = path
+        if path.is_file() and path.stat().st_nlink > 1:
+            durable.copy_file(path, path)  # its other name may be in a copy of the folder by hard links
         if path.exists() and _ends_within_a_line(path):
             durable.append_line(path, "")
         self._write(self._unlogged)
@@ -106,13 +108,9 @@ def as_plain_text(renderable: Any, width: int = _LOG_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def clean(text: str) -> str:
-    """Without escape sequences and control characters: what others print may hold both."""
-    return _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
 class _Screen(rich.console.Console):
-    """rich without its own markup. When the reader leaves (`| head`) the run goes on and talks to run.log alone."""
+    """rich without its own markup, and with text alone: a cell of a table may hold the name of a stranger's file. When
+    the reader leaves (`| head`) the run goes on and talks to run.log alone."""
 
     def __init__(self, stream: TextIO, *, live: bool, colour: bool, width: int | None):
         super().__init__(
@@ -125,6 +123,10 @@ class _Screen(rich.console.Console):
             emoji=False,
             highlight=False,
         )
+
+    def render(self, renderable: Any, options: rich.console.ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
