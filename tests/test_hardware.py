@@ -66,7 +66,7 @@ class TestContainerLimit:
 
     def test_the_limit_bounds_total_and_free(self, monkeypatch):
         monkeypatch.setattr(hardware, "_cgroup_limits", lambda membership, root: [10 * 2**20])
-        assert hardware._host_memory() == (10 * 2**20, 10 * 2**20)
+        assert hardware.host_memory() == (10 * 2**20, 10 * 2**20)
 
 
 def test_versions_come_without_imports():

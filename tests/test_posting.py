@@ -58,8 +58,9 @@ def test_no_other_address_is_asked(monkeypatch):
         assert other.asked == []
 
 
-def test_an_answer_that_is_no_json_is_none():
-    with answering(lambda *_: (200, "Success: loaded")) as stub:
+@pytest.mark.parametrize("said", ["Success: loaded", "[" * 200_000, "9" * 5_000], ids=["words", "nested", "digits"])
+def test_an_answer_that_is_no_json_is_none(said):
+    with answering(lambda *_: (200, said)) as stub:
         assert quick(stub).post("/", 1) is None
 
 

@@ -64,5 +64,11 @@ class Diverged(SurefootError):
     exit_code = 5
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust broke off on what it was given. That is no Exception, so nothing else takes it
+    up."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
 NOT_REPRODUCED_EXIT_CODE = 6  # a replay that does not find what was recorded
 STOPPED_EXIT_CODE = 75  # stopped early and resumable (EX_TEMPFAIL: "try again later")

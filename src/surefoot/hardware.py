@@ -117,7 +117,7 @@ def detect() -> Hardware:
             flash_attention_2=flash,
             triton=triton,
         )
-    total, free = _host_memory()
+    total, free = host_memory()
     flags = _cpu_flags()
     return Hardware(
         name=_cpu_model(),
@@ -136,7 +136,7 @@ def detect() -> Hardware:
     )
 
 
-def _host_memory() -> tuple[int, int]:
+def host_memory() -> tuple[int, int]:
     """(total, free) in bytes, both within the limit of a container."""
     import psutil
 

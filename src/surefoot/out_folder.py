@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from surefoot import plain_files
 from surefoot.errors import Fault, InputError
 
 
@@ -49,7 +50,7 @@ def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool) 
     if overwrite or not file.is_file():
         return
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(plain_files.read_text(file))
         earlier = content.get("asked") if isinstance(content, dict) else None
     except (OSError, ValueError, RecursionError):
         earlier = None

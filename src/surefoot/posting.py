@@ -92,7 +92,7 @@ def _value(where: str, answer: bytes) -> Any:
         raise EnvironmentFault(Fault(where, f"answers with more than {_LARGEST // 2**20} MiB", "send fewer at a time"))
     try:
         return json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -234,3 +234,21 @@ class TestTextAndGzip:
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(InputError, match=r"known: \.json \.jsonl"):
             open_file(tmp_path / name)
+
+
+def one_long_text() -> bytes:
+    pyarrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["short", "a" * 1001]}), out)
+    return out.getvalue()
+
+
+def test_a_text_that_no_record_is_is_refused_with_its_row(monkeypatch):
+    monkeypatch.setattr(parquet_rows, "_LONGEST", 1000)
+    with pytest.raises(InputError, match=r"d\.parquet:2: column 'text': holds a text of 1,001 characters"):
+        list(parse_bytes("d.parquet", ".parquet", one_long_text()))
+
+
+def test_twin_as_long_as_a_record_may_be_it_is_read(monkeypatch):
+    monkeypatch.setattr(parquet_rows, "_LONGEST", 1001)
+    assert len(list(parse_bytes("d.parquet", ".parquet", one_long_text()))) == 2

@@ -14,7 +14,7 @@ from surefoot.data import described, files, sources
 from surefoot.data.hub_files import TO_EVALUATE, Chosen
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
-from surefoot.errors import InputError
+from surefoot.errors import EnvironmentFault, InputError
 from surefoot.locations import data_kind
 
 INSTRUCT = Path(__file__).parents[3] / "shared" / "data" / "instruct"
@@ -366,3 +366,18 @@ class TestSharedDescription:
     @pytest.mark.parametrize(("name", "mark"), [("dpo_en_demo", "ranking"), ("kto_en_demo", "kto_tag")])
     def test_preferences_are_refused(self, name, mark):
         assert f"is preference data ({mark})" in fault_of(INSTRUCT, name=name)
+
+
+def test_a_file_larger_than_the_memory_is_refused_unhashed(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_bytes(b" " * 11)
+    monkeypatch.setattr(files, "host_memory", lambda: (10, 10))
+    monkeypatch.setattr(files.durable, "sha256_file", None)
+    with pytest.raises(EnvironmentFault, match=r"this machine's memory .* split it"):
+        open_sources(SourceSpec(str(tmp_path / "a.jsonl")))
+
+
+def test_twin_one_that_the_memory_holds_is_hashed(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_bytes(b" " * 10)
+    monkeypatch.setattr(files, "host_memory", lambda: (10, 10))
+    monkeypatch.setattr(files.durable, "sha256_file", lambda path: "hashed")
+    assert open_sources(SourceSpec(str(tmp_path / "a.jsonl")))[0].sha256 == "hashed"

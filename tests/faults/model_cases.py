@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import torch
 from faults.case import Case, Words
 from faults.data_cases import dry
 from faults.place import Place
+from surefoot.plain_files import MOST
 
 Prepare = Callable[[Place], Words | None]
 NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf")}
@@ -126,6 +128,28 @@ def template(source: str) -> Prepare:
     return prepare
 
 
+def fifo_beside(place: Place) -> None:
+    os.mkfifo(place.own_base() / "more.safetensors")
+
+
+def holes(name: str) -> Prepare:
+    """A file larger than any of its kind, which takes no room on the disk."""
+
+    def prepare(place: Place) -> None:
+        os.truncate(place.own_base() / name, MOST + 1)
+
+    return prepare
+
+
+def broken_off(own: dict[str, Any]) -> None:
+    own["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+
+
+def in_nothing(own: dict[str, Any]) -> None:
+    """Texts in pieces of no letter."""
+    own["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
+
+
 def tokenizer(change: Callable[[dict[str, Any]], object], name: str = "tokenizer.json") -> Prepare:
     return lambda place: place.json(place.own_base() / name, change)
 
@@ -208,6 +232,8 @@ MODELS = [
         )
         for eighth in (0, 1, 4, 7)
     ),
+    Case("M2", "other weights that are none", file("more.safetensors", b"\xff" * 64), 2, ("more.safetensors",)),
+    Case("M2", "a FIFO beside the weights", dry(fifo_beside), 0, ("dry run",)),
     Case("M2", "a byte too many", bytes_of(lambda all: all + b"\0"), 2, ("model.safetensors", "expected")),
     Case("M2", "nonsense for weights", bytes_of(lambda all: b"x" * len(all)), 2, ("model.safetensors", "damaged")),
     Case(
@@ -364,6 +390,9 @@ TOKENIZERS = [
     Case("T13", "tokenizer.json cut", file("tokenizer.json", '{"model": '), 2, ("tokenizer.json",)),
     Case("T13", "tokenizer.json without a vocabulary", file("tokenizer.json", "{}"), 2, ("tokenizer.json", "vocab")),
     Case("T13", "ids that are words", tokenizer(lambda own: own["model"]["vocab"].update({"a": "x"})), 2, ("base",)),
+    Case("T13", "a tokenizer.json of holes", holes("tokenizer.json"), 2, ("tokenizer.json", "is larger than 512 MiB")),
+    Case("T13", "a part that breaks its library off", tokenizer(broken_off), 2, ("tokenizer.json", "break off")),
+    Case("T13", "a part that breaks it off later", tokenizer(in_nothing), 2, ("tokenizer.json", "break off")),
     Case("T13", "tokenizer_config.json in pieces", file("tokenizer_config.json", "{"), 2, ("tokenizer_config.json",)),
     Case("T13", "a chat template that is no text", file("chat_template.jinja", b"\xff\xfe"), 2, ("base",)),
     Case(

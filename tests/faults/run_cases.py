@@ -54,6 +54,17 @@ def resumed(spoil: Callable[[Place], object], *given: str) -> Prepare:
     return prepare
 
 
+def waiting(name: str) -> Callable[[Place], None]:
+    """A FIFO that nobody writes into, for a file of the run."""
+
+    def spoil(place: Place) -> None:
+        path = place.folder / "out" / name
+        path.unlink()
+        os.mkfifo(path)
+
+    return spoil
+
+
 def nothing(place: Place) -> None:
     pass
 
@@ -291,6 +302,18 @@ RUNTIME = [
         resumed(lambda place: place.text("out/config.yaml", "{")),
         2,
         ("config.yaml:1:2", "not valid YAML", "restore it"),
+    ),
+    *(
+        Case("R15", f"a FIFO for {name}", resumed(waiting(name)), code, (name, "is no regular file"), writes=code == 4)
+        for name, code in (("plan.json", 2), ("config.yaml", 2), ("trainer_log.jsonl", 4))
+    ),
+    Case(
+        "R15",
+        "a logged row without its step",
+        resumed(lambda place: place.text("out/trainer_log.jsonl", '{"loss": 1.0}\n')),
+        4,
+        ("trainer_log.jsonl:1", "delete this line"),
+        writes=True,
     ),
     *(
         Case("R16", f"resumed with another {key}", resumed(nothing, f"{key}={value}"), 2, (key, "start another run"))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from canary_shapes import CONTEXTS, LIKE_A_HASH, NAMES, drawn
-from faults.place import Place
+from faults.place import PROMPTS, Place
 from surefoot import redaction
 from surefoot.training import loop
 
@@ -127,6 +127,20 @@ def refused(place: Place) -> str:
     return printed + call(place, "train", place.config(), code=2)
 
 
+def scored(place: Place) -> str:
+    """A reward of the user's own that quotes a key, and a server's address with one."""
+    place.lines("train.jsonl", PROMPTS * 3)
+    place.text("score.py", f"def score(prompts, responses):\n    raise RuntimeError({SAID!r})\n")
+    reward = str(place.folder / "score.py")
+    ppo = {"reward": f"{reward}:score", "max_new_tokens": 4}
+    place.change(stage="ppo", data={"train": str(place.folder / "train.jsonl")}, ppo=ppo, duration="1 step")
+    printed = call(place, "--debug", "train", place.config(), code=2)
+    assert "error:" in (place.folder / "out" / "run.log").read_text()
+    Path(reward).unlink()
+    address = f"ppo.reward=http://127.0.0.1:9/score?api_key={BY_NAME}"
+    return printed + call(place, "--debug", "train", place.config(), address, "--overwrite")
+
+
 def other_tools(place: Place) -> str:
     theirs = str(place.text("theirs.yaml", yaml.safe_dump(THEIRS)))
     trl = [
@@ -167,6 +181,7 @@ STORIES: dict[str, Callable[[Place], str]] = {
     "a run that fails": a_run_that_fails,
     "looked at before": looked_at_before,
     "refused": refused,
+    "scored": scored,
     "other tools": other_tools,
     "trackers": with_trackers,
     "W&B": with_wandb,
@@ -185,7 +200,11 @@ def test_no_canary_in_anything(story: str, secretive: Place) -> None:
 
 @pytest.mark.parametrize(
     ("story", "canaries"),
-    [("a run that fails", {BY_PATTERN, BY_NAME, IN_ADDRESS, AS_HEX}), ("refused", {BY_PATTERN, BY_NAME, IN_ADDRESS})],
+    [
+        ("scored", {BY_PATTERN, BY_NAME, IN_ADDRESS, AS_HEX}),
+        ("a run that fails", {BY_PATTERN, BY_NAME, IN_ADDRESS, AS_HEX}),
+        ("refused", {BY_PATTERN, BY_NAME, IN_ADDRESS}),
+    ],
 )
 def test_twin_without_redaction_they_are_found(story: str, canaries: set[str], secretive: Place) -> None:
     for name in ("_LONG", "_SHAPES", "_NAME"):

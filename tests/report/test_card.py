@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plans import adapter_plan, choice, run_plan
+from surefoot.report import card as card_module
 from surefoot.report.card import CardFacts, DataFile, model_card, usage_code, without_paths
 from tiny import tiny_llama
 
@@ -237,3 +238,7 @@ def test_a_run_without_a_chat_template_shows_its_prompt(tmp_path, base, monkeypa
     tokenizer = names["tokenizer"]
     assert tokenizer.decode(names["inputs"]["input_ids"][0]) == prompt
     assert (names["inputs"]["input_ids"] == tokenizer.bos_token_id).sum() == 1
+
+
+def test_no_token_is_a_picture():
+    assert card_module._cell("![seen](https://elsewhere/a.png)") == "!\\[seen](https://elsewhere/a.png)"

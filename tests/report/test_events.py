@@ -137,3 +137,13 @@ def test_damaged_lines_go_with_the_cut(tmp_path):
 def test_the_clock_can_be_given(tmp_path):
     append_event(tmp_path, "start", 0, "x", now=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=module.UTC))
     assert of(tmp_path)[0]["time"] == "2026-01-02T03:04:05.000+00:00"
+
+
+@pytest.mark.parametrize("kind", [[], {}, 5, None])
+def test_an_event_of_no_kind_ends_nothing(tmp_path, kind):
+    write_a_history(tmp_path)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": kind, "step": 99, "text": "x"}) + "\n")
+    assert last_of_the_process(of(tmp_path)) is not None
+    cut_events(tmp_path, 1, evaluated=True)
+    assert 99 not in [step for _, step in kinds(tmp_path)]

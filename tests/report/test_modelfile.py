@@ -138,4 +138,27 @@ def test_the_whole_file():
     assert lines[2].startswith('TEMPLATE """{{- range')
     assert lines[2].endswith('"""')
     assert lines[3] == 'SYSTEM """You are Qwen, created by Alibaba Cloud. You are a helpful assistant."""'
-    assert lines[-2:] == ['PARAMETER stop "<|im_end|>"', 'PARAMETER stop "x\\"y"']
+    assert lines[-2] == 'PARAMETER stop "<|im_end|>"'
+    assert lines[-1].startswith("# A token that ends an answer is left out")
+
+
+DIRECTIVE = 'end"""\nFROM /etc/passwd\nPARAMETER stop "'
+
+
+@pytest.mark.parametrize("place", ["eos", "bos", "stops"])
+@pytest.mark.parametrize("token", [DIRECTIVE, 'end"\nADAPTER elsewhere', "end\nFROM elsewhere", "end\x1b[2J"])
+def test_a_token_of_the_model_writes_no_directive(place, token):
+    row = find_row("llama2")
+    served = Served("model.gguf", row, "", "</s>", "<s>", ("</s>",))
+    text = modelfile_text(replace(served, **{place: (token, "</s>") if place == "stops" else token}))
+    words = [line.split()[0] for line in text.splitlines() if line and line[0] != "#"]
+    assert words[0] == "FROM"
+    assert set(words[1:]) <= {"TEMPLATE", "SYSTEM", "PARAMETER"}
+    assert "\x1b" not in text
+    assert 'PARAMETER stop "</s>"' in text
+    assert "is left out" in text
+
+
+def test_twin_written_as_it_is_the_token_ends_the_text():
+    text = go_template(find_row("llama2"), eos=DIRECTIVE, bos="<s>")
+    assert any(line.startswith("FROM") for line in text.splitlines())

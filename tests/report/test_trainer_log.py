@@ -5,6 +5,7 @@ import json
 import pytest
 
 from surefoot.errors import IntegrityError
+from surefoot.report import trainer_log
 from surefoot.report.trainer_log import append_row, cut_to_step, read_rows
 
 
@@ -83,3 +84,28 @@ def test_no_nan_in_the_file(log):
     with pytest.raises(ValueError):
         append_row(log, {"current_steps": 5, "loss": float("nan")})
     assert [json.loads(line) for line in log.read_text().splitlines()] == read_rows(log)
+
+
+DAMAGED = {
+    "no step": {"loss": 1.0},
+    "a word for the step": {"current_steps": "3"},
+    "true for the step": {"current_steps": True},
+    "a word for the loss": {"current_steps": 3, "loss": "low"},
+    "no time": {"current_steps": 3, "elapsed_time": "soon"},
+    "a number for the time": {"current_steps": 3, "elapsed_time": 5},
+}
+
+
+@pytest.mark.parametrize("row", DAMAGED.values(), ids=DAMAGED)
+def test_a_line_that_is_no_row_is_named_before_a_run_counts_on_from_it(log, row):
+    append_row(log, row)
+    append_row(log, train(5))
+    with pytest.raises(IntegrityError, match=r"trainer_log.jsonl:7: is not a row .*delete this line"):
+        cut_to_step(log, 9, evaluated=True)
+
+
+def test_twin_unlooked_at_they_are_taken(log, monkeypatch):
+    monkeypatch.setattr(trainer_log, "_is_row", lambda record: True)
+    append_row(log, DAMAGED["a word for the loss"])
+    append_row(log, train(5))
+    assert cut_to_step(log, 9, evaluated=True)[-2]["loss"] == "low"

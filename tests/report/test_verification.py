@@ -54,3 +54,11 @@ def test_twin_without_a_certificate_it_is_no_export(export):
     (export / CERTIFICATE).unlink()
     with pytest.raises(InputError, match="nor an export"):
         verify_folder(export)
+
+
+def test_a_certificate_looks_at_no_file_elsewhere(export):
+    (export.parent / "secret").write_text("x")
+    entry = {"size": 1, "sha256": "0" * 64}
+    (export / CERTIFICATE).write_text(json.dumps({"outputs": {"../secret": entry}}))
+    (what,) = faults(export)
+    assert "'../secret' is no file of it" in what

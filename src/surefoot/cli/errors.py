@@ -63,7 +63,7 @@ def report_usage(error: click.ClickException) -> None:
     click.echo(f"error: {message}", err=True)
 
 
-def report_bug(error: Exception, invocation: Invocation) -> None:
+def report_bug(error: BaseException, invocation: Invocation) -> None:
     """What nobody foresaw: one line; the traceback only on request."""
     if invocation.debug:
         _print_traceback(error)
@@ -71,7 +71,7 @@ def report_bug(error: Exception, invocation: Invocation) -> None:
     click.echo(f"internal error: {type(error).__name__}: {_one_line(str(error))}{advice}", err=True)
 
 
-def _print_traceback(error: Exception) -> None:
+def _print_traceback(error: BaseException) -> None:
     echo("".join(map(veiled, traceback.format_exception(error))), err=True, nl=False)
 
 

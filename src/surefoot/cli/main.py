@@ -25,7 +25,7 @@ from surefoot.cli.errors import (
     report_error,
     report_usage,
 )
-from surefoot.errors import SurefootError
+from surefoot.errors import SurefootError, is_panic
 from surefoot.nearest import nearest_word
 
 
@@ -152,7 +152,9 @@ class LazyGroup(click.Group):
         except SurefootError as error:
             report_error(error, invocation)
             return error.exit_code
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             report_bug(error, invocation)
             return BUG_EXIT_CODE
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.config.problems import Problem
 from surefoot.config.schema import AlignmentConfig, DataConfig, ParallelConfig, PpoConfig, RewardConfig, RunConfig
+from surefoot.redaction import veiled
 
 _OWNERS = {"reward": ("reward",), "alignment": ("dpo", "kto"), "ppo": ("ppo",)}  # section -> stages that read it
 _ONE_STAGE = {  # keys of alignment that only one of its stages reads
@@ -137,6 +138,10 @@ def ppo(config: RunConfig) -> Iterator[Problem]:
     if given.engine != "vllm" and given.vllm_url is not None:
         what = f"is the address of a vLLM server, and ppo.engine is {given.engine}"
         yield problem("ppo.vllm_url", what, "set ppo.engine to vllm, or leave it out", "ppo.engine")
+    for key, address in (("ppo.reward", given.reward), ("ppo.vllm_url", given.vllm_url)):
+        if address is not None and address.startswith(("http://", "https://")) and veiled(address) != address:
+            what = "holds what looks like a key or a password, and a run's records hold its settings"
+            yield problem(key, what, "leave it out: a proxy on this machine can add it")
     if given.kl_horizon != PpoConfig.model_fields["kl_horizon"].default and given.kl_target is None:
         what = "the coefficient is steered only towards ppo.kl_target, and that is not set"
         yield problem("ppo.kl_horizon", what, "set ppo.kl_target, or leave it out", "ppo.kl_target")

@@ -13,6 +13,7 @@ for, are errors. Input comes from strangers too, so size and depth are limited.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from yaml.parser import Parser
 from yaml.reader import Reader
 from yaml.scanner import Scanner
 
+from surefoot import plain_files
 from surefoot.config.yaml_scalars import plain_scalar
 from surefoot.config.yaml_syntax import explain_syntax
 from surefoot.errors import Fault, InputError
@@ -50,20 +52,31 @@ class Document:
 
 
 def read_yaml(path: Path) -> Document:
-    """The mapping in a YAML file. Raises InputError with every fault."""
-    document, faults = parse_yaml(read_text(path), str(path))
+    """The mapping in a regular YAML file. Raises InputError with every fault."""
+    with _reading(path):
+        content = plain_files.read_bytes(path, MAX_BYTES)
+    document, faults = parse_yaml(_decoded(content, path), str(path))
     if faults:
         raise InputError(faults)
     return document
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file of at most MAX_BYTES. Raises InputError."""
+    """A UTF-8 file of at most MAX_BYTES, which may come through a pipe. Raises InputError."""
+    with _reading(path), path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    return _decoded(content, path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        yield
     except OSError as error:
         raise InputError(Fault(str(path), f"cannot be read ({error.strerror})")) from None
+
+
+def _decoded(content: bytes, path: Path) -> str:
     if len(content) > MAX_BYTES:
         raise InputError(Fault(str(path), f"is larger than {MAX_BYTES // 1024} KiB", "give a config file"))
     try:

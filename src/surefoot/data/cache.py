@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot import durable, hardware
+from surefoot import durable, hardware, plain_files
 from surefoot.data.columns import prints_of, supervised_of
 from surefoot.data.dataset import (
     CONTINUED,
@@ -63,7 +63,7 @@ def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] 
     """The examples and the record written with them, or None when they are absent or not what was written. name: of the
     file they come from, which is no part of the cache: the same content may lie elsewhere."""
     try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        meta = json.loads(plain_files.read_text(folder / _META))
         intact = meta["sha256"] == _digest(meta["files"], meta["record"]) and all(
             (folder / name).stat().st_size == facts["size"] and durable.sha256_file(folder / name) == facts["sha256"]
             for name, facts in meta["files"].items()

@@ -21,6 +21,7 @@ from surefoot.data.json_rows import read_lines, read_list
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
 from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.hardware import GIB, host_memory
 from surefoot.locations import DATA_KINDS, data_kind
 
 _RATIO = 200  # unpacked to packed; text reaches 3 to 20, gzip's most is 1,030
@@ -33,6 +34,7 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
     path, name = Path(path), name or str(path)
     kind = _kind(name)
     _require_file(path, name)
+    _require_room(path, name)
     with _named(name):
         sha256 = durable.sha256_file(path)  # in pieces: the cache may make it needless to hold the whole file
 
@@ -71,6 +73,17 @@ def _require_file(path: Path, name: str) -> None:
         known = path.is_file() or path.is_dir() or not path.exists()  # the latter two have words of their own
     if not known:
         raise InputError(Fault(name, "is no regular file", "write what it gives into a file, and name that"))
+
+
+def _require_room(path: Path, name: str) -> None:
+    """EnvironmentFault for a file that this machine's memory cannot hold: the kernel would end the command, in silence.
+    Asked before it is hashed, since a file with holes can be larger than its disk."""
+    with _named(name):
+        size = path.stat().st_size
+    memory, _ = host_memory()
+    if size > memory:
+        what = f"has {size / GIB:,.0f} GiB, and this machine's memory {memory / GIB:,.0f}"
+        raise EnvironmentFault(Fault(name, what, "split it, and train on a part"))
 
 
 def _read(path: Path, name: str) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from surefoot.errors import EnvironmentFault, Fault, InputError
 
 _BATCH = 1024  # rows made into Python values at once
+_LONGEST = 64 << 20  # characters of one text: Parquet packs half a billion equal ones into 16 kB
 _MISSING = "pip install 'surefoot[data]'"
 
 
@@ -97,6 +98,8 @@ def _plain(value: Any) -> Any:
         raise _Unreadable(f"holds {value}, which is no number that JSON knows")
     if isinstance(value, date | time | timedelta | Decimal):
         return str(value)
+    if isinstance(value, str) and len(value) > _LONGEST:
+        raise _Unreadable(f"holds a text of {len(value):,} characters, which no record is")
     if isinstance(value, bytes):
         raise _Unreadable("holds bytes (an image or a sound?), where text belongs")
     return value

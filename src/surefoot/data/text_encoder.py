@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from surefoot.errors import Fault, InputError
+from surefoot.errors import Fault, InputError, is_panic
 
 _LEAD = "\n"  # never merges with what follows; takes the place of the text before a piece
 
@@ -27,6 +30,18 @@ class Piece:
     text: str
     literal: bool
     opening: bool
+
+
+@contextmanager
+def panics_told(folder: str | Path) -> Iterator[None]:
+    """InputError that names the tokenizer.json of `folder` where the library breaks off on what it says."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        what = f"makes the tokenizers library break off: {' '.join(str(error).split())}"
+        raise InputError(Fault(str(Path(folder) / "tokenizer.json"), what, "take the model's own file")) from None
 
 
 class TextEncoder:
@@ -73,11 +88,8 @@ class TextEncoder:
     def spans(self, piece: Piece) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of one piece, and the characters (start, end) that each stands for."""
         text = self._with_lead(piece)
-        self._backend.encode_special_tokens = piece.literal
-        try:
-            found = self._backend.encode(text, add_special_tokens=False)
-        finally:
-            self._backend.encode_special_tokens = False
+        with self._backend_for(piece.literal) as backend:
+            found = backend.encode(text, add_special_tokens=False)
         ids = self._without_lead(piece, found.ids)
         if len(text) == len(piece.text):
             return ids, found.offsets
@@ -109,8 +121,15 @@ class TextEncoder:
         return self._encode([piece.text], piece.literal)[0]
 
     def _encode(self, texts: Sequence[str], literal: bool) -> list[list[int]]:
+        with self._backend_for(literal) as backend:
+            return [found.ids for found in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @contextmanager
+    def _backend_for(self, literal: bool) -> Iterator[Tokenizer]:
+        """The backend, for which names of control tokens are text while the block runs where `literal` says so."""
         self._backend.encode_special_tokens = literal
         try:
-            return [found.ids for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+            with panics_told(self.tokenizer.name_or_path):
+                yield self._backend
         finally:
             self._backend.encode_special_tokens = False

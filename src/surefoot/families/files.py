@@ -6,18 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+from surefoot import plain_files
 from surefoot.errors import Fault, InputError
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises InputError for a missing or unreadable file, bad JSON, or no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(plain_files.read_text(path))
     except FileNotFoundError:
         raise InputError(Fault(str(path), "file does not exist", "the folder of a model holds it")) from None
     except json.JSONDecodeError as error:
         raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}")) from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or an integer of thousands of digits
+    except OSError as error:
+        raise InputError(Fault(str(path), f"cannot be read: {error.strerror or error}")) from None
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, or an integer of thousands of digits
         raise InputError(Fault(str(path), f"cannot be read: {error}")) from None
     if not isinstance(value, dict):
         raise InputError(Fault(str(path), f"holds {type(value).__name__}, not an object"))
@@ -32,8 +35,9 @@ def read_json_if_there(path: Path) -> dict[str, Any]:
 def read_text(path: Path) -> str:
     """A text file in UTF-8. Raises InputError for a missing or unreadable one."""
     try:
-        return path.read_text(encoding="utf-8")
+        return plain_files.read_text(path)
     except FileNotFoundError:
         raise InputError(Fault(str(path), "no such file", "it is relative to the working folder")) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(Fault(str(path), f"cannot be read: {error}")) from None
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise InputError(Fault(str(path), f"cannot be read: {reason or error}")) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import Fault, InputError
-from surefoot.families.files import read_json, read_json_if_there
+from surefoot.families.files import read_json, read_json_if_there, read_text
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja comes first, as in transformers; a list of named templates gives its "default"."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     template = config.get("chat_template")
     if isinstance(template, list):
         return next((entry.get("template") for entry in template if entry.get("name") == "default"), None)

@@ -28,6 +28,7 @@ from transformers import (
 
 from surefoot.convert.safetensors_file import StoredTensor, unread
 from surefoot.convert.tensors import Tensors
+from surefoot.data.text_encoder import panics_told
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.models.folder import read_config, stored_tensors
 from surefoot.models.layout import other_layout, said
@@ -42,8 +43,10 @@ _SHOWN = 3  # names per kind of fault: enough to see the pattern
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in the folder, without remote code. Raises InputError where there is none."""
     try:
-        with quiet_libraries():
+        with quiet_libraries(), panics_told(folder):
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except InputError:
+        raise
     except Exception as error:  # tokenizers raises nothing narrower for a file that it cannot read
         what = f"no tokenizer can be read: {_one_line(error)}"
         raise InputError(Fault(str(folder), what, "tokenizer.json must stand beside the weights")) from error

@@ -287,6 +287,7 @@ def _table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _cell(value: str) -> str:
-    """Plain text that Markdown leaves alone: `<|eot_id|>` is neither a tag nor a column border."""
+    """Plain text that Markdown leaves alone: `<|eot_id|>` is neither a tag nor a column border, and no token or file
+    name is a link or a picture."""
     text = " ".join(without_paths(value).split())
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[")

@@ -38,8 +38,10 @@ Kind = Literal[
     "published",
     "tracker",
 ]
-OF_THE_PROCESS = frozenset({"start", "resume", "stopped", "diverged", "failed"})
-_KEPT = OF_THE_PROCESS | {"rollback", "changed"}  # why the steps before it are done again, or others come after it
+# No sets: what a damaged line has for its kind may be a list, which has no hash.
+OF_THE_PROCESS = ("start", "resume", "stopped", "diverged", "failed")
+# Why the steps before it are done again, or others come after it.
+_KEPT = (*OF_THE_PROCESS, "rollback", "changed")
 Clock = Callable[[], datetime]
 
 
@@ -97,5 +99,5 @@ def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
 
 def last_of_the_process(events: Sequence[Record]) -> Any:
     """The kind of the newest event that tells whether the run goes on: "start", "stopped", …; None before any."""
-    ends = OF_THE_PROCESS | {"published"}
+    ends = (*OF_THE_PROCESS, "published")
     return next((event["kind"] for event in reversed(events) if event.get("kind") in ends), None)

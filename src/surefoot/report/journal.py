@@ -7,11 +7,11 @@ dropped when reading and cut off on resume. `durable.flush` makes lines survive 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot import durable
+from surefoot import durable, plain_files
 from surefoot.errors import Fault, IntegrityError
 
 Record = dict[str, Any]
@@ -22,14 +22,15 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
     durable.append_line(path, _json(record))
 
 
-def read(path: Path, kind: str) -> list[Record]:
-    """All records, oldest first; none when there is no file. IntegrityError names the line that is no JSON object.
+def read(path: Path, kind: str, is_sound: Callable[[Record], bool] = lambda record: True) -> list[Record]:
+    """All records, oldest first; none when there is no file. IntegrityError names the line that is no JSON object, or
+    none that `is_sound`, and the file where it cannot be read.
 
     kind: what a line is called, as in "is not a row of a training log".
     """
     records: list[Record] = []
     for number, record in _numbered(path):
-        if record is None:
+        if record is None or not is_sound(record):
             raise IntegrityError(Fault(f"{path}:{number}", f"is not {kind}", "delete this line"))
         records.append(record)
     return records
@@ -63,7 +64,11 @@ def _numbered(path: Path) -> Iterator[tuple[int, Record | None]]:
     """Lines are ended by a line feed alone: JSON strings may hold the other separators of Unicode as they are."""
     if not path.exists():
         return
-    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    try:
+        content = plain_files.read_bytes(path)
+    except OSError as error:
+        raise IntegrityError(Fault(str(path), f"cannot be read: {error.strerror or error}", "restore it")) from None
+    lines = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         record = parse(line)
         if record is not None or number < len(lines):

@@ -29,7 +29,7 @@ class Served:
 def modelfile_text(served: Served) -> str:
     """The whole file. Use it with `ollama create NAME -f Modelfile`, in its folder."""
     lines = ["# ollama create my-model -f Modelfile", f"FROM {served.source}"]
-    obstacle = served.without if served.row is None else template_obstacle(served.row)
+    obstacle = served.without if served.row is None else template_obstacle(served.row) or _token_obstacle(served)
     if served.row is None or obstacle:
         lines += [
             f"# TEMPLATE is left out: {obstacle}.",
@@ -40,7 +40,10 @@ def modelfile_text(served: Served) -> str:
         if isinstance(served.row, Dialogue) and served.row.default_system:
             lines.append(f'SYSTEM """{served.row.default_system}"""')
         lines += [f"# {note}" for note in _notes(served.row)]
-    lines += [f"PARAMETER stop {_quoted(stop)}" for stop in served.stops]
+    told = [stop for stop in served.stops if stop.isprintable() and '"' not in stop]
+    lines += [f'PARAMETER stop "{stop}"' for stop in told]
+    if len(told) < len(served.stops):
+        lines.append("# A token that ends an answer is left out: a Modelfile holds no quotes and line ends in it.")
     return "\n".join(lines) + "\n"
 
 
@@ -58,6 +61,13 @@ def template_obstacle(row: Row) -> str:
     if '"""' in "".join(value for value in vars(row).values() if isinstance(value, str)):
         return f"the {row.name} template holds three quotes in a row, which end a text in a Modelfile"
     return ""
+
+
+def _token_obstacle(served: Served) -> str:
+    """Tokens come with the model: one that closed the text it stands in could go on with directives of its own."""
+    if all(token.isprintable() and not set(token) & set('"\\') for token in (served.eos, served.bos)):
+        return ""
+    return "the model's first or last token holds quotes, backslashes or control characters"
 
 
 def go_template(row: Row, *, eos: str, bos: str) -> str:
@@ -116,7 +126,3 @@ def _go(text: str) -> str:
     """A string literal of Go, whose escapes are JSON's but for the quotes of a Modelfile's text."""
     quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{quoted}"'
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '\\"') + '"'

@@ -49,7 +49,7 @@ class RunObserver:
         unit: Unit = "tokens",
         seed: int = 0,
     ):
-        elapsed_before = clock_seconds(rows[-1]["elapsed_time"]) if rows else 0.0
+        elapsed_before = clock_seconds(rows[-1].get("elapsed_time", "0:00:00")) if rows else 0.0
         self.rows: list[Row] = list(rows)
         self._total, self._log_every = total_steps, log_every
         self._epoch, self._peak_memory = epoch, peak_memory

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import InputError
+from surefoot.errors import InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
@@ -139,8 +139,8 @@ def _bytes(path: Path, cautions: list[str]) -> bytes:
 def _lines(path: Path, cautions: list[str]) -> list[journal.Record]:
     try:
         records, damaged = journal.salvage(path) if is_plain(path) else ([], [])
-    except OSError as error:
-        cautions.append(f"{path.name} is left out: {error.strerror}")
+    except IntegrityError as error:
+        cautions.append(f"{path.name} is left out: {error.faults[0].what}")
         return []
     if damaged:
         lines = "line" if len(damaged) == 1 else "lines"

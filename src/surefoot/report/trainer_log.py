@@ -5,12 +5,15 @@ The flush belongs before a checkpoint is published, because no row up to a check
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from surefoot.report import journal
 from surefoot.report.rows import Row, is_eval_row
 
 NAME = "trainer_log.jsonl"
+_CLOCK = re.compile(r"[0-9]{1,9}:[0-9]{2}:[0-9]{2}")
+_NUMBERS = ("loss", "eval_loss", "lr", "grad_norm", "total_tokens", "step_tokens")
 
 
 def append_row(path: Path, row: Row) -> None:
@@ -19,8 +22,18 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows, oldest first; none when there is no file. IntegrityError names the line that is no JSON object."""
-    return journal.read(path, "a row of a training log")
+    """All rows, oldest first; none when there is no file. IntegrityError names the line that is no row."""
+    return journal.read(path, "a row of a training log", _is_row)
+
+
+def _is_row(record: journal.Record) -> bool:
+    """Whether a resumed run can count on from it."""
+    numbers = (record.get(name) for name in _NUMBERS)
+    return (
+        type(record.get("current_steps")) is int
+        and _CLOCK.fullmatch(str(record.get("elapsed_time", "0:00:00"))) is not None
+        and all(number is None or (isinstance(number, int | float) and type(number) is not bool) for number in numbers)
+    )
 
 
 def cut_to_step(path: Path, step: int, *, evaluated: bool) -> list[Row]:

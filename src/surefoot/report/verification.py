@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from surefoot import plain_files
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.report.export_card import CERTIFICATE
 from surefoot.report.rows import without_timing
@@ -57,7 +58,7 @@ def is_finished(run: Path) -> bool:
     if newest is None or not path.is_file():
         return False
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["global_step"] == newest.step
+        return json.loads(plain_files.read_text(path))["global_step"] == newest.step
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return True
 
@@ -83,11 +84,14 @@ def _check(root: Path, folder: Path) -> FolderCheck:
 def _check_export(folder: Path) -> FolderCheck:
     """The files that an export's certificate names."""
     try:
-        files = json.loads((folder / CERTIFICATE).read_text(encoding="utf-8"))["outputs"]
+        files = json.loads(plain_files.read_text(folder / CERTIFICATE))["outputs"]
         return FolderCheck(folder.name, tuple(check_against(folder, files)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"cannot be used as a certificate: {type(error).__name__}: {error}"
-        return FolderCheck(folder.name, (), Fault(str(folder / CERTIFICATE), what, "export again"))
+    except IntegrityError as error:
+        reason = error.faults[0].what
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    what = f"cannot be used as a certificate: {reason}"
+    return FolderCheck(folder.name, (), Fault(str(folder / CERTIFICATE), what, "export again"))
 
 
 def _checkpoint(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 
 from surefoot import durable
+from surefoot.convert.safetensors_file import read_header
 from surefoot.errors import Fault, IntegrityError
 from surefoot.stages.sealed_record import read_sealed
 from surefoot.training.manifest import sealed
@@ -27,12 +28,13 @@ _CHUNK = 1 << 20  # bytes that are read at once
 
 
 def weight_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def tensor_places(file: Path) -> tuple[bytes, dict[str, tuple[int, int]]]:
     """The header of a safetensors file as it is, and of each tensor the first byte in the file and the one after its
-    last. Raises OSError, ValueError or KeyError for a file that is none."""
+    last. Raises InputError for a file that is none."""
+    read_header(file)
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         header = stream.read(size)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot import hardware
+from surefoot import hardware, plain_files
 from surefoot.config.load import dump_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
@@ -73,7 +73,7 @@ def base_fingerprint(folder: Path) -> str:
     well, so another base is noticed; a single flipped bit further on is the business of `surefoot.stages.base_bytes`.
     """
     settings = folder / "config.json"
-    digest = hashlib.sha256((settings if settings.exists() else folder / ADAPTER_CONFIG).read_bytes())
+    digest = hashlib.sha256(plain_files.read_bytes(settings if settings.exists() else folder / ADAPTER_CONFIG))
     for path in weight_files(folder):
         header, places = tensor_places(path)
         digest.update(f"{path.name}:".encode() + header)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from surefoot import durable, hardware, process
+from surefoot import durable, hardware, plain_files, process
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.cache import cache_key
@@ -186,7 +186,7 @@ def _digests(rows: Batch) -> list[bytes]:
 def _read(folder: Path) -> dict[bytes, float] | None:
     """None where there is none, or it is not what was written."""
     try:
-        meta: dict[str, Any] = json.loads((folder / _META).read_text(encoding="utf-8"))
+        meta: dict[str, Any] = json.loads(plain_files.read_text(folder / _META))
         if any(durable.sha256_file(folder / name) != digest for name, digest in meta["sha256"].items()):
             return None
         keys, values = (np.load(folder / name, allow_pickle=False) for name in (_KEYS, _VALUES))

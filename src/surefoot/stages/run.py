@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import Voice
 from surefoot.errors import STOPPED_EXIT_CODE, InputError, SurefootError
+from surefoot.redaction import veiled
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
@@ -155,7 +157,7 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         console.say(phases.sentence())
         for line in reminder(run.found, command=bool(asked.typed)):
             console.say(line, style="yellow")
-        session.note_with(lambda line: console.note(f"error: {line}"))
+        session.note_with(partial(_note_error, console))
         if asked.origin is not None:
             _say(console, asked.voice.ready(run_facts(run, setup)))
         try:
@@ -166,9 +168,14 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
                 setup.engine.release()
                 session.begin_anew()
                 return None
-            console.note(f"error: {error}")  # the screen gets it from the command line
+            _note_error(console, str(error))  # the screen gets it from the command line
             draw_report(run.folder)
             raise
+
+
+def _note_error(console: Console, text: str) -> None:
+    """In run.log, as the command line says it: a user's own code or a server may have quoted a key."""
+    console.note(f"error: {veiled(text)}")
 
 
 def _went_back(run: Prepared, error: StepsLost, console: Console) -> bool:

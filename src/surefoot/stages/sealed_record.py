@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from surefoot import plain_files
 from surefoot.errors import Fault, IntegrityError
 from surefoot.training.manifest import CHANGED, sealed
 
@@ -17,7 +18,7 @@ _FIX = "restore it to resume this run"
 def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
     """meaning: of the content. Raises IntegrityError where the file is not as it was written."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(plain_files.read_text(path))
         if sealed(content) != content:
             raise IntegrityError(Fault(str(path), CHANGED, _FIX))
         return meaning(content)

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from surefoot import durable
+from surefoot import durable, plain_files
 from surefoot.errors import Diverged, EnvironmentFault, Fault, IntegrityError
 from surefoot.retention import kept
 from surefoot.training.engine import Engine
@@ -176,7 +176,7 @@ def read_state(checkpoint: Checkpoint) -> RunState:
     """The run state alone; reads no tensor. Raises IntegrityError where it is none."""
     path = checkpoint.folder / STATE
     try:
-        return RunState.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return RunState.from_json(json.loads(plain_files.read_text(path)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(Fault(str(path), f"cannot be read ({type(error).__name__}: {error})")) from None
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot import durable
+from surefoot import durable, plain_files
 from surefoot.data.batch import Weighted
 from surefoot.data.batch_file import batches_from_file, batches_to_file
 from surefoot.errors import Fault, InputError, IntegrityError
@@ -148,7 +148,7 @@ def read_failure(folder: Path) -> Kept:
     if faults := [check.fault for check in check_files(folder) if check.fault]:
         raise IntegrityError(faults)
     try:
-        told = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        told = json.loads(plain_files.read_text(folder / RECORD))
         if told.get("schema") != SCHEMA:
             what = f"has schema {told.get('schema')}; this version of surefoot reads {SCHEMA}"
             raise IntegrityError(Fault(str(folder / RECORD), what))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from surefoot import durable
+from surefoot import durable, plain_files
 from surefoot.errors import Fault, IntegrityError
 
 SCHEMA = 2
@@ -43,7 +43,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; IntegrityError when it is missing, torn, changed or of another schema."""
     path = folder / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plain_files.read_text(path)
         content = json.loads(text)
         schema = content["schema"]
     except FileNotFoundError:
@@ -106,6 +106,8 @@ def check_against(
     folder: Path, files: Mapping[str, Mapping[str, Any]], hashed_up_to: int | None = None
 ) -> list[FileCheck]:
     """files: name -> `size` in bytes and `sha256`, as they were written. hashed_up_to: as in `check_files`."""
+    if outside := [name for name, entry in files.items() if not _is_entry(name, entry)]:
+        raise IntegrityError(Fault(str(folder), f"{outside[0]!r} is no file of it with size and SHA-256"))
     return [
         FileCheck(name, expected["size"], expected["sha256"], _file_fault(folder / name, expected, hashed_up_to))
         for name, expected in files.items()

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from surefoot import durable
+from surefoot import durable, plain_files
 from surefoot.tune.attempt import Answer, Request
 
 _FORMAT = 1
@@ -71,7 +71,7 @@ def _digest(value: Mapping[str, Any]) -> str:
 def _read(path: Path, head: str) -> list[tuple[str, Answer]]:
     """Nothing from a file that is damaged or about another search."""
     try:
-        first, *lines = path.read_text(encoding="utf-8").splitlines()
+        first, *lines = plain_files.read_text(path).splitlines()
         if first != head:
             return []
         found = [json.loads(line) for line in lines]
