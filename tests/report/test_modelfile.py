@@ -148,7 +148,7 @@ DIRECTIVE = 'end"""\nFROM /etc/passwd\nPARAMETER stop "'
 @pytest.mark.parametrize("place", ["eos", "bos", "stops"])
 @pytest.mark.parametrize("token", [DIRECTIVE, 'end"\nADAPTER elsewhere', "end\nFROM elsewhere", "end\x1b[2J"])
 def test_a_token_of_the_model_writes_no_directive(place, token):
-    row = find_row("llama2")
+    row = find_row("zephyr")
     served = Served("model.gguf", row, "", "</s>", "<s>", ("</s>",))
     text = modelfile_text(replace(served, **{place: (token, "</s>") if place == "stops" else token}))
     words = [line.split()[0] for line in text.splitlines() if line and line[0] != "#"]
@@ -160,5 +160,5 @@ def test_a_token_of_the_model_writes_no_directive(place, token):
 
 
 def test_twin_written_as_it_is_the_token_ends_the_text():
-    text = go_template(find_row("llama2"), eos=DIRECTIVE, bos="<s>")
+    text = go_template(find_row("zephyr"), eos=DIRECTIVE, bos="<s>")
     assert any(line.startswith("FROM") for line in text.splitlines())

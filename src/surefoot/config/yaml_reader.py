@@ -54,7 +54,7 @@ class Document:
 def read_yaml(path: Path) -> Document:
     """The mapping in a regular YAML file. Raises InputError with every fault."""
     with _reading(path):
-        content = plain_files.read_bytes(path, MAX_BYTES)
+        content = plain_files.read_bytes(path, MAX_BYTES + 1)  # _decoded has its own words for more
     document, faults = parse_yaml(_decoded(content, path), str(path))
     if faults:
         raise InputError(faults)
