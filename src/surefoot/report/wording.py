@@ -5,7 +5,6 @@ from __future__ import annotations
 from surefoot.report.pace import Timing, clock_text
 from surefoot.training.report import EvalReport, StepProfile, StepReport, example_list
 
-
 _SHOWN = (  # of a step's metrics
     ("reward_accuracy", "accuracy", ".1%"),
     ("reward_margin", "margin", ".3g"),
