@@ -180,7 +180,7 @@ give a folder with config.json, *.safetensors and tokenizer files
         {"early_stopping": "{patience: 2}"},
         """\
 …/run.yaml:6:17: error: early_stopping: needs evaluation data, and data.eval is none; \
-set data.eval to a file, a share or a count, or leave this key out
+set data.eval to a file, a share or a count, or leave this key out (early_stopping=null)
   6 | early_stopping: {patience: 2}
     |                 ^
 """,

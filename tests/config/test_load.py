@@ -326,6 +326,37 @@ def test_contradictions_vanish_with_their_cause(tmp_path: Path) -> None:
     assert len(faults(write_config(tmp_path, data=data, **needs | {"eval_every": "null"}))) == 1
 
 
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A config as a run saves it, with all that needs evaluation data."""
+    wants = {"early_stopping": "{patience: 2}", "samples": "{count: 2}", "metrics": "{names: [exact_match]}"}
+    wants |= {
+        "eval_at_start": "true",
+        "eval_every": "50 steps",
+        "data": f"{{train: {tmp_path}/train.jsonl, eval: {tmp_path}/heldout.jsonl}}",
+    }
+    path = write_config(tmp_path, **wants)
+    path.write_text(dump_config(load_config(path).config))
+    return path
+
+
+def named_overrides(path: Path) -> list[str]:
+    return [fault.rpartition("(")[2].rstrip(")") for fault in faults(path, "data.eval=none")]
+
+
+def test_an_override_that_takes_evaluation_away_is_told_the_others(saved: Path) -> None:
+    others = named_overrides(saved)
+    assert len(others) == 5
+    config = load_config(saved, ["data.eval=none", *others]).config
+    assert (config.data.eval, config.eval_every, config.metrics.names) == ("none", None, [])
+
+
+def test_twin_each_of_them_is_needed(saved: Path) -> None:
+    others = named_overrides(saved)
+    for one in others:
+        assert len(faults(saved, "data.eval=none", *(other for other in others if other != one))) == 1
+
+
 def test_twin_without_the_rules_contradictions_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "contradictions", lambda _: [])
     assert faults(write_config(tmp_path, early_stopping="{}")) == []

@@ -40,16 +40,18 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
                 "eval_every",
             )
         return
-    fix = "set data.eval to a file, a share or a count, or leave this key out"
+    # With the value that asks for nothing: a saved config spells out every key, and an override takes none of them out.
     wants = {
-        "early_stopping": config.early_stopping is not None,
-        "samples.count": config.samples.count > 0,
-        "metrics.names": bool(config.metrics.names),
-        "eval_at_start": config.eval_at_start,
-        "eval_every": config.eval_every not in (None, RunConfig.model_fields["eval_every"].default),
+        "early_stopping=null": config.early_stopping is not None,
+        "samples.count=0": config.samples.count > 0,
+        "metrics.names=[]": bool(config.metrics.names),
+        "eval_at_start=false": config.eval_at_start,
+        "eval_every=null": config.eval_every not in (None, RunConfig.model_fields["eval_every"].default),
     }
-    for key, wanted in wants.items():
+    for without, wanted in wants.items():
         if wanted:
+            fix = f"set data.eval to a file, a share or a count, or leave this key out ({without})"
+            key = without.partition("=")[0]
             yield _problem(key, "needs evaluation data, and data.eval is none", fix, "data.eval")
 
 

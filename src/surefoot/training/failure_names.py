@@ -1,4 +1,4 @@
-"""Names of the folders that record a failure, `failure-STEP`, and those of a run. Without torch, as reports read them."""
+"""Names of the folders that record a failure, `failure-STEP`, and those of a run. Without torch, as reports read it."""
 
 from __future__ import annotations
 
