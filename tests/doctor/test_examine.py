@@ -34,8 +34,11 @@ def test_a_clean_run_yields_no_finding_and_leaves_nothing(tmp_path, base):
     config = clean_run(tmp_path, base)
     threads = torch.get_num_threads()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    found = examine(config)
+    told = []
+    found = examine(config, tell=told.append)
     assert [(one.code, one.value) for one in found.findings] == []
+    assert told == [*found.looked_at][: len(told)]
+    assert len(told) > len(CODES) / 2
     assert found.exit_code == 0
     assert {one.code for one in found.looked_at} == set(CODES)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -19,6 +19,7 @@ from surefoot.process import TerminalWishes
 from surefoot.report import console as console_module
 from surefoot.report.console import Console, as_plain_text, open_console
 
+CLEARED = "\x1b[2K"  # what stood in the line
 NOTHING_WISHED = TerminalWishes(no_color=False, force_color=False, dumb=False)
 PROGRAM = """
 import sys
@@ -228,6 +229,27 @@ def test_twin_without_cleaning_the_table_sends_them(monkeypatch):
     screen = io.StringIO()
     Console(screen, width=40).show(hostile_table())
     assert "\x1b[2J" in screen.getvalue()
+
+
+def test_a_passing_line_is_shown_in_place_and_leaves_nothing(tmp_path):
+    screen = io.StringIO()
+    console = Console(screen, live=True, colour=True, width=40)
+    console.log_to(tmp_path / "run.log")
+    with console.passing() as show:
+        show("looking at one")
+        show("looking at two")
+    console.say("the end")
+    out = screen.getvalue()
+    assert out.index("looking at one") < out.index("looking at two") < out.index("the end")
+    assert CLEARED in out[out.index("looking at two") :]
+    assert "looking" not in (tmp_path / "run.log").read_text()
+
+
+def test_a_plain_console_shows_no_passing_line():
+    screen = io.StringIO()
+    with Console(screen).passing() as show:
+        show("looking at one")
+    assert screen.getvalue() == ""
 
 
 def test_a_log_that_a_copy_shares_is_made_its_own(tmp_path):

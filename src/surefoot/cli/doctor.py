@@ -38,9 +38,13 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
     """
     loaded = load_or_exit(config, overrides).config if config else None
 
+    from surefoot import process
     from surefoot.doctor.examine import examine
+    from surefoot.report.console import open_console
 
-    found = examine(loaded, anew=anew)
+    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+        show("looking …")
+        found = examine(loaded, anew=anew, tell=lambda one: show(f"looking … {one.code}: {one.verdict}"))
     if as_json:
         from surefoot.doctor.findings import to_json
 

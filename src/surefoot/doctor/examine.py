@@ -9,7 +9,7 @@ steps live in memory and in a temporary folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,14 +70,19 @@ _HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 _LENGTH = 1024
 
 
-def examine(config: RunConfig | None, *, anew: bool = False) -> Examination:
-    """anew: measure again what is kept of this machine."""
+def examine(
+    config: RunConfig | None, *, anew: bool = False, tell: Callable[[Finding], None] = lambda found: None
+) -> Examination:
+    """anew: measure again what is kept of this machine. tell: hears each line when it is known."""
     kept = open_kept()
     if anew:
         kept.forget()
     facts: dict[str, Any] = {"machine": machine.describe()}
     with silent_console() as silence, captured_libraries(silence), _threads_as_they_were():
-        looked_at = list(_lines(config, kept, facts))
+        looked_at: list[Finding] = []
+        for found in _lines(config, kept, facts):
+            looked_at.append(found)
+            tell(found)
     if not any(one.verdict == "fault" for one in looked_at):  # what is refused ends the examination
         looked_at += rest(config, looked_at)
     return Examination(tuple(looked_at), facts)

@@ -13,11 +13,13 @@ import codecs
 import io
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 import rich.console
+from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
@@ -51,6 +53,17 @@ class Console:
         self._now = now
         self._log: Path | None = None
         self._unlogged: list[str] = []
+
+    @contextmanager
+    def passing(self) -> Iterator[Callable[[str], None]]:
+        """Within: shows a line in the place of the one before. It is gone at the end, and never logged; a plain console
+        shows none."""
+        if not self.live:
+            yield lambda text: None
+            return
+        with Live(console=self.screen, auto_refresh=False, transient=True) as shown:
+            self.screen.show_cursor(True)  # a process killed at once could not give it back
+            yield lambda text: shown.update(Text(text, "dim"), refresh=True)
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print text (one line, or several) and log it. Long lines are not wrapped."""
