@@ -98,6 +98,7 @@ ENDLESS = {
     ),
     "rounding": (1, "{{ 1.5 | round(99999999999, 'floor') }}", "digits"),
     "wide JSON": (1, "{{ [1] | tojson(indent=9999999999) }}", "indent"),
+    "JSON with a text for indents": (1, "{{ [[1]] | tojson(indent='x' * 9999999) }}", "indent"),
     "much output of a macro": (
         1,
         "{% macro f(x) %}{% for a in range(99999) %}{{ x }}{% endfor %}{% endmacro %}{% set y = f('a' * 99999) %}",

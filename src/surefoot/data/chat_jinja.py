@@ -91,10 +91,11 @@ def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | str | None = None, **how: Any) -> str:
     """jinja's own filter escapes for HTML, which no model was trained on. Stops where indents or separators grow."""
-    if isinstance(indent, int) and indent > _WIDEST_INDENT:
-        raise jinja2.TemplateError(f"an indent of {indent} blanks")
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if width > _WIDEST_INDENT:  # one part of the text holds as many of them as the value is deep
+        raise jinja2.TemplateError(f"an indent of {width:,} characters")
     parts: list[str] = []
     written = 0
     for part in json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **how).iterencode(value):
