@@ -16,6 +16,7 @@ from surefoot.data.copies import copies_in, item_prints
 from surefoot.data.dataset import (
     CONTROL_TEXT,
     GOOD,
+    PROMPT_CUT,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
@@ -227,7 +228,7 @@ def test_samples_are_first_middle_last_with_their_labels(encoder, ids):
 
 def test_cautions_are_sentences_with_numbers(encoder, ids):
     good = (numbers("bos 5 6 eot", ids), "..##")
-    flags = (TRUNCATED | PROMPT_LOST, TRUNCATED | STOP_LOST, CONTROL_TEXT, 0)
+    flags = (TRUNCATED | PROMPT_CUT | PROMPT_LOST, TRUNCATED | PROMPT_CUT | STOP_LOST, CONTROL_TEXT, 0)
     data = dataset(good, good, good, (numbers("bos 7 eot", ids), "..#"), flags=flags, lost=2)
     facts = SourceFacts(
         "d.json",
@@ -261,8 +262,8 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
         "records with placeholders that nobody filled in: 1 (lines 10), such as {{name}}; the model would learn to say "
         "them",
         "rows dropped, because no label fits into max_length: 5 (lines 50, 60, 70 …)",
-        "examples cut to max_length: 2 of 4; all that the user says was lost in 1, the end of an answer in 1; whole "
-        "answers lost: 2",
+        "examples cut to max_length: 2 of 4; what the user says lost its beginning in 2, and was lost whole in 1; the "
+        "end of an answer was lost in 1; whole answers lost: 2",
         "examples that spell out control tokens, encoded as plain text: 1",
         "examples that are exact copies of others: 2",
         "evaluation examples that the training data hold as well: 4 of 4",

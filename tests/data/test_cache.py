@@ -18,6 +18,7 @@ from surefoot.data.dataset import (
     CONTINUED,
     CONTINUES,
     CONTROL_TEXT,
+    PROMPT_CUT,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
@@ -32,13 +33,13 @@ RECORD = {"layout": "alpaca", "dropped": [[3, 9]], "rows": 4}
 
 def example(number: int, *ids: int, learned: int = 1, **cut: bool) -> Encoded:
     mask = np.arange(len(ids)) >= len(ids) - learned
-    facts = {"truncated": False, "prompt_lost": False, "stop_lost": False, "control_texts": 0, "answers_lost": 0, **cut}
+    facts = {"truncated": False, "stop_lost": False, "control_texts": 0, "answers_lost": 0, **cut}
     return Encoded(np.array(ids, dtype=np.uint32), mask, number, 10 * number, **facts)
 
 
 EXAMPLES = [
     example(1, 5, 6, 7),
-    example(2, 65_535, 0, learned=2, truncated=True, stop_lost=True, answers_lost=3),
+    example(2, 65_535, 0, learned=2, truncated=True, prompt_cut=True, stop_lost=True, answers_lost=3),
     example(4, *range(1, 9), learned=5, truncated=True, prompt_lost=True, control_texts=3),
 ]
 
@@ -64,7 +65,7 @@ def test_what_was_written_comes_back(folder):
         assert dataset.length(index) == len(one.ids)
         assert dataset.supervised(index) == one.supervised.sum()
     assert dataset.lengths.tolist() == [3, 2, 8]
-    assert dataset.flags().tolist() == [0, TRUNCATED | STOP_LOST, TRUNCATED | PROMPT_LOST | CONTROL_TEXT]
+    assert dataset.flags().tolist() == [0, TRUNCATED | PROMPT_CUT | STOP_LOST, TRUNCATED | PROMPT_LOST | CONTROL_TEXT]
     assert [dataset.subset([place]).answers_lost() for place in range(3)] == [0, 3, 0]
     assert isinstance(file.ids.base, np.memmap)
     assert not file.ids.flags.writeable

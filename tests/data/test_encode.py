@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from surefoot.data import encode as encode_module
 from surefoot.data import segments as segments_module
 from surefoot.data.batch import IGNORE, Example, collate
+from surefoot.data.cut import Kept
 from surefoot.data.encode import Encoded, encode
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.segments import prompt_ids
@@ -172,6 +173,7 @@ def test_what_is_cut_first(llama3, cut, train_on, kept):
     assert text.replace("<|eot_id|>", "|") == kept
     assert one.truncated == (cut > 0)
     assert one.stop_lost == (not kept.endswith("|"))
+    assert one.prompt_cut == ("|0123456789|" not in kept)
     assert one.prompt_lost == kept.startswith("||||")
 
 
@@ -199,8 +201,19 @@ def test_a_question_that_is_gone_is_lost_whatever_else_of_the_prompt_is_left(lla
         text = text_of(encoder, one.ids)
         asked = any(digit in text for digit in "0123456789")
         assert one.prompt_lost == (not asked)
+        if one.usable:
+            assert one.prompt_cut == ("0123456789" not in text)
         seen.add((asked, "KLM" in text or "RST" in text))
     assert (False, True) in seen  # where counting all of the prompt would find nothing lost
+
+
+def test_a_later_question_that_goes_with_its_answer_takes_no_beginning(llama3):
+    """The first answer is longer than there is room for: its own prompt, within its quarter, stays."""
+    encoder = TextEncoder(llama3)
+    turns = (Turn("user", "01"), Turn("assistant", "ABCDEFGHIJ" * 9), Turn("user", "23"), Turn("assistant", "KLM"))
+    one, _ = run(encoder, "llama3", Conversation(turns, 1, 1), max_length=60)
+    assert "23" not in text_of(encoder, one.ids)
+    assert (one.truncated, one.prompt_cut, one.prompt_lost) == (True, False, False)
 
 
 def test_a_dialogue_tells_how_many_answers_it_lost_whole(llama3):
@@ -401,6 +414,6 @@ def test_twin_that_leaves_the_stop_token_unlearned(llama3, monkeypatch):
 
 
 def test_twin_that_cuts_the_end_first(llama3, monkeypatch):
-    monkeypatch.setattr(encode_module, "keep", lambda *arguments: (np.arange(arguments[-1]), False))
+    monkeypatch.setattr(encode_module, "keep", lambda *arguments: Kept(np.arange(arguments[-1]), False, False))
     with pytest.raises(AssertionError):
         test_what_is_cut_first(llama3, 3, "responses", "STUVWXYZQK|3456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|")

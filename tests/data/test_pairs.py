@@ -103,16 +103,29 @@ def test_both_rows_lose_the_same_of_the_prompt(run, max_length, sizes):
 
 def test_twin_cut_one_by_one_the_prompts_differ(run, monkeypatch):
     def alone(better, worse, prompt, encoder, max_length, stop_ids):
-        found = []
-        for row in (better, worse):
-            kept, lost = encode_kinds._keep(row, encoder, max_length)
-            found.append(encode_kinds.cut_to(row, kept, lost, stop_ids))
-        return found
+        kept = [(row, encode_kinds._keep(row, encoder, max_length)) for row in (better, worse)]
+        return [encode_kinds.cut_to(row, own, stop_ids) for row, own in kept]
 
     monkeypatch.setattr(encode_kinds, "_pair", alone)
     data = run([pair(1, 60, 3, 12)], "pairs", max_length=40).train
     with pytest.raises(AssertionError):
         check_pairs(data)
+
+
+def test_the_caution_tells_pairs_from_answers(run):
+    """Two of three are cut: of one the longer answer loses its end, of the other both."""
+    audit = run([pair(1, 60, 3, 60), pair(2, 60, 60, 60), pair(3, 0, 1, 1)], "pairs", max_length=40).audit
+    assert cautions(audit)[0] == (
+        "pairs cut to max_length: 2 of 3; what the user says lost its beginning in 2, and was lost whole in 0; "
+        "3 of their 6 answers lost the end; whole answers lost: 0"
+    )
+
+
+def test_twin_prompts_that_lose_their_beginning_uncounted(run, monkeypatch):
+    honest = encode_kinds._keep
+    monkeypatch.setattr(encode_kinds, "_keep", lambda *given: honest(*given)._replace(prompt_cut=False))
+    with pytest.raises(AssertionError):
+        test_the_caution_tells_pairs_from_answers(run)
 
 
 def test_a_pair_that_keeps_no_answer_is_dropped_as_one(run):

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from surefoot.data.dataset import CONTINUES, CONTROL_TEXT, PROMPT_LOST, STOP_LOST, TRUNCATED, TokenisedDataset
+from surefoot.data.dataset import (
+    CONTINUES,
+    CONTROL_TEXT,
+    PROMPT_CUT,
+    PROMPT_LOST,
+    STOP_LOST,
+    TRUNCATED,
+    TokenisedDataset,
+)
 from surefoot.data.encode import TrainOn
 from surefoot.data.facts import SourceFacts, together
 from surefoot.data.kind import Kind, rows_per_item
@@ -54,6 +62,7 @@ class Audit:
     kept: int
     continued: int  # examples that go on with the text of the one before
     truncated: int
+    prompt_cut: int  # what the user says has lost its beginning, or all
     prompt_lost: int  # nothing that the user says is left
     stop_lost: int
     answers_lost: int  # answers of which nothing is left
@@ -123,6 +132,7 @@ def audit_dataset(
         kept=len(dataset) // rows_per_item(kind),
         continued=count(CONTINUES),
         truncated=count(TRUNCATED),
+        prompt_cut=count(PROMPT_CUT),
         prompt_lost=count(PROMPT_LOST),
         stop_lost=int((flags & STOP_LOST > 0).sum()),
         answers_lost=dataset.answers_lost(),
@@ -160,6 +170,7 @@ def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str
         kept=total(lambda one: one.kept),
         continued=total(lambda one: one.continued),
         truncated=total(lambda one: one.truncated),
+        prompt_cut=total(lambda one: one.prompt_cut),
         prompt_lost=total(lambda one: one.prompt_lost),
         stop_lost=total(lambda one: one.stop_lost),
         answers_lost=total(lambda one: one.answers_lost),
@@ -194,9 +205,13 @@ def cautions(audit: Audit) -> tuple[str, ...]:
             why = "prompts left out, because they leave no room for an answer within max_length"
         found.append(f"{why}: {len(source.dropped)} ({_places(source.dropped)})")
     if audit.truncated > _CUT_SHARE * audit.kept:
+        unit, ends = "examples", f"the end of an answer was lost in {audit.stop_lost}"
+        if audit.kind == "pairs":
+            unit, ends = "pairs", f"{audit.stop_lost} of their {2 * audit.kept} answers lost the end"
         found.append(
-            f"examples cut to max_length: {audit.truncated} of {audit.kept}; all that the user says was lost in "
-            f"{audit.prompt_lost}, the end of an answer in {audit.stop_lost}; whole answers lost: {audit.answers_lost}"
+            f"{unit} cut to max_length: {audit.truncated} of {audit.kept}; what the user says lost its beginning in "
+            f"{audit.prompt_cut}, and was lost whole in {audit.prompt_lost}; {ends}; whole answers lost: "
+            f"{audit.answers_lost}"
         )
     if audit.control_text:
         found.append(f"examples that spell out control tokens, encoded as plain text: {audit.control_text}")

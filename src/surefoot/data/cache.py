@@ -25,6 +25,7 @@ from surefoot.data.dataset import (
     CONTINUES,
     CONTROL_TEXT,
     GOOD,
+    PROMPT_CUT,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
@@ -140,6 +141,7 @@ def _arrays(examples: list[Encoded], vocabulary: int) -> dict[str, np.ndarray]:
 def _flags(one: Encoded) -> int:
     cut = TRUNCATED * one.truncated + PROMPT_LOST * one.prompt_lost + STOP_LOST * one.stop_lost
     part = CONTINUES * one.continues + CONTINUED * one.continued
+    cut += PROMPT_CUT * one.prompt_cut
     return cut + part + CONTROL_TEXT * (one.control_texts > 0) + GOOD * one.good
 
 

@@ -10,6 +10,7 @@ answer. BOS and the template's words stay.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,15 @@ from surefoot.data.text_encoder import TextEncoder
 _PROMPT_PART = 4  # the prompt's texts keep at least one of so many parts of the room, if they are as long
 
 
+class Kept(NamedTuple):
+    """positions: of the tokens that remain, in order. prompt_cut: what the user says before the last answer that is
+    left has lost its beginning or more; prompt_lost: the user says something, and all of it is gone."""
+
+    positions: np.ndarray
+    prompt_cut: bool
+    prompt_lost: bool
+
+
 def keep(
     runs: Sequence[Run],
     learned: Collection[int],
@@ -27,11 +37,8 @@ def keep(
     supervised: np.ndarray,
     encoder: TextEncoder,
     max_length: int,
-) -> tuple[np.ndarray, bool]:
-    """Positions that remain, in order, at most max_length, and whether the user says something and it is all gone.
-
-    learned: turns whose answers are. supervised: [tokens].
-    """
+) -> Kept:
+    """At most max_length tokens. learned: turns whose answers are. supervised: [tokens]."""
     turn_of = np.concatenate([_owners(run, place == 0, learned, encoder) for place, run in enumerate(runs)])
     answer = np.repeat([run.answer and run.turn in learned for run in runs], [len(run.ids) for run in runs])
     end, protected = _end(turn_of >= 0, answer, supervised, max_length)
@@ -45,7 +52,8 @@ def keep(
     gone = order[: max(0, end - max_length)]
     kept = np.setdiff1d(positions, gone)[:max_length]
     asked = (turn_of >= 0) & (roles[turn_of] == "user")
-    return kept, bool(asked.any() and not asked[kept].any())
+    lost = bool(asked.any() and not asked[kept].any())
+    return Kept(kept, prompt_cut=lost or bool(asked[gone].any()), prompt_lost=lost)
 
 
 def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_length: int) -> tuple[int, int]:

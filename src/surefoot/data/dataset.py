@@ -14,7 +14,8 @@ import numpy as np
 
 from surefoot.data.batch import Example
 
-TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD = (1 << bit for bit in range(7))  # `flags`
+# `flags`
+TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD, PROMPT_CUT = (1 << bit for bit in range(8))
 CHUNK = 4096  # examples looked at together where all are looked at
 
 
@@ -117,8 +118,8 @@ class TokenisedDataset:
         return file.name, int(file.rows[place, 0]), int(file.rows[place, 1])
 
     def flags(self) -> np.ndarray:
-        """TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED and GOOD of every example: [N].
-        CONTINUES and CONTINUED: of a text in several examples, all but the first and all but the last."""
+        """TRUNCATED, PROMPT_CUT, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED and GOOD of every example:
+        [N]. CONTINUES and CONTINUED: of a text in several examples, all but the first and all but the last."""
         return np.concatenate([file.rows[:, 2] for file in self.files])[self.chosen]
 
     def good(self) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from surefoot.data.cut import keep
+from surefoot.data.cut import Kept, keep
 from surefoot.data.formats import Conversation, each_row
 from surefoot.data.segments import Run, Segment, Template, encode_runs
 from surefoot.data.text_encoder import TextEncoder
@@ -30,16 +30,18 @@ _CHUNK = 128
 
 @dataclass(frozen=True)
 class Encoded:
-    """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_lost, stop_lost: cutting left nothing
-    of what the user says; took the stop token of an answer, or left none. answers_lost: those it took whole.
-    control_texts: names of control tokens that the row's texts spell out. continues, continued: it is not the first,
-    not the last part of its text. An example without a supervised token is to be dropped."""
+    """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_cut: cutting took the beginning of
+    what the user says, or more; prompt_lost: all of it; stop_lost: the stop token of an answer, or left none.
+    answers_lost: those it took whole. control_texts: names of control tokens that the row's texts spell out. continues,
+    continued: it is not the first, not the last part of its text. An example without a supervised token is to be
+    dropped."""
 
     ids: np.ndarray
     supervised: np.ndarray
     number: int
     line: int
     truncated: bool = False
+    prompt_cut: bool = False
     prompt_lost: bool = False
     stop_lost: bool = False
     answers_lost: int = 0
@@ -122,8 +124,8 @@ def encode(
         elif chunks:
             yield from in_chunks(row.whole, max_length)
         else:
-            kept, prompt_lost = keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
-            yield cut_to(row, kept, prompt_lost, template.stop_ids)
+            kept = keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
+            yield cut_to(row, kept, template.stop_ids)
 
 
 def _in_one_go(
@@ -234,8 +236,9 @@ def _answers(runs: Sequence[Run], learned: Collection[int]) -> np.ndarray:
     return np.repeat(turns, [len(run.ids) for run in runs])
 
 
-def cut_to(row: Row, kept: np.ndarray, prompt_lost: bool, stop_ids: Sequence[int]) -> Encoded:
-    """The row with the tokens at `kept` alone, and what that took from it."""
+def cut_to(row: Row, cut: Kept, stop_ids: Sequence[int]) -> Encoded:
+    """The row with what is kept alone, and what that took from it."""
+    kept = cut.positions
     whole, answers = row.whole, _answers(row.runs, row.learned)
     left = np.isin(answers, np.setdiff1d(answers[kept], [-1]))  # of the answers of which something is left, all tokens
     stops = left & whole.supervised & np.isin(whole.ids, stop_ids)
@@ -244,7 +247,8 @@ def cut_to(row: Row, kept: np.ndarray, prompt_lost: bool, stop_ids: Sequence[int
         ids=whole.ids[kept],
         supervised=whole.supervised[kept],
         truncated=True,
-        prompt_lost=prompt_lost,
+        prompt_cut=cut.prompt_cut,
+        prompt_lost=cut.prompt_lost,
         stop_lost=not left.any() or bool(stops.sum() > stops[kept].sum()),
         answers_lost=len(np.unique(answers[~left & (answers >= 0)])),
     )

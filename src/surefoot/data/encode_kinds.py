@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from surefoot.data.cut import keep
+from surefoot.data.cut import Kept, keep
 from surefoot.data.encode import Encoded, Row, cut_to, rows_in_parts
 from surefoot.data.formats import Conversation
 from surefoot.data.segments import Template
@@ -60,8 +60,7 @@ def encode_judged(
         if _end(row) <= max_length:
             yield _first(row, _end(row))
         else:
-            kept, prompt_lost = _keep(row, encoder, max_length)
-            yield cut_to(row, kept, prompt_lost, template.stop_ids)
+            yield cut_to(row, _keep(row, encoder, max_length), template.stop_ids)
 
 
 def encode_prompts(
@@ -87,17 +86,18 @@ def _pair(
     rows, ends = (better, worse), (_end(better), _end(worse))
     if max(ends) <= max_length:
         return [_first(row, end) for row, end in zip(rows, ends, strict=True)]
-    kept, prompt_lost = _keep(rows[int(np.argmax(ends))], encoder, max_length)
-    kept = kept[kept < prompt]
+    cut = _keep(rows[int(np.argmax(ends))], encoder, max_length)
+    kept = cut.positions[cut.positions < prompt]
     found = []
     for row, end in zip(rows, ends, strict=True):
         answer = np.arange(prompt, end)[: max_length - len(kept)]
         whole = len(kept) == prompt and prompt + len(answer) == end
-        found.append(_first(row, end) if whole else cut_to(row, np.append(kept, answer), prompt_lost, stop_ids))
+        own = cut._replace(positions=np.append(kept, answer))
+        found.append(_first(row, end) if whole else cut_to(row, own, stop_ids))
     return found
 
 
-def _keep(row: Row, encoder: TextEncoder, max_length: int) -> tuple[np.ndarray, bool]:
+def _keep(row: Row, encoder: TextEncoder, max_length: int) -> Kept:
     return keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
 
 

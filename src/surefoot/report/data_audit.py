@@ -207,6 +207,7 @@ def _file(audit: Audit) -> dict[str, Any]:
         "truncated": audit.truncated,
         "stop_lost": audit.stop_lost,
         "answers_lost": audit.answers_lost,
+        "prompt_cut": audit.prompt_cut,
         "prompt_lost": audit.prompt_lost,
         "control_text": audit.control_text,
         "duplicates": audit.duplicates,
