@@ -22,7 +22,13 @@ def test_presets_are_described_and_not_present():
 
 
 @pytest.mark.parametrize(
-    ("name", "fix"), [("h10", "did you mean h100?"), ("RTX4090", "rtx4090"), ("mainframe", "known: h100")]
+    ("name", "fix"),
+    [
+        ("h10", "did you mean h100?"),
+        ("RTX4090", "rtx4090"),
+        ("mainframe", "known: h100"),
+        ("mi300", "known: h100, h200, a100, rtx4090, cpu"),
+    ],
 )
 def test_an_unknown_preset_suggests_the_nearest(name, fix):
     with pytest.raises(InputError) as caught:

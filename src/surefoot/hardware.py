@@ -22,7 +22,7 @@ from typing import Any, Literal
 from surefoot import process
 from surefoot.allocator import is_glibc
 from surefoot.errors import Fault, InputError
-from surefoot.nearest import nearest_words
+from surefoot.nearest import nearest_word
 
 GIB = 2**30
 
@@ -91,11 +91,11 @@ _PRESETS: dict[str, Hardware] = {
 
 
 def preset(name: str) -> Hardware:
-    """A described machine. Raises InputError that suggests the nearest name."""
+    """A described machine. Raises InputError that suggests a name like it, or lists all."""
     if name in _PRESETS:
         return _PRESETS[name]
-    near = nearest_words(name, _PRESETS, 1, least=0.4)
-    fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(_PRESETS)}"
+    near = nearest_word(name, _PRESETS)
+    fix = f"did you mean {near}?" if near else f"known: {', '.join(_PRESETS)}"
     raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os.path  # its tests answer False where pathlib's raise: names too long, folders that may not be read
 import re
 
+from surefoot.errors import Fault, InputError
+
 DATA_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
 DATA_SUFFIXES = (*DATA_KINDS, *(f"{kind}.gz" for kind in DATA_KINDS if kind != ".parquet"))  # that one packs itself
 TEMPLATE_SUFFIX = ".jinja"  # data.template names a file of the user's own
@@ -33,3 +35,9 @@ def data_kind(name: str) -> str | None:
     """Which of DATA_KINDS the file's name says it is, packed or not; None for any other file."""
     name = name.lower()
     return os.path.splitext(name.removesuffix(".gz"))[1] if name.endswith(DATA_SUFFIXES) else None
+
+
+def check_name(name: str) -> None:
+    """Raises InputError where it is no name of a repository, owner/name."""
+    if not _HUB_ID.fullmatch(name):
+        raise InputError(Fault(name, "is no name of a repository", "write it like owner/name"))

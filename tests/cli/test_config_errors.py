@@ -258,6 +258,28 @@ def test_an_override_is_quoted_as_typed(folder: Path) -> None:
     check_one_mistake(result, folder, golden)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--optim.lr=1e-3"], "'--optim.lr'; a key of the config goes without dashes: optim.lr=1e-3."),
+        (["--seed", "7"], "'--seed'; a key of the config goes without dashes: seed=7."),
+        (["optim.lr=1", "--precision.compute"], "without dashes: precision.compute=…."),
+    ],
+)
+def test_a_key_as_a_flag_is_told_how_it_is_written(folder: Path, words: list[str], said: str) -> None:
+    result = train(write_config(folder), *words)
+    assert result.exit_code == 2
+    assert f"{said} See `surefoot train --help`." in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_twin_a_flag_that_is_no_key_is_a_flag(folder: Path) -> None:
+    assert "dashes" not in train(write_config(folder), "--optim.lrr=1e-3").stderr
+    verified = CliRunner().invoke(main, ["verify", str(folder), "--seed=7"])  # takes no keys
+    assert "no such option '--seed'" in verified.stderr
+    assert "dashes" not in verified.stderr
+
+
 def test_missing_config_file(folder: Path) -> None:
     write_config(folder)
     check_one_mistake(train(Path("rnu.yaml")), folder, "error: rnu.yaml: no such config file; did you mean run.yaml?\n")
@@ -328,6 +350,27 @@ def test_faults_without_a_line_to_show_are_one_line(where: str) -> None:
 def test_nothing_heavy_is_imported_before_a_config_error(folder: Path, command: str) -> None:
     path = write_config(folder, learning_rte="1e-4")
     assert heavy_modules([command, str(path)]) == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    {
+        "verify FOLDER": "is neither a run folder nor a checkpoint nor an export; name one that surefoot wrote",
+        "compare FOLDER FOLDER": "is no run folder: it has no plan.json; name the output of a run",
+        "replay FOLDER": "records no failure: it has no failure.json; give the folder failure-STEP of a run",
+        "replay nowhere": "is no folder; a failure lies in the run folder, as failure-STEP",
+        "push FOLDER me/x --dry-run": "is no run folder: it has no plan.json; name the output of a run",
+        "push FOLDER badname": "badname: is no name of a repository; write it like owner/name",
+        "tune FOLDER/run.yaml --out FOLDER/run.yaml": "already exists; name another file with --out",
+    }.items(),
+)
+def test_nothing_heavy_is_imported_before_a_wrong_path_is_told(folder: Path, command: str, said: str) -> None:
+    write_config(folder)
+    words = command.replace("FOLDER", str(folder)).split()
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert heavy_modules(words) == set()
 
 
 def test_twin_a_heavy_import_is_noticed(folder: Path) -> None:

@@ -58,6 +58,20 @@ def call(*arguments: str | Path, base: str | None = BASE) -> Result:
     return CliRunner().invoke(main, ["push", *map(str, arguments), *(["--base", base] if base else [])])
 
 
+def test_a_folder_that_is_no_run_is_not_told_to_go_on(tmp_path: Path) -> None:
+    result = call(tmp_path, NAME, "--dry-run")
+    assert result.exit_code == 2
+    assert "is no run folder: it has no plan.json" in result.stderr
+    assert "--resume" not in result.stderr
+
+
+def test_twin_a_run_that_is_not_finished_is(run: Path) -> None:
+    (run / "trainer_state.json").unlink()
+    result = call(run, NAME, "--dry-run")
+    assert result.exit_code == 2
+    assert "is no finished run; finish it with `surefoot train … --resume`" in result.stderr
+
+
 def check_only_the_model_is_there(hub: HubStub, run: Path) -> None:
     there = hub.files("models", NAME)
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= set(there)

@@ -98,6 +98,7 @@ WRONG = {
     "tune run lora_finetune_single_device --config lora.yaml dataset.packed=True": "counts packed rows",
     "tune run lora_finetune_single_device --config lora.yaml model.lora_rnk=3": "did you mean model.lora_rank?",
     "python simple_finetune.py --lr 3": "cannot be followed through its code",
+    "python nowhere.py --lr 3": "nowhere.py: cannot be read",
 }
 
 

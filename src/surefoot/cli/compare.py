@@ -23,7 +23,10 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     Differences are no error: the exit code is 0. `surefoot verify RUN_A --same-as RUN_B` is the strict test.
     """
     from surefoot import durable
+    from surefoot.made_folders import require_run
 
+    for run in (run_a, run_b):
+        require_run(run)
     if picture is not None:
         durable.require_writable(picture.parent)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -53,14 +53,34 @@ def report_error(error: SurefootError, invocation: Invocation) -> None:
         click.echo("\n".join(fault_lines(invocation.locate(fault))), err=True)
 
 
-def report_usage(error: click.ClickException) -> None:
+def report_usage(error: click.ClickException, invocation: Invocation) -> None:
     """A wrong flag or command in one line, with the help page to read."""
-    message = _one_line(error.format_message())
+    message = error.format_message()
+    if override := _meant_as_override(error, invocation.typed):
+        message = f"no such option {override[0]!r}; a key of the config goes without dashes: {override[1]}"
+    message = _one_line(message)
     message = message[:1].lower() + message[1:]
     if isinstance(error, click.UsageError) and error.ctx is not None:
         end = "" if message.endswith((".", "?")) else "."
         message = f"{message}{end} See `{error.ctx.command_path} --help`."
     click.echo(f"error: {message}", err=True)
+
+
+def _meant_as_override(error: click.ClickException, typed: Sequence[str]) -> tuple[str, str] | None:
+    """A key of the config written as a flag, `--optim.lr=1e-4` or `--optim.lr 1e-4`, and how it is written."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    if not any(parameter.name == "overrides" for parameter in error.ctx.command.params):
+        return None
+    from surefoot.config.keys import all_keys
+
+    flag, key = error.option_name, error.option_name.lstrip("-")
+    place = next((at for at, word in enumerate(typed) if word.partition("=")[0] == flag), None)
+    if key not in all_keys() or place is None:
+        return None
+    _, equals, value = typed[place].partition("=")
+    following = "" if equals else next(iter(typed[place + 1 : place + 2]), "")
+    return flag, f"{key}={value or following or '…'}"
 
 
 def report_bug(error: BaseException, invocation: Invocation) -> None:

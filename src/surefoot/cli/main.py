@@ -145,7 +145,7 @@ class LazyGroup(click.Group):
             error.show()
             return error.exit_code
         except click.ClickException as error:
-            report_usage(error)
+            report_usage(error, invocation)
             return error.exit_code
         except click.Abort:  # Ctrl-C, or the end of input at a prompt
             return INTERRUPTED_EXIT_CODE

@@ -23,9 +23,14 @@ def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) ->
     Every file but the card, which is yours to edit, is verified first. Checkpoints, optimizer, logs and records stay on
     this machine.
     """
-    from surefoot.stages.push import check_name, push_run, pushed_files
+    from surefoot.locations import check_name
+    from surefoot.made_folders import require_run
 
     check_name(name)
+    require_run(run)
+
+    from surefoot.stages.push import push_run, pushed_files
+
     if not dry_run:
         echo(f"pushed: {push_run(run, name, public=public, base=base)}")
         return

@@ -24,6 +24,10 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     Exit 0: the same value goes wrong at the same module; bit for bit or not is said. Exit 6: it does not. Exit 2:
     FOLDER records no failure. Exit 4: it is damaged, or data or base model are not those of the run.
     """
+    from surefoot.made_folders import require_failure
+
+    require_failure(folder)
+
     import sys
 
     from surefoot import process

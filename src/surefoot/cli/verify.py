@@ -23,6 +23,12 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
 
     Exit 0: every file is as it was written (and the two are identical). Exit 4: something is not.
     """
+    from surefoot.made_folders import require_written
+
+    for one in (folder, other):
+        if one:
+            require_written(one)
+
     import sys
 
     from surefoot import process

@@ -6,6 +6,7 @@ A path that could be local is never taken for a hub id, so a misspelt folder can
 from __future__ import annotations
 
 import os.path  # its tests answer False where pathlib's raise: names too long, folders that may not be read
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -17,6 +18,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.locations import DATA_SUFFIXES, DESCRIPTION, is_hub_data, looks_local
 from surefoot.nearest import nearest_word
 
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")  # a share as people write it
 _ONLY_ON_THE_HUB = ("subset", "split", "revision", "streaming")
 MOST_LISTED = 5  # neighbours that a message lists
 
@@ -136,7 +138,10 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
 
 def _data_path(key: str, text: str) -> Iterator[Problem]:
     path = Path(text)
-    if not os.path.exists(path):
+    if not os.path.exists(path) and key.startswith("data.eval") and (share := _PERCENT.fullmatch(text)):
+        fix = f"write {float(share[1]) / 100:g} to hold out {share[1]} % of the training data"
+        yield _problem(key, f"{text} is no file, and a share is a number below 1", fix)
+    elif not os.path.exists(path):
         extra = ("none",) if key.startswith("data.eval") else ()
         yield _problem(key, f"file {text} does not exist", nearest_path(path, DATA_SUFFIXES, extra))
     elif os.path.isdir(path):

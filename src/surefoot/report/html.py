@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import durable
+from surefoot.made_folders import MANIFEST as MANIFEST
 from surefoot.report import curves, views
 from surefoot.report.audit_view import audit_views
 from surefoot.report.calibration import last_calibration
@@ -17,7 +18,6 @@ from surefoot.report.record import RunRecord, read_run
 from surefoot.report.status import Status, status_told, verdict
 
 NAME = "report.html"
-MANIFEST = "MANIFEST.json"
 _NOTHING = views.Table((), ())
 
 

@@ -8,19 +8,18 @@ from pathlib import Path
 
 from surefoot import plain_files
 from surefoot.errors import Fault, InputError, IntegrityError
-from surefoot.report.export_card import CERTIFICATE
+from surefoot.made_folders import CERTIFICATE, MANIFEST, is_checkpoint, require_written
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
 from surefoot.training.checkpoint import (
     TRAINER_STATE,
     check_checkpoint,
-    is_checkpoint,
     list_checkpoints,
     newest_verified,
 )
 from surefoot.training.compare import Difference, compare_checkpoints, compare_weights
-from surefoot.training.manifest import MANIFEST, FileCheck, check_against, check_files
+from surefoot.training.manifest import FileCheck, check_against, check_files
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,13 @@ class FolderCheck:
 
 def verify_folder(folder: Path) -> list[FolderCheck]:
     """A checkpoint, an export, or a run folder: its published files and each of its checkpoints, oldest first."""
+    require_written(folder)
     if (folder / CERTIFICATE).is_file():
         return [_check_export(folder)]
     checkpoints = sorted(list_checkpoints(folder), key=lambda checkpoint: checkpoint.step)
     folders = [checkpoint.folder for checkpoint in checkpoints]
     if (folder / MANIFEST).is_file() or is_checkpoint(folder) or is_finished(folder):
         folders.append(folder)
-    if not folders:
-        raise InputError(
-            Fault(str(folder), "is neither a run folder nor a checkpoint nor an export", "name one that surefoot wrote")
-        )
     return [_check(folder, path) for path in folders]
 
 

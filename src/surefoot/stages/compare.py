@@ -7,8 +7,8 @@ from typing import Any
 
 from surefoot.config.resume_policy import diff_configs
 from surefoot.config.yaml_reader import read_yaml
-from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
+from surefoot.made_folders import require_run
 from surefoot.planning.serial import Difference, diff_plans, diff_values, plan_from_json
 from surefoot.report.comparison import Comparison, fields_alone, first_difference, shared_curve, side_by_side
 from surefoot.report.results import ALL
@@ -27,9 +27,7 @@ _DATA = ("data", "eval_data", "tokenizer", "base")  # of a checkpoint's identity
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Raises InputError for a folder that is no run."""
     for folder in (a, b):
-        if not (folder / PLAN).is_file() or not (folder / CONFIG).is_file():
-            what = f"is no run folder: it has no {PLAN if not (folder / PLAN).is_file() else CONFIG}"
-            raise InputError(Fault(str(folder), what, "name the output of a run"))
+        require_run(folder)
     plans = [plan_from_json(read_json(folder / PLAN).get("plan")) for folder in (a, b)]
     rows = logged_rows(a), logged_rows(b)
     return Comparison(

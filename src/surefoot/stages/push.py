@@ -17,7 +17,8 @@ from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.hub.push import push_files, require_right
-from surefoot.locations import looks_local
+from surefoot.locations import check_name, looks_local
+from surefoot.made_folders import require_run
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.report.verification import is_finished
 from surefoot.training.manifest import check_files
@@ -30,7 +31,6 @@ _MODEL = re.compile(
     r"bos_zero_config\.json|value_head\.safetensors"
 )
 _VOCABULARY = re.compile(r"tokenizer\.(json|model)|added_tokens\.json|vocab\..*|merges\.txt|.*\.safetensors")
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ABSOLUTE = re.compile(r"(?<![\w:/.<])(?:/[\w.~-]+){2,}|\b[A-Za-z]:\\[\w\\.-]+")
 
 
@@ -49,6 +49,7 @@ def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
     Raises InputError for a run that is not finished and for a file that names a path of this machine, IntegrityError
     for a file that is not as it was written.
     """
+    require_run(run)
     if not is_finished(run):
         raise InputError(Fault(str(run), "is no finished run", "finish it with `surefoot train … --resume`"))
     checks = [check for check in check_files(run) if _MODEL.fullmatch(check.name)]
@@ -72,12 +73,6 @@ def push_run(run: Path, name: str, *, public: bool, base: str | None = None) -> 
     check_name(name)
     files = {one.name: run / one.name if one.content is None else one.content for one in pushed_files(run, base)}
     return push_files(name, files, public=public, message=f"Model of the run {run.resolve().name}")
-
-
-def check_name(name: str) -> None:
-    """Raises InputError where it is not owner/name."""
-    if not _NAME.fullmatch(name):
-        raise InputError(Fault(name, "is no name of a repository", "write it like owner/name"))
 
 
 def check_push(config: RunConfig, name: str) -> None:

@@ -18,6 +18,8 @@ from surefoot.data.described import read_description
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.families.templates import is_file
+from surefoot.made_folders import CONFIG as CONFIG
+from surefoot.made_folders import PLAN as PLAN
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.stages.rollback_record import find_checkpoint
@@ -26,9 +28,7 @@ from surefoot.training.manifest import MANIFEST, read_manifest
 from surefoot.training.rollback import Rollback
 
 Mode = Literal["new", "resume", "overwrite"]
-CONFIG = "config.yaml"
 _OF_LAUNCHERS = ("training.log",)  # what launch scripts such as DeepSpeed-Chat's write into before anything has started
-PLAN = "plan.json"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ Cost: one read of what was just written, and another before older ones are delet
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from surefoot import durable, plain_files
 from surefoot.errors import Diverged, EnvironmentFault, Fault, IntegrityError
+from surefoot.made_folders import CHECKPOINT
 from surefoot.retention import kept
 from surefoot.training.engine import Engine
 from surefoot.training.manifest import MANIFEST, FileCheck, check_against, manifest, read_manifest
@@ -32,7 +32,6 @@ OPTIMIZER = "optimizer.safetensors"
 STAGE = "stage.safetensors"
 STATE = "state.json"
 TRAINER_STATE = "trainer_state.json"
-_NAME = re.compile(r"checkpoint-(\d+)")
 _REJECTED = ".rejected-"
 
 
@@ -124,7 +123,7 @@ def check_checkpoint(folder: Path) -> list[FileCheck]:
     library reads them."""
     content = read_manifest(folder)
     checks = check_against(folder, content["files"])
-    named = _NAME.fullmatch(folder.name)
+    named = CHECKPOINT.fullmatch(folder.name)
     if named is None:
         return checks
     if int(named[1]) != content["step"]:
@@ -138,17 +137,12 @@ def check_checkpoint(folder: Path) -> list[FileCheck]:
     return checks + surplus
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """By its name."""
-    return folder.name.startswith("checkpoint-")
-
-
 def list_checkpoints(run: Path) -> list[Checkpoint]:
     """All finished checkpoint folders under `run`, newest first, unverified. Staging folders do not match."""
     found = [
         Checkpoint(path, int(match[1]))
         for path in (run.iterdir() if run.is_dir() else ())
-        if (match := _NAME.fullmatch(path.name)) and path.is_dir()
+        if (match := CHECKPOINT.fullmatch(path.name)) and path.is_dir()
     ]
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
 

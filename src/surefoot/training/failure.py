@@ -27,7 +27,8 @@ from safetensors.torch import load_file, save_file
 from surefoot import durable, plain_files
 from surefoot.data.batch import Weighted
 from surefoot.data.batch_file import batches_from_file, batches_to_file
-from surefoot.errors import Fault, InputError, IntegrityError
+from surefoot.errors import Fault, IntegrityError
+from surefoot.made_folders import FAILED_BATCH, FAILURE, require_failure
 from surefoot.training.diagnose import Finding, Origin
 from surefoot.training.failure_names import failure_name
 from surefoot.training.manifest import MANIFEST, check_files, manifest
@@ -35,7 +36,7 @@ from surefoot.training.rollback import Rollback
 from surefoot.training.scaling import LossScale
 
 SCHEMA = 1
-RECORD, BATCH, WEIGHTS = "failure.json", "batch.safetensors", "weights.safetensors"
+RECORD, BATCH, WEIGHTS = FAILURE, FAILED_BATCH, "weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,7 @@ def write_failure(
 
 def read_failure(folder: Path) -> Kept:
     """Raises InputError for a folder that is none of these, IntegrityError for one that is not as it was written."""
-    if not folder.is_dir():
-        raise InputError(Fault(str(folder), "is no folder", "a failure lies in the run folder, as failure-STEP"))
-    if not (folder / RECORD).is_file() and not (folder / BATCH).is_file():
-        what = f"records no failure: it has no {RECORD}"
-        raise InputError(Fault(str(folder), what, "give the folder failure-STEP of a run"))
+    require_failure(folder)
     if faults := [check.fault for check in check_files(folder) if check.fault]:
         raise IntegrityError(faults)
     try:

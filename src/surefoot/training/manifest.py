@@ -15,10 +15,10 @@ from typing import Any
 
 from surefoot import durable, plain_files
 from surefoot.errors import Fault, IntegrityError
+from surefoot.made_folders import MANIFEST as MANIFEST
 
 SCHEMA = 2
 _WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves
-MANIFEST = "MANIFEST.json"
 _DIGEST = "sha256"
 CHANGED = "has another content than was written (SHA-256 differs)"
 

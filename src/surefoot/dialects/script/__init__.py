@@ -46,10 +46,11 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 
 def from_command(command: Command, options: Options) -> Translation:
     """A script with arguments of its own is another program for each of them: only one without can be read."""
+    text = options.read(command.program)
     if command.arguments:
         what = "a script's own arguments cannot be followed through its code"
         raise InputError(Fault(" ".join(command.arguments), what, "write their values into the script"))
-    return _translate(Script.parse(options.read(command.program), command.program), options, command)
+    return _translate(Script.parse(text, command.program), options, command)
 
 
 def _translate(script: Script, options: Options, command: Command) -> Translation:

@@ -1,0 +1,47 @@
+"""Whether a folder is one that surefoot made: a run, a checkpoint, an export, a failure; and the files that tell.
+
+Needs no torch, so that a wrong folder is answered at once: commands ask before they import anything heavy, and what
+reads the folder asks again, for callers from Python.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from surefoot.errors import Fault, InputError
+
+PLAN, CONFIG = "plan.json", "config.yaml"  # of a run; the plan is written first
+MANIFEST = "MANIFEST.json"
+CERTIFICATE = "export.json"
+FAILURE, FAILED_BATCH = "failure.json", "batch.safetensors"
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def require_run(folder: Path) -> None:
+    """Raises InputError for a folder that is no run."""
+    for name in (PLAN, CONFIG):
+        if not (folder / name).is_file():
+            raise InputError(Fault(str(folder), f"is no run folder: it has no {name}", "name the output of a run"))
+
+
+def require_written(folder: Path) -> None:
+    """Raises InputError for a folder without anything that could be verified."""
+    told = any((folder / name).is_file() for name in (CERTIFICATE, MANIFEST)) or is_checkpoint(folder)
+    if not told and not any(CHECKPOINT.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir()):
+        what = "is neither a run folder nor a checkpoint nor an export"
+        raise InputError(Fault(str(folder), what, "name one that surefoot wrote"))
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """By its name."""
+    return folder.name.startswith("checkpoint-")
+
+
+def require_failure(folder: Path) -> None:
+    """Raises InputError for a folder that records no failure."""
+    if not folder.is_dir():
+        raise InputError(Fault(str(folder), "is no folder", "a failure lies in the run folder, as failure-STEP"))
+    if not (folder / FAILURE).is_file() and not (folder / FAILED_BATCH).is_file():
+        what = f"records no failure: it has no {FAILURE}"
+        raise InputError(Fault(str(folder), what, "give the folder failure-STEP of a run"))
