@@ -1,9 +1,9 @@
 """The flags of `train_sft.py`, a hand-written loop of which only notes are left.
 
 The notes name --micro-bsz, --accum, --torch-compile, --compile-mode and --workers, and say that it ran in bf16 or fp16
-and printed `[profile] forward … backward …`. What a command needs besides (model, data, output and the like) they do
-not spell out: those flags, marked below, are surefoot's reading. What no flag decides is left to surefoot's plan, which
-measures attention kernels, where the script preferred one by hand.
+and printed `[profile] forward … backward …`. What a command needs besides they do not spell out: --dtype and the
+flags from --model on are surefoot's reading. What no flag decides is left to surefoot's plan, which measures attention
+kernels, where the script preferred one by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from surefoot.nearest import nearest_word
 TOOL = "train_sft.py"
 MODES = ("default", "reduce-overhead", "max-autotune")
 _MEANT = {"over-head": "reduce-overhead", "overhead": "reduce-overhead"}
-_OURS = "the notes on train_sft.py do not name it; so it is read here"
 _NOTED = 8  # examples and passes of a step, the setting that the notes keep
 
 
@@ -56,19 +55,19 @@ _ROWS = (
     carried("workers", 0, "data.workers"),
     joint("bf16", False, ("precision.compute",)),
     joint("fp16", False, ("precision.compute",)),
-    carried("dtype", None, "precision.compute", _dtype, _OURS, type=text),
+    carried("dtype", None, "precision.compute", _dtype, "type of matrix products: bf16, fp16 or fp32", type=text),
     carried("tf32", False, "precision.tf32", _tf32),
     joint("resume", None, (), "becomes --resume"),
-    carried("model", None, "model.path", None, _OURS, type=text),
-    carried("data", None, "data.train", None, _OURS, type=text),
-    carried("out", None, "output", None, _OURS, type=text),
-    carried("lr", None, "optim.lr", None, _OURS, type=number),
-    carried("epochs", None, "duration", _epochs, _OURS, type=number),
-    carried("max_len", None, "data.max_length", None, _OURS, type=whole),
-    carried("seed", None, "seed", None, _OURS, type=whole),
-    carried("lora_r", None, "adapter.rank", None, _OURS, type=whole),
-    carried("lora_alpha", None, "adapter.alpha", None, _OURS, type=number),
-    carried("lora_targets", None, "adapter.targets", None, _OURS, type=module_names),
+    carried("model", None, "model.path", None, "the base model", type=text),
+    carried("data", None, "data.train", None, "the training data", type=text),
+    carried("out", None, "output", None, "the run folder", type=text),
+    carried("lr", None, "optim.lr", None, "the peak of the learning rate", type=number),
+    carried("epochs", None, "duration", _epochs, "passes over the data", type=number),
+    carried("max_len", None, "data.max_length", None, "tokens of the longest example", type=whole),
+    carried("seed", None, "seed", None, "of data order and new weights", type=whole),
+    carried("lora_r", None, "adapter.rank", None, "the adapter's rank", type=whole),
+    carried("lora_alpha", None, "adapter.alpha", None, "the adapter's scale times its rank", type=number),
+    carried("lora_targets", None, "adapter.targets", None, "modules that get an adapter", type=module_names),
 )
 ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 _SWITCHES = ("torch_compile", "bf16", "fp16", "tf32", "resume")
