@@ -358,7 +358,6 @@ def test_nothing_heavy_is_imported_before_a_config_error(folder: Path, command: 
         "verify FOLDER": "is neither a run folder nor a checkpoint nor an export; name one that surefoot wrote",
         "compare FOLDER FOLDER": "is no run folder: it has no plan.json; name the output of a run",
         "replay FOLDER": "records no failure: it has no failure.json; give the folder failure-STEP of a run",
-        "replay nowhere": "is no folder; a failure lies in the run folder, as failure-STEP",
         "push FOLDER me/x --dry-run": "is no run folder: it has no plan.json; name the output of a run",
         "push FOLDER badname": "badname: is no name of a repository; write it like owner/name",
         "tune FOLDER/run.yaml --out FOLDER/run.yaml": "already exists; name another file with --out",
