@@ -194,22 +194,26 @@ def test_parts_do_not_change_what_is_found(encoder, ids, monkeypatch):
         assert audited(data.subset(range(7)), encoder, ids).answers == 7
 
 
+def copies(*parts, kind="answers"):
+    return [found.tolist() for found in copies_in([item_prints(part, kind) for part in parts])]
+
+
 def test_copies_and_overlap_are_counted(encoder, ids):
     one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
     relabelled = (one[0], "..#")
     train, later = dataset(one, other, one, one), dataset(one, relabelled, other)
-    assert copies_in([item_prints(part, "answers") for part in (train, later)]) == [2, 2]
-    audit = audited(later, encoder, ids, duplicates=2, overlap=1)
+    assert copies(train, later) == [[2, 3], [0, 2]]
+    audit = audited(later, encoder, ids, duplicates=np.array([0, 2]), overlap=np.array([1]))
     assert (audit.overlap, audit.duplicates) == (1, 2)
 
 
 def test_copies_of_pairs_are_of_both_answers_and_of_judged_ones_with_the_verdict(ids):
     one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
     pairs = dataset(one, other, other, one, one, other)
-    assert copies_in([item_prints(pairs, "pairs")]) == [1]
+    assert copies(pairs, kind="pairs") == [[2]]
     judged = dataset(one, one, one, flags=(0, GOOD, GOOD))
-    assert copies_in([item_prints(judged, "judged")]) == [1]
-    assert copies_in([item_prints(judged, "answers")]) == [2]
+    assert copies(judged, kind="judged") == [[2]]
+    assert copies(judged) == [[1, 2]]
 
 
 def test_samples_are_first_middle_last_with_their_labels(encoder, ids):
@@ -253,8 +257,8 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
         pad_id=ids["pad"],
         stop_ids=(ids["eot"],),
         train_on="responses",
-        duplicates=2,
-        overlap=4,
+        duplicates=np.array([1, 2]),
+        overlap=np.arange(4),
     )
     assert cautions(audit) == (
         "a note",
@@ -265,9 +269,21 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
         "examples cut to max_length: 2 of 4; what the user says lost its beginning in 2, and was lost whole in 1; the "
         "end of an answer was lost in 1; whole answers lost: 2",
         "examples that spell out control tokens, encoded as plain text: 1",
-        "examples that are exact copies of others: 2",
-        "evaluation examples that the training data hold as well: 4 of 4",
+        "examples that are exact copies of others: 2 (lines 20, 30)",
+        "evaluation examples that the training data hold as well: 4 of 4 (lines 10, 20, 30 …)",
     )
+
+
+def test_twin_a_list_that_is_cut_without_a_word(encoder, ids, monkeypatch):
+    monkeypatch.setattr(audit_module, "_MOST_PLACES", 3)
+    with pytest.raises(AssertionError):
+        test_cautions_are_sentences_with_numbers(encoder, ids)
+
+
+def test_a_copied_pair_is_named_by_its_record(encoder, ids):
+    one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
+    audit = audited(dataset(one, other, other, one), encoder, ids, kind="pairs", duplicates=np.array([1]))
+    assert audit.duplicate_places == (("d.json", 3, 30),)  # of the rows that this data set has, the second pair's first
 
 
 def test_few_cuts_are_no_caution(encoder, ids):

@@ -396,7 +396,9 @@ def test_records_are_counted_over_files(run, texts, tmp_path):
 
 def test_copies_across_sources_are_counted(run, file, tmp_path):
     copy = write(tmp_path / "copy.json", records(3, start=18))
-    assert [audit.duplicates for audit in run([file, copy]).sources] == [0, 2]
+    audits = run([file, copy]).sources
+    assert [audit.duplicates for audit in audits] == [0, 2]
+    assert [[row[1] for row in audit.duplicate_places] for audit in audits] == [[], [1, 2]]
 
 
 def test_a_fault_names_the_file_it_is_in(run, file, tmp_path):

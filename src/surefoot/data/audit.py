@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from surefoot.data.copies import NONE
 from surefoot.data.dataset import (
     CONTINUES,
     CONTROL_TEXT,
@@ -21,13 +22,14 @@ from surefoot.data.dataset import (
     TokenisedDataset,
 )
 from surefoot.data.encode import TrainOn
-from surefoot.data.facts import SourceFacts, together
+from surefoot.data.facts import Place, SourceFacts, together
 from surefoot.data.kind import Kind, rows_per_item
 from surefoot.data.pair_facts import PairFacts, pair_cautions, pair_facts, pairs_together
 from surefoot.data.proofs import prove
 from surefoot.data.text_encoder import TextEncoder
 
 _SAMPLES = 3
+_MOST_PLACES = _SAMPLES + 1  # kept of a long list: those that are named, and one that tells that there are more
 _CUT_SHARE = 0.01  # of the examples: more than this is a caution
 
 
@@ -67,7 +69,7 @@ class Audit:
     stop_lost: int
     answers_lost: int  # answers of which nothing is left
     control_text: int
-    duplicates: int
+    duplicates: int  # of others, that stand before them
     overlap: int  # examples that the training set holds as well; only for evaluation data
     tokens: int
     supervised_tokens: int
@@ -84,6 +86,8 @@ class Audit:
     kind: Kind = "answers"
     pairs: PairFacts | None = None  # of pairs
     good: int = 0  # judged examples that are good
+    duplicate_places: tuple[Place, ...] = ()  # the first of them
+    overlap_places: tuple[Place, ...] = ()
 
     @property
     def supervised_share(self) -> float:
@@ -99,14 +103,14 @@ def audit_dataset(
     pad_id: int,
     stop_ids: Collection[int],
     train_on: TrainOn,
-    duplicates: int = 0,
-    overlap: int = 0,
+    duplicates: np.ndarray = NONE,
+    overlap: np.ndarray = NONE,
     repeats_bos: bool = False,
     learns_behind_stop: bool = False,
     kind: Kind = "answers",
 ) -> Audit:
-    """Count and prove. bos_id: None where no BOS is to be put. duplicates, overlap: counted before, as they are of
-    several files at once; see `surefoot.data.copies`.
+    """Count and prove. bos_id: None where no BOS is to be put. duplicates, overlap: items by index, found before, as
+    they are of several files at once; see `surefoot.data.copies`.
     repeats_bos: the template writes BOS before later turns as well. learns_behind_stop: what it writes behind a stop
     token is part of the answer.
 
@@ -127,6 +131,9 @@ def audit_dataset(
     def count(flag: int) -> int:
         return int((flags & flag > 0).reshape(-1, rows_per_item(kind)).any(axis=1).sum())
 
+    def first_places(items: np.ndarray) -> tuple[Place, ...]:
+        return tuple(dataset.row(int(item) * rows_per_item(kind)) for item in items[:_MOST_PLACES])
+
     return Audit(
         source,
         kept=len(dataset) // rows_per_item(kind),
@@ -137,8 +144,8 @@ def audit_dataset(
         stop_lost=int((flags & STOP_LOST > 0).sum()),
         answers_lost=dataset.answers_lost(),
         control_text=count(CONTROL_TEXT),
-        duplicates=duplicates,
-        overlap=overlap,
+        duplicates=len(duplicates),
+        overlap=len(overlap),
         tokens=int(dataset.lengths.sum()),
         supervised_tokens=proven.supervised,
         **_lengths(dataset),
@@ -151,6 +158,8 @@ def audit_dataset(
         kind=kind,
         pairs=pair_facts(dataset) if kind == "pairs" else None,
         good=int(dataset.good().sum()) if kind == "judged" else 0,
+        duplicate_places=first_places(duplicates),
+        overlap_places=first_places(overlap),
     )
 
 
@@ -186,6 +195,8 @@ def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str
         samples=tuple(samples[place] for place in _shown(len(samples), audits[0].kind)),
         pairs=pairs_together([one.pairs for one in audits if one.pairs]) if audits[0].pairs else None,
         good=total(lambda one: one.good),
+        duplicate_places=tuple(place for one in audits for place in one.duplicate_places)[:_MOST_PLACES],
+        overlap_places=tuple(place for one in audits for place in one.overlap_places)[:_MOST_PLACES],
     )
 
 
@@ -216,9 +227,13 @@ def cautions(audit: Audit) -> tuple[str, ...]:
     if audit.control_text:
         found.append(f"examples that spell out control tokens, encoded as plain text: {audit.control_text}")
     if audit.duplicates:
-        found.append(f"examples that are exact copies of others: {audit.duplicates}")
+        where = _places(audit.duplicate_places)
+        found.append(f"examples that are exact copies of others: {audit.duplicates} ({where})")
     if audit.overlap:
-        found.append(f"evaluation examples that the training data hold as well: {audit.overlap} of {audit.kept}")
+        where = _places(audit.overlap_places)
+        found.append(
+            f"evaluation examples that the training data hold as well: {audit.overlap} of {audit.kept} ({where})"
+        )
     if audit.pairs:
         found += pair_cautions(audit.pairs)
     if audit.kind == "judged" and audit.good in (0, audit.kept):
@@ -226,7 +241,7 @@ def cautions(audit: Audit) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _places(records: Sequence[tuple[str, int, int]]) -> str:
+def _places(records: Sequence[Place]) -> str:
     """Where the first of them are: lines of one file, or file:line."""
     several = len({file for file, _, _ in records}) > 1
     shown = ", ".join(f"{file}:{line}" if several else str(line) for file, _, line in records[:_SAMPLES])

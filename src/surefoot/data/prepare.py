@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.audit import Audit, audit_dataset, audit_together
-from surefoot.data.copies import copies_in, item_prints
+from surefoot.data.copies import NONE, copies_in, item_prints
 from surefoot.data.dataset import TokenisedDataset, joined, of_files
 from surefoot.data.encode import Encoding, TrainOn
 from surefoot.data.facts import SourceFacts
@@ -219,7 +219,7 @@ def _audits(
     parts = [_by_file(one) for one in loaded]
     prints = [item_prints(examples, method.kind) for own in parts for _, examples in own]
     known = None if training is None else item_prints(training, method.kind)
-    overlaps = [0 if known is None else int(np.isin(own, known).sum()) for own in prints]
+    overlaps = [NONE if known is None else np.flatnonzero(np.isin(own, known)) for own in prints]
     counted = zip(copies_in(prints), overlaps, strict=True)
     audits = []
     for own in parts:
