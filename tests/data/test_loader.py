@@ -10,7 +10,7 @@ import pytest
 from surefoot.data import loader
 from surefoot.data.columns import with_columns
 from surefoot.data.dataset import TokenisedDataset, of_files
-from surefoot.data.loader import dealt, micro_batches, prefetched
+from surefoot.data.loader import counted, dealt, micro_batches, prefetched
 from toy import toy_batches, toy_examples
 
 LENGTHS = (3, 2, 8)
@@ -114,6 +114,12 @@ def test_twin_that_hands_out_whatever_is_ready(monkeypatch):
     monkeypatch.setattr(loader.Prefetcher, "__call__", lambda self, step: self._batches(step + 1))
     with pytest.raises(AssertionError):
         test_every_step_gets_its_own_batches(2)
+
+
+def test_counted_batches_are_the_same_ones_and_tell_what_went_before():
+    batches, told = toy_batches(toy_examples(5), 2), []
+    assert [batch.examples for batch in counted(batches, told.append)] == [batch.examples for batch in batches]
+    assert told == [0, 2, 4]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

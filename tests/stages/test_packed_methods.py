@@ -198,11 +198,15 @@ def test_what_a_run_evaluated_is_evaluated_again_by_command(world, train, monkey
     seen = [row["eval_loss"] for row in log(run) if "eval_loss" in row]
     asked = DataRequest(str(world / "asked.json"), None, None, None)
     opened = open_for_use(str(run))
-    packed = measure_loss(opened, asked)
+    told = []
+    packed = measure_loss(opened, asked, tell=told.append)
     assert not documents.takes_documents(opened.model.get_base_model())
     monkeypatch.setattr(measured_rows, "_put_in", lambda *_: False)
     padded = measure_loss(open_for_use(str(run)), asked)
     assert seen
+    kept = packed.audit.kept
+    assert told[0] == f"base: 0 of {kept} examples"
+    assert f"adapter: 0 of {kept} examples" in told
     for side in ("base", "adapter"):
         one, two = packed.results[side], padded.results[side]
         assert (one.loss, one.perplexity) == pytest.approx((two.loss, two.perplexity), rel=FP32)

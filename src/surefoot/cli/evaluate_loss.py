@@ -63,7 +63,8 @@ def loss(
 
     opened = open_for_use(model, adapter)
     introduce(opened, template=False)
-    measured = measure_loss(opened, asked, rows=batch_size, only=only)  # pyright: ignore[reportArgumentType]
+    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+        measured = measure_loss(opened, asked, rows=batch_size, only=only, tell=show)  # pyright: ignore[reportArgumentType]
     found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
     if out is not None:
         durable.make_folders(out)

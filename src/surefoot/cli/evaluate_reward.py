@@ -66,7 +66,8 @@ def reward(
 
     opened = open_reward(model, adapter)
     introduce(opened.opened, template=False)
-    measured = measure_reward(opened, asked, pairs=batch_size)
+    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+        measured = measure_reward(opened, asked, pairs=batch_size, tell=show)
     found = {"model": model, "adapter": adapter, "opened": opened.opened.described, **reward_to_json(measured)}
     if out is not None:
         durable.make_folders(out)

@@ -49,6 +49,15 @@ def all_laid_out(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
         yield layout.batch([dataset[place] for place in group])
 
 
+def counted(batches: Iterable[AnyBatch], tell: Callable[[int], None]) -> Iterator[AnyBatch]:
+    """The same batches. tell: hears before each how many examples went before it."""
+    done = 0
+    for batch in batches:
+        tell(done)
+        yield batch
+        done += len(batch.examples)
+
+
 def dealt(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:
     """Of the micro-batches of all ranks those of one, dealt in turn; with a blank one at the end where they do not come
     out even, because the others would wait for it."""

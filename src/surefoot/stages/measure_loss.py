@@ -7,7 +7,7 @@ So the number for a run and its evaluation file is the eval_loss of the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.audit import Audit
-from surefoot.data.loader import all_laid_out
+from surefoot.data.loader import all_laid_out, counted
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.families.templates import OWN, is_file
@@ -69,21 +69,27 @@ def read_evaluation_data(
 
 
 def measure_loss(
-    opened: OpenModel, asked: DataRequest, *, rows: int | None = None, only: Only | None = None
+    opened: OpenModel,
+    asked: DataRequest,
+    *,
+    rows: int | None = None,
+    only: Only | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> MeasuredLoss:
-    """rows: examples per forward pass; None takes the run's micro-batch. Raises InputError for anything wrong with the
-    data, before the model runs."""
+    """rows: examples per forward pass; None takes the run's micro-batch. tell: hears how far it is. Raises InputError
+    for anything wrong with the data, before the model runs."""
     compared = sides(opened, only)
     data, max_length = read_evaluation_data(opened, asked)
     device = next(opened.model.parameters()).device
     results = {}
     with as_the_run_evaluates(opened, data, rows) as layout:
         for side in compared:
+            told = progress(tell, f"{side.name}: ", len(data.train), "examples")
             with side.entered():
                 report = evaluate_loss(
                     opened.model,
                     sft_loss,
-                    all_laid_out(data.train, layout),
+                    counted(all_laid_out(data.train, layout), told),
                     step=0,
                     settings=evaluation_settings(opened, device),
                     device=device,
@@ -91,6 +97,11 @@ def measure_loss(
             assert report is not None
             results[side.name] = report
     return MeasuredLoss(results, data.audit, data.template.name, max_length)
+
+
+def progress(tell: Callable[[str], None], of: str, total: int, unit: str) -> Callable[[int], None]:
+    """Tells how many of all are done."""
+    return lambda done: tell(f"{of}{done:,} of {total:,} {unit}")
 
 
 def saved_config(trained: Path) -> RunConfig | None:

@@ -7,17 +7,17 @@ evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from surefoot.data.audit import Audit
-from surefoot.data.loader import all_pairs
+from surefoot.data.loader import all_pairs, counted
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.calibration import CALIBRATION, calibration_bins, calibration_error
 from surefoot.objectives.reward import reward_objective
 from surefoot.stages.asked_data import DataRequest
-from surefoot.stages.measure_loss import evaluation_settings, finite_or_none, read_evaluation_data
+from surefoot.stages.measure_loss import evaluation_settings, finite_or_none, progress, read_evaluation_data
 from surefoot.stages.measured_rows import as_the_run_evaluates
 from surefoot.stages.open_reward import OpenReward
 from surefoot.training.report import EvalReport
@@ -39,9 +39,11 @@ class MeasuredReward:
         return self.report.tables[CALIBRATION]
 
 
-def measure_reward(opened: OpenReward, asked: DataRequest, *, pairs: int | None = None) -> MeasuredReward:
-    """pairs: of a forward pass; None takes the run's micro-batch. Raises InputError for anything wrong with the data,
-    before the model runs."""
+def measure_reward(
+    opened: OpenReward, asked: DataRequest, *, pairs: int | None = None, tell: Callable[[str], None] = lambda text: None
+) -> MeasuredReward:
+    """pairs: of a forward pass; None takes the run's micro-batch. tell: hears how far it is. Raises InputError for
+    anything wrong with the data, before the model runs."""
     data, max_length = read_evaluation_data(opened.opened, asked, stage="reward")
     plan = opened.plan
     planned = plan.reward if plan else None
@@ -54,7 +56,7 @@ def measure_reward(opened: OpenReward, asked: DataRequest, *, pairs: int | None 
         report = evaluate_loss(
             opened.model,
             objective,
-            all_pairs(data.train, layout),
+            counted(all_pairs(data.train, layout), progress(tell, "", len(data.train) // 2, "pairs")),
             step=0,
             settings=evaluation_settings(opened.opened, device),
             device=device,
