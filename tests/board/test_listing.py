@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -11,6 +12,8 @@ from runfolders import log_more, log_rows, train_row, write_run
 from surefoot import durable, folder_lock
 from surefoot.board import listing
 from surefoot.board.listing import Overview, list_runs
+from surefoot.report.record import read_run
+from surefoot.report.views import figures
 
 
 @pytest.fixture
@@ -36,6 +39,40 @@ def test_status_step_and_numbers(root):
     assert found["ended"].evaluation == "0.5"
     assert found["broken"].loss == "not finite"
     assert found["killed"].speed == "1,004"
+
+
+def check_against_the_report(root):
+    """An ended run has the figures of its report, not those of its last step."""
+    folder, results = root / "ended", {"train_loss": 0.25, "train_tokens_per_second": 812.4, "eval_loss": 0.4375}
+    (folder / "all_results.json").write_text(json.dumps({**results, "eval_step": 10, "eval_accuracy": 0.5}))
+    found = seen(root)["ended"]
+    assert (found.loss, found.evaluation, found.speed) == ("0.25", "0.4375", "812")
+    record = read_run(folder)
+    shown = {one.name: one.value for one in figures(record.rows, "finished", record.results)}
+    named = ("training loss", "evaluation loss", "tokens per second")
+    assert (found.loss, found.evaluation, found.speed) == tuple(shown[name] for name in named)
+
+
+def test_an_ended_run_has_the_figures_of_its_report(root):
+    check_against_the_report(root)
+
+
+def test_twin_those_of_the_last_step_are_others(root, monkeypatch):
+    monkeypatch.setattr(listing, "results_of", lambda folder: {})
+    with pytest.raises(AssertionError):
+        check_against_the_report(root)
+
+
+def test_figures_that_cannot_be_read_are_left_out(root):
+    (root / "ended" / "all_results.json").write_text('{"eval_step": 3}')
+    assert seen(root)["ended"].status == "finished"
+
+
+def test_new_figures_are_noticed(root):
+    overview = Overview(root)
+    before = {glance.name: glance.loss for glance in overview.glances()}
+    (root / "ended" / "all_results.json").write_text('{"train_loss": 0.125}')
+    assert {glance.name: glance.loss for glance in overview.glances()} == {**before, "ended": "0.125"}
 
 
 def test_a_run_at_work_is_running_until_its_process_ends(root):

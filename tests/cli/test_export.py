@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from adapter_runs import a_plan, a_run
 from surefoot.cli.main import main
+from surefoot.report.wording import size_text
 from tiny import tiny_llama
 
 
@@ -33,7 +35,8 @@ def test_it_tells_what_was_compared_and_what_lies_there(place, tmp_path):
     assert "fp32, and these files as transformers opens them" in result.stdout
     assert "21 tensors come back bit for bit" in result.stdout
     for path in (tmp_path / "out").iterdir():
-        assert path.name in result.stdout
+        size = re.escape(size_text(path.stat().st_size))
+        assert re.search(rf"^  {re.escape(path.name)} +{size}$", result.stdout, re.MULTILINE)
     modelfile = (tmp_path / "out" / "Modelfile").read_text()
     assert 'TEMPLATE """' in modelfile
     assert "<|start_header_id|>" in modelfile

@@ -173,6 +173,20 @@ def test_chat_remembers_the_conversation_until_reset(model):
     assert "\x1b" not in result.output
 
 
+def test_an_unknown_command_is_not_said_to_the_model(model):
+    result = call("chat", model, "--max-new-tokens", 3, stdin="/foo\n/exit\n")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "there is no /foo; /help lists what can be typed" in result.stderr
+
+
+@pytest.mark.parametrize("line", [" /foo", "/usr is what?", "/usr/bin"])
+def test_twin_what_is_no_command_is_answered(model, line):
+    result = call("chat", model, "--max-new-tokens", 3, stdin=f"{line}\n")
+    assert "there is no" not in result.stderr
+    assert result.stdout == clean(f"{reference(model, line, new_tokens=3)}\n")
+
+
 def test_chat_ends_with_its_input(model):
     assert call("chat", model, stdin="").exit_code == 0
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from surefoot import folder_lock
 from surefoot.board.tail import last_records
-from surefoot.report.curves import number
 from surefoot.report.events import EVENTS
 from surefoot.report.html import MANIFEST
-from surefoot.report.record import is_plain, sound_events, sound_rows
-from surefoot.report.rows import Row
+from surefoot.report.record import is_plain, results_of, sound_events, sound_rows
+from surefoot.report.results import ALL
 from surefoot.report.status import WORDS, Status, progress, status_of
 from surefoot.report.trainer_log import NAME as LOG
+from surefoot.report.views import figures, guarded
 
 _ORDER: tuple[Status, ...] = ("running", "diverged", "failed", "stopped", "finished")
 
@@ -34,7 +34,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Glance:
-    """One row of the overview; numbers as text. changed: seconds since the epoch of the last log entry."""
+    """One row of the overview; numbers as text, those that the run's report shows. changed: seconds since the epoch of
+    the last log entry."""
 
     id: str
     name: str
@@ -82,7 +83,7 @@ class Overview:
         return sorted(found, key=lambda glance: (_ORDER.index(glance.status) > 0, -glance.changed, glance.name))
 
     def _glance(self, run: Run) -> Glance:
-        paths = [run.folder / name for name in (LOG, EVENTS, MANIFEST)]
+        paths = [run.folder / name for name in (LOG, EVENTS, ALL, MANIFEST)]
         signature = (*map(_signature, paths), folder_lock.is_in_use(run.folder))
         known = self._known.get(run.id)
         if known is None or known[0] != signature:
@@ -96,6 +97,9 @@ def _look(run: Run) -> Glance:
     status = status_now(run.folder, sound_events(last_records(run.folder / EVENTS)))
     done, total = progress(rows)
     left = rows[-1].get("remaining_time") if rows and status == "running" else None
+    results = results_of(run.folder)
+    found = guarded("the row of figures", lambda: figures(rows, status, results), [], [])
+    shown = {one.name: one.value for one in found}
     changed = _signature(run.folder / LOG) or _signature(run.folder / "plan.json")
     return Glance(
         id=run.id,
@@ -104,20 +108,12 @@ def _look(run: Run) -> Glance:
         word=WORDS[status],
         done=done,
         total=total,
-        loss=_newest(rows, "loss", ".4g"),
-        evaluation=_newest(rows, "eval_loss", ".4g"),
-        speed=_newest(rows, "throughput", ",.0f"),
+        loss=shown.get("training loss", ""),
+        evaluation=shown.get("evaluation loss", ""),
+        speed=shown.get("tokens per second", ""),
         left=left if isinstance(left, str) else "",
         changed=changed[2] if changed else 0.0,
     )
-
-
-def _newest(rows: Sequence[Row], key: str, form: str) -> str:
-    row = next((row for row in reversed(rows) if key in row), None)
-    if row is None:
-        return ""
-    value = number(row[key])
-    return "not finite" if value is None else format(value, form)
 
 
 def _run(folder: Path) -> Run:

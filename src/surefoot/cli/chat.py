@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from surefoot.stages.open_model import OpenModel
 
 _HINT = "/help lists what can be typed; /exit or Ctrl-D ends the chat"
+_COMMAND = re.compile(r"/[A-Za-z]+\s*")  # one word: what follows a path is a sentence
 _HELP = """\
 /reset   forget the conversation and start anew, with the same system text
 /exit    end the chat, as /quit and Ctrl-D do
@@ -62,6 +64,9 @@ def chat(
         if line.strip() == "/reset":
             turns = list(start)
             echo("the conversation starts anew", err=True)
+            continue
+        if _COMMAND.fullmatch(line):
+            echo(f"there is no {line.strip()}; {_HINT}; a blank before it says it to the model", err=True)
             continue
         try:
             turns, ids = _with_question(opened, start, turns, Turn("user", line))

@@ -78,7 +78,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 
 
 def _tell(exported: Exported) -> None:
-    from surefoot.report.export_card import check_lines
+    from surefoot.report.export_card import CERTIFICATE, check_lines
     from surefoot.report.wording import size_text
 
     record = exported.record
@@ -89,9 +89,10 @@ def _tell(exported: Exported) -> None:
     if "tensors" in record:
         echo(f"{record['tensors']['count']:,} tensors come back bit for bit")
     echo(f"\nleft in {exported.folder}:")
-    width = max(map(len, record["outputs"]))
-    for name, file in record["outputs"].items():
-        echo(f"  {name:<{width}}  {size_text(file['size']):>9}")
-    echo(f"  {'export.json':<{width}}")
+    sizes = {name: file["size"] for name, file in record["outputs"].items()}
+    sizes[CERTIFICATE] = (exported.folder / CERTIFICATE).stat().st_size
+    width = max(map(len, sizes))
+    for name, size in sizes.items():
+        echo(f"  {name:<{width}}  {size_text(size):>9}")
     if "tensors" in record:
         echo(f"\nnext:\n  surefoot chat {shlex.quote(str(exported.folder))}")

@@ -73,6 +73,11 @@ def read_run(run: Path) -> RunRecord:
     )
 
 
+def results_of(run: Path) -> dict[str, Any]:
+    """all_results.json; empty where there is none that can be read."""
+    return _json(run / ALL, [])
+
+
 def sound_rows(records: Iterable[journal.Record], after: int = 0) -> list[Row]:
     """Those that can be drawn: with a step, and none that goes back behind the one before. after: the last row's step
     where these follow others."""
