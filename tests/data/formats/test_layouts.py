@@ -12,6 +12,7 @@ from surefoot.data.formats import (
     Turn,
     convert,
     convert_with,
+    fields,
     recognise,
     refuse_preferences,
     unused_fields,
@@ -191,12 +192,38 @@ def test_only_these_orders_of_roles_pass():
                 assert "row 1: " in fault_of(record, "messages")
 
 
-def test_all_faulty_rows_are_counted_and_the_first_are_listed():
+def faults_of(values) -> list[str]:
     with pytest.raises(InputError) as caught:
-        convert(rows(*({"text": ""} if number % 2 else {"text": "x"} for number in range(40))), "text", "d.json")
-    assert len(caught.value.faults) == 9
-    assert str(caught.value.faults[0]).startswith("d.json:20: row 2: ")
-    assert str(caught.value.faults[-1]) == "d.json: 12 more faulty rows were seen"
+        convert(rows(*values), "text", "d.json")
+    return [str(fault) for fault in caught.value.faults]
+
+
+def test_rows_with_one_fault_are_one_line_with_their_numbers():
+    found = faults_of({"text": ""} if number % 2 else {"text": "x"} for number in range(40))
+    assert len(found) == 1
+    assert found[0].startswith("d.json:20: row 2: has an empty 'text'; the same in rows 4, 6, 8, 10, 12, 14, 16, 18 ")
+    assert " and 11 more" in found[0]
+    two = faults_of([{"text": "x"}, {"text": 3}, {"text": ""}, {"text": 4}])
+    assert ["; the same in row 4" in line for line in two] == [True, False]
+    assert [line.partition(":")[2][:9] for line in two] == ["20: row 2", "30: row 3"]
+
+
+def test_twin_told_one_by_one_they_are_many(monkeypatch):
+    class Own(fields.RowFault):
+        def __init__(self, what: str, fix: str = ""):
+            super().__init__(f"{what} ({next(count)})", fix)
+
+    count = itertools.count()
+    monkeypatch.setattr(fields, "RowFault", Own)
+    with pytest.raises(AssertionError):
+        test_rows_with_one_fault_are_one_line_with_their_numbers()
+
+
+def test_all_kinds_of_faults_are_counted_and_the_first_are_listed():
+    found = faults_of({"text": "x"} if number % 2 else {f"field{number}": "x"} for number in range(40))
+    assert len(found) == 9
+    assert found[0].startswith("d.json:10: row 1: ")
+    assert found[-1] == "d.json: 12 more faulty rows were seen"
 
 
 TURN = {"messages": [{"role": "user", "content": "u"}], "sharegpt": [{"from": "human", "value": "u"}]}

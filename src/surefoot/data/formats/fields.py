@@ -5,7 +5,7 @@ A field that may be absent may be null as well: tables (CSV, Parquet) have no ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from surefoot.data.formats.conversation import Conversation
@@ -14,7 +14,7 @@ from surefoot.data.rows import Row, kind_of
 from surefoot.errors import Fault, InputError
 from surefoot.nearest import nearest_words
 
-_SHOWN = 8  # faults listed before the rest is only counted
+_SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
 
 Item = TypeVar("Item", Row, Conversation)
 Result = TypeVar("Result")
@@ -29,18 +29,33 @@ class RowFault(Exception):
 
 
 def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
-    """`do` for every row of the file `name`. RowFaults become one InputError: the first in full, the rest counted."""
-    results, faults = [], []
+    """`do` for every row of the file `name`. RowFaults become one InputError: each kind of fault once, by its first row
+    and the numbers of others; the first kinds in full, rows with others counted."""
+    results: list[Result] = []
+    found: dict[tuple[str, str], list[Item]] = {}
     for item in items:
         try:
             results.append(do(item))
         except RowFault as fault:
-            faults.append(Fault(f"{name}:{item.line}", f"row {item.number}: {fault.what}", fault.fix))
-    if len(faults) > _SHOWN:
-        faults[_SHOWN:] = [Fault(name, f"{len(faults) - _SHOWN} more faulty rows were seen")]
-    if faults:
+            found.setdefault((fault.what, fault.fix), []).append(item)
+    if found:
+        kinds = list(found.items())
+        faults = [
+            Fault(f"{name}:{rows[0].line}", f"row {rows[0].number}: {what}{_also(rows[1:])}", fix)
+            for (what, fix), rows in kinds[:_SHOWN]
+        ]
+        if rest := sum(len(rows) for _, rows in kinds[_SHOWN:]):
+            faults.append(Fault(name, f"{rest} more faulty rows were seen"))
         raise InputError(faults)
     return results
+
+
+def _also(rows: Sequence[Row | Conversation]) -> str:
+    if not rows:
+        return ""
+    numbers = ", ".join(str(row.number) for row in rows[:_SHOWN])
+    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return f"; the same in row{'s' if len(rows) > 1 else ''} {numbers}{more}"
 
 
 def field(record: Mapping[str, Any], name: str) -> Any:
