@@ -41,7 +41,7 @@ def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> 
     if found:
         kinds = list(found.items())
         faults = [
-            Fault(f"{name}:{rows[0].line}", f"row {rows[0].number}: {what}{_also(rows[1:])}", fix)
+            Fault(f"{name}:{rows[0].line}", f"row {rows[0].number}: {what}", _also(rows[1:], fix))
             for (what, fix), rows in kinds[:_SHOWN]
         ]
         if rest := sum(len(rows) for _, rows in kinds[_SHOWN:]):
@@ -50,12 +50,14 @@ def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> 
     return results
 
 
-def _also(rows: Sequence[Row | Conversation]) -> str:
+def _also(rows: Sequence[Row | Conversation], fix: str) -> str:
+    """Before what is to be done, which is to be done in all of them; `what` stays a sentence about one row."""
     if not rows:
-        return ""
+        return fix
     numbers = ", ".join(str(row.number) for row in rows[:_SHOWN])
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    return f"; the same in row{'s' if len(rows) > 1 else ''} {numbers}{more}"
+    same = f"the same in row{'s' if len(rows) > 1 else ''} {numbers}{more}"
+    return f"{same}; {fix}" if fix else same
 
 
 def field(record: Mapping[str, Any], name: str) -> Any:
