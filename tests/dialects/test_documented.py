@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from documented_tools import COMMANDS, EXPECTED, FILES
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
-from surefoot.dialects import finetune
+from surefoot.dialects import finetune, train_sft
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import file_tool, tools, translate_command, translate_file, voice_of
 from surefoot.dialects.translation import Translation
@@ -100,6 +101,22 @@ WRONG = {
     "python simple_finetune.py --lr 3": "cannot be followed through its code",
     "python nowhere.py --lr 3": "nowhere.py: cannot be read",
 }
+
+
+def check_each_flag_has_its_meaning(rows) -> None:
+    meanings = [row.about for row in rows if row.about]
+    assert len(meanings) > 10
+    assert len(set(meanings)) == len(meanings)
+
+
+def test_each_flag_of_train_sft_has_its_meaning():
+    check_each_flag_has_its_meaning(train_sft.ROWS.values())
+
+
+def test_twin_one_remark_on_all_flags_is_noticed():
+    same = [replace(row, about="the notes do not name it") for row in train_sft.ROWS.values()]
+    with pytest.raises(AssertionError):
+        check_each_flag_has_its_meaning(same)
 
 
 @pytest.mark.parametrize("text", WRONG)

@@ -59,7 +59,8 @@ def workplace(tmp_path, monkeypatch):
 
 def furnish(folder: Path) -> None:
     runs, captures = ("runs/my-run/checkpoint-200", "runs/other-run"), ("captures/base", "captures/tuned")
-    for name in ("data", "models/base", "runs/reward", *runs, *captures):
+    failures = ("runs/my-run/failure-12", "runs/broken/failure-2")
+    for name in ("data", "models/base", "runs/reward", *runs, *captures, *failures):
         (folder / name).mkdir(parents=True)
     (folder / "models" / "base" / "config.json").write_text("{}")
     (folder / "data" / "alpaca.json").write_text(json.dumps(ROWS))
@@ -222,7 +223,7 @@ def finished(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     furnish(folder)
     shutil.rmtree(folder / "runs")
-    tiny_llama(folder / "models" / "base")
+    shutil.copytree(tiny_llama(folder / "models" / "base"), folder / "models" / "other")
     config = REQUIRED | {"adapter": {"kind": "lora", "rank": 2}, "duration": "2 steps", "output": "runs/my-run"}
     (folder / "my-run.yaml").write_text(yaml.safe_dump(config))
     for name in ("my-run", "other-run"):

@@ -24,7 +24,7 @@ _HELP = """\
 /exit    end the chat, as /quit and Ctrl-D do
 /help    show this
 Ctrl-C   stop the answer that is being written
-Everything else is said to the model."""
+Everything else is said to the model, also a /word behind a blank."""
 
 
 @click.command()
