@@ -15,7 +15,7 @@ from surefoot.stages import run as run_module
 from surefoot.stages.rollback_record import RECORD, Recorded, add_rollback, find_checkpoint, read_rollbacks
 from surefoot.training import loop as loop_module
 from surefoot.training.checkpoint import list_checkpoints, read_state, retain
-from surefoot.training.failure import failures_in
+from surefoot.training.failure_names import failures_in
 from surefoot.training.rollback import Rollback
 
 PASS = 10  # steps in which every record is seen once
