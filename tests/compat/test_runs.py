@@ -116,8 +116,9 @@ def test_the_hint_how_to_resume_works_when_it_is_pasted(place, served):
         words, cwd=place, env=environment(WANDB_MODE="offline"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     ) as running:  # fmt: skip
-        until = time.monotonic() + LONGEST
-        while not (place / "stopped" / "trainer_log.jsonl").is_file() and time.monotonic() < until:
+        log, until = place / "stopped" / "trainer_log.jsonl", time.monotonic() + LONGEST
+        # The log is there before its first row, and Ctrl-C before the first step ends the command by itself.
+        while not (log.is_file() and log.stat().st_size) and time.monotonic() < until:
             time.sleep(0.02)
         running.send_signal(signal.SIGINT)
         said = running.communicate(timeout=LONGEST)[0]
