@@ -8,8 +8,8 @@ from forkserver import ForkServer
 
 
 class Pipe:
-    """Both ends of a server that answers each request with a number; remembers whether anybody else could have asked
-    meanwhile."""
+    """Both ends of a server that answers each request with a number, a code and seconds; remembers whether anybody else
+    could have asked meanwhile."""
 
     def __init__(self, numbers):
         self.numbers, self.locked = list(numbers), []
@@ -22,7 +22,7 @@ class Pipe:
 
     def readline(self):
         self.locked.append(ForkServer._lock.locked())
-        return f"{self.numbers.pop(0)} 7\n"
+        return f"{self.numbers.pop(0)} 7 0.5\n"
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def ask(monkeypatch, tmp_path):
     def with_answers(*numbers):
         pipe = Pipe(numbers)
         monkeypatch.setattr(ForkServer, "_number", 0)
+        monkeypatch.setattr(ForkServer, "seconds", 0.0)
         monkeypatch.setattr(ForkServer, "_process", lambda self: SimpleNamespace(stdin=pipe, stdout=pipe))
         return pipe, lambda: ForkServer().run(["plan"], tmp_path / "log.txt")
 
@@ -39,6 +40,7 @@ def ask(monkeypatch, tmp_path):
 def test_every_request_has_a_number_and_gets_the_answer_with_it(ask):
     _, run = ask(1, 2)
     assert [run(), run()] == [7, 7]
+    assert ForkServer.seconds == 1.0
 
 
 @pytest.mark.parametrize("answers", [(1, 1), (1, 3)])

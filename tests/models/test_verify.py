@@ -19,6 +19,7 @@ from surefoot.models.verify import verify_head, verify_model
 from tiny import tiny_llama
 
 CPU = torch.device("cpu")
+OTHER_ROWS = 4  # times eps: a product of three rows may sum in another order than one of eight; 1.5 seen without AMX
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_the_head_of_a_mixed_model_is_its_own(tmp_path, dtype):
     model = load_model(folder, dtype=dtype, attention_implementation="sdpa", device=CPU)
     plan = adapter_plan(linear_names(model), modules_to_save=("lm_head",))
     model = add_adapter(model, plan, seed=1, base="base", autocast=dtype != torch.float32)
-    assert verify_head(model, CPU) == 0.0
+    assert verify_head(model, CPU) <= OTHER_ROWS * torch.finfo(dtype).eps
 
 
 def forward_with(change):
