@@ -78,9 +78,17 @@ class Killing(_Signalling):
         return f"{plan}: {differences[:3]}" if differences else ""
 
 
+def is_over(found: whereabouts.Whereabouts) -> bool:
+    """Whether there was no step left to take when the signal came: in the evaluation after the last one, which comes
+    before the last save, or later."""
+    evaluates = found.asked_in == whereabouts.EVALUATION and found.saves == SAVED - 1
+    saves = found.asked_in in (whereabouts.SAVE, whereabouts.BETWEEN) and found.saves == SAVED
+    return found.asked_at is None or evaluates or saves or found.asked_in == whereabouts.AFTER
+
+
 class Stopping(_Signalling):
-    """A run that has taken all its steps goes on to its end from its last save, and exits with 0; so does one that had
-    ended before its signal. One that had no steps yet has nothing to save."""
+    """A run that has taken all its steps goes on to its end, and exits with 0; so does one that had ended before its
+    signal. One that had no steps yet has nothing to save."""
 
     def __call__(self, trial: Trial) -> str:
         combination, config, log = self._begin(trial)
@@ -97,9 +105,7 @@ class Stopping(_Signalling):
         if found.asked_at is not None:
             trial.counts[found.asked_in] += 1
             trial.longest[SLOWEST] = round(ended - found.asked_at, 3)
-        last = found.saves == SAVED and found.asked_in in (whereabouts.SAVE, whereabouts.BETWEEN)
-        over = found.asked_at is None or last or found.asked_in == whereabouts.AFTER
-        if code != STOPPED and not (over and code == 0):
+        if code != STOPPED and not (is_over(found) and code == 0):
             return f"{trial.drawn}: exit {code}: {log.read_text()[-2000:]}"
         if trial.longest.get(SLOWEST, 0.0) > GRACE:
             return f"{trial.drawn}: {trial.longest[SLOWEST]} s from the signal to the end"

@@ -12,7 +12,7 @@ from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, SAVED, STAGES, STE
 from faults.trials import fresh_seed, many
 from forkserver import ForkServer
 from surefoot.stages.publish import is_published
-from whereabouts import BEFORE, PARTS, SAVE, STEP, read
+from whereabouts import BEFORE, EVALUATION, PARTS, SAVE, STEP, Whereabouts, read
 
 KILLED_RUNS_OF_A_STAGE, STOPPED_RUNS = 5, 8
 IN_A_STEP = 1  # a seed that has the signal sent in one, which no run ends before
@@ -58,6 +58,14 @@ def test_a_run_with_all_its_steps_goes_on_to_its_end(runs, tmp_path, kill, code,
     assert runs.server.run(["train", config], tmp_path / "log.txt", kill, where=where) == code
     assert (read(where).asked_in, read(where).saves) == (SAVE, saves)
     assert is_published(tmp_path / "run", STEPS) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("part", "saves", "over"),
+    [(EVALUATION, SAVED - 1, True), (EVALUATION, 1, False), (SAVE, SAVED, True), (SAVE, 1, False), (STEP, 2, False)],
+)
+def test_a_run_is_over_from_its_last_evaluation_on(part, saves, over):
+    assert signals.is_over(Whereabouts(part, part, 1.0, saves)) is over
 
 
 @pytest.mark.soak("killed runs")
