@@ -75,6 +75,8 @@ def main() -> None:
                 f"  {row['off']:+.1%}",
                 flush=True,
             )
+    if not found:
+        sys.exit(f"--only: no case has {options.only!r} in its name")
     worst = max(found, key=lambda row: abs(row["off"]))
     print(f"worst: {worst['name']} {worst['off']:+.1%} of {len(found)} cases")
     if options.out:

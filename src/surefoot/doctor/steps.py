@@ -78,7 +78,7 @@ def few(batches: Sequence[Weighted]) -> Sequence[Weighted]:
 def _step(one: Ready, number: int, batches: Sequence[Weighted], scale: LossScale | None, *, moving: bool) -> StepReport:
     """moving=False: the same draws and the same loss, at a rate of 0."""
     watch = Stopwatch(one.setup.engine.device)
-    return one.step(number, batches, lambda schedule: schedule.peak if moving else 0.0, scale, watch)
+    return one.step_at(number, batches, lambda schedule: schedule.peak if moving else 0.0, scale, watch)
 
 
 def _graphs() -> int:

@@ -98,7 +98,12 @@ class Ready:
     def plan(self) -> RunPlan:
         return self.run.plan
 
-    def step(
+    def step(self, number: int, batches: Sequence[Weighted]) -> StepReport:
+        """Optimizer step `number`, from 1, at the run's own rate and scale."""
+        at = min(number, self.run.timetable.total_steps) - 1
+        return self.step_at(number, batches, lambda schedule: schedule.rate(at), self.setup.state.scale)
+
+    def step_at(
         self,
         number: int,
         batches: Sequence[Weighted],
@@ -204,9 +209,9 @@ class _Step:
 
 def _timed(one: Ready, number: int, clock: Clock) -> _Step:
     """A step at the run's own rate. `train_step` waits for the device before it reports."""
-    now, at = _CLOCKS[clock], min(number, one.run.timetable.total_steps) - 1
+    now = _CLOCKS[clock]
     started = now()
     batches = one.batches(number)
     waiting = now() - started
-    report = one.step(number, batches, lambda schedule: schedule.rate(at), one.setup.state.scale)
+    report = one.step(number, batches)
     return _Step(report, now() - started, waiting)
