@@ -27,6 +27,7 @@ from surefoot.data.text_encoder import TextEncoder
 from surefoot.data.tokenise import Method, ReadRecord, tokenise
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import OWN
+from surefoot.few import first_few
 
 _NAMED = 3  # files that are not read
 
@@ -208,8 +209,7 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
 
 
 def _not_read(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return f"files that nothing is taken from, because max_samples was reached before: {shown}"
+    return f"files that nothing is taken from, because max_samples was reached before: {first_few(names, _NAMED)}"
 
 
 def _audits(

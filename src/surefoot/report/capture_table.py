@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from surefoot.few import first_few
 from surefoot.report.number_table import four_digits, mean_of_known, number_table
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def warning_lines(index: Mapping[str, Any]) -> list[str]:
         ("overflown", f"have values beyond the largest {index['stored_as']} number, stored as infinite"),
     ):
         if names := index[key]:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            lines.append(f"NOT FINITE: {len(names)} tensors {what}: {', '.join(names[:_SHOWN])}{more}")
+            lines.append(f"NOT FINITE: {len(names)} tensors {what}: {first_few(names, _SHOWN)}")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from surefoot.few import first_few
 from surefoot.training.diagnose import Origin
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def verdict(*, same_place: bool, same_bits: bool, plain: bool, finite: bool, cra
 
 def bad_weights(names: tuple[str, ...]) -> Iterator[str]:
     if names:
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        yield f"weights that were not finite: {shown}"
+        yield f"weights that were not finite: {first_few(names, 3)}"
 
 
 def origin_json(finding: Finding | None) -> dict[str, Any] | None:

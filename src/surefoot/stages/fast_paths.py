@@ -32,7 +32,7 @@ from surefoot.models.fast_adapters import adapter_path
 from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.models.last_block import last_block_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
-from surefoot.planning.plan import Choice, DType, RunPlan
+from surefoot.planning.plan import PLAIN, Choice, DType, RunPlan
 from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
@@ -58,7 +58,6 @@ _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would 
 # as that of the keys' bias, is nothing but rounding.
 _SMALL = 0.03
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in a name
-PLAIN = "plain"
 STAYS = "it stays, as the run began with it"
 GO_ON = "resume with the versions and the device that the run began with, or start another run"
 SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # the paths of this module, by their keys under `kernels:`

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from surefoot.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.families.files import read_json
+from surefoot.made_folders import is_checkpoint
 from surefoot.models.hub import resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
@@ -53,7 +54,7 @@ def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> P
 
 def saved_plan(folder: Path) -> RunPlan | None:
     """The plan of the run that wrote this folder; a checkpoint's stands beside it."""
-    for place in (folder, folder.resolve().parent) if folder.name.startswith("checkpoint-") else (folder,):
+    for place in (folder, folder.resolve().parent) if is_checkpoint(folder) else (folder,):
         if (place / "plan.json").is_file():
             return plan_from_json(read_json(place / "plan.json").get("plan", {}))
     return None

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from surefoot.few import first_few
+
 if TYPE_CHECKING:  # torch is not needed to read a log
     from surefoot.data.batch import RecordName
 
+_NAMED = 8  # examples in a sentence
 Decision = Literal["stepped", "non_finite", "scaler", "held"]
 
 
@@ -77,7 +80,5 @@ class EvalReport:
     unit: Unit = "tokens"
 
 
-def example_list(examples: tuple[RecordName, ...], most: int = 8) -> str:
-    """`3, 17, 20 and 5 more`."""
-    shown = ", ".join(str(example) for example in examples[:most])
-    return f"{shown} and {len(examples) - most} more" if len(examples) > most else shown
+def example_list(examples: tuple[RecordName, ...]) -> str:
+    return first_few(examples, _NAMED)

@@ -12,6 +12,7 @@ from surefoot.data.formats.conversation import Conversation
 from surefoot.data.json_rows import read_value
 from surefoot.data.rows import Row, kind_of
 from surefoot.errors import Fault, InputError
+from surefoot.few import first_few
 from surefoot.nearest import nearest_words
 
 _SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
@@ -54,9 +55,8 @@ def _also(rows: Sequence[Row | Conversation], fix: str) -> str:
     """Before what is to be done, which is to be done in all of them; `what` stays a sentence about one row."""
     if not rows:
         return fix
-    numbers = ", ".join(str(row.number) for row in rows[:_SHOWN])
-    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    same = f"the same in row{'s' if len(rows) > 1 else ''} {numbers}{more}"
+    numbers = first_few([row.number for row in rows], _SHOWN)
+    same = f"the same in row{'s' if len(rows) > 1 else ''} {numbers}"
     return f"{same}; {fix}" if fix else same
 
 
