@@ -18,6 +18,7 @@ from torch import nn
 from surefoot.data.batch import Batch
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.bos import installed_scaling, other_scale, unwrapped
+from surefoot.models.compiled import as_written
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.documents import packed_forward
 from surefoot.models.forward import hidden_states, model_inputs
@@ -32,7 +33,7 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
     """Raises EnvironmentFault where the first token of an example reaches the first layer at another factor than
     `scale`, or another token is changed. Returns what was found, JSON-able; factor: smallest and largest, None where
     every first embedding is zero."""
-    with evaluating(model), torch.compiler.set_stance("force_eager"):  # dropout would differ from pass to pass
+    with evaluating(model), as_written(model):  # dropout would differ from pass to pass
         found = _measure(model, batch)
     factors, others = found["factor"], found["others_changed"]
     tolerance = _TOLERANCE[unwrapped(model).get_input_embeddings().get_parameter("weight").dtype]

@@ -262,7 +262,7 @@ def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
     if config.compile == "off":
         source = "user" if "compile" in config.model_fields_set else "default"
         return Choice("off", "it recompiles for new shapes, which can cost more than a run gains", source)
-    notes.caution(f"compile: {config.compile} takes minutes before step 1 and again for new shapes; compare step times")
+    notes.caution(f"compile: {config.compile} takes minutes before step 1, where it is tried, and again for new shapes")
     if config.adapter is not None and config.adapter.kind == "dora":
         notes.caution("torch.compile breaks off at every DoRA layer (PEFT's code cannot be traced): expect no gain")
     if config.compile == "max-autotune":

@@ -20,6 +20,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
+from surefoot.models.compiled import as_written
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.load import load_tokenizer
 from surefoot.models.packing import documents_fault
@@ -110,7 +111,8 @@ def set_up(
     built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
     if checkpoint is not None:
         built.load(checkpoint.folder)
-    head = verify_head(policy, at_first)
+    with as_written(policy):
+        head = verify_head(policy, at_first)
     packs = plan.kernels.documents.value != PLAIN
     # Once weights are shared out, ranks wait for one another within a forward pass, and none may fail in it.
     packing_fault = documents_fault(policy) if packs and choice.name in CUTTING else ""

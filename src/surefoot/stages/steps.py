@@ -17,6 +17,7 @@ from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.at_once import settle_at_once
+from surefoot.stages.compiled import try_compiled
 from surefoot.stages.custom import Custom, check_objective
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.evaluating import make_evaluate
@@ -52,6 +53,7 @@ def make_ready(
         session.start_group(run.plan.device.value)
         setup = _set_up(run, session, console)
         phases.end("model")
+        compiled = _try_compiled(run, setup, console)
         together = _settle_at_once(run, setup, custom, console)
         setup = together or _settle_packing(run, setup, console)
         before, run = run, replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
@@ -59,7 +61,7 @@ def make_ready(
             check_objective(run.config, custom.objective, setup, run.stage)
         own = {"objective": custom.objective_name} if custom.objective else {}
         bos = _verify_bos(run, setup)
-        verified = {**setup.verified, **own, **bos, "kernels": _verify_kernels(run, setup)}
+        verified = {**setup.verified, **compiled, **own, **bos, "kernels": _verify_kernels(run, setup)}
         setup = setup if together else _settle(run, setup, console)
         plan = settle_room(before, setup.plan, setup.engine, partial(_caution, console))
         phases.end("comparison")
@@ -140,6 +142,12 @@ def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
 def _next_rows(run: Prepared, setup: Setup) -> Batch:
     """Of the next step's first micro-batch."""
     return run.stage.step_batches(run.timetable.next_step(setup.state.step))[0].rows.to(setup.engine.device)
+
+
+def _try_compiled(run: Prepared, setup: Setup, console: Console) -> dict[str, Any]:
+    if run.plan.compile.value == "off":
+        return {}
+    return {"compile": try_compiled(run, setup, console.say, partial(_caution, console))}
 
 
 def _settle_at_once(run: Prepared, setup: Setup, custom: Custom, console: Console) -> Setup | None:
