@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from made_up_trials import made_up
 from plans import run_plan
+from surefoot.planning.plan import Choice, RunPlan
 from surefoot.stages.trial import Rival
 from surefoot.tune import trials
 from surefoot.tune.attempt import Answer, Request
@@ -25,7 +27,7 @@ class Bench:
 
     def __init__(self, monkeypatch, *answers: Answer):
         self.asked: list[tuple[Rival | None, float | None]] = []
-        monkeypatch.setattr(trials, "refusal", lambda config, plan, lengths: "")
+        monkeypatch.setattr(trials, "planned", lambda config, plan, lengths: self.plan_of(config))
         lengths: Any = None  # which only the planner reads
         left = list(answers)
 
@@ -34,7 +36,14 @@ class Bench:
             return left.pop(0)
 
         terms = Terms(steps=2, limit=LIMIT, compiling=COMPILING)
-        self.trials = Trials({}, run_plan(trainable=1, parameters=2), lengths, NUMBERS, terms, attempt)
+        self.plan = run_plan(trainable=1, parameters=2)
+        self.trials = Trials({}, self.plan, lengths, NUMBERS, terms, attempt)
+
+    def plan_of(self, config) -> RunPlan:
+        """Another one for each size of micro-batches, and for compiling."""
+        micro = replace(self.plan.batch.micro, value=config.get("batch", {}).get("micro", 1))
+        batch, compile = replace(self.plan.batch, micro=micro), Choice(config.get("compile", "off"), "", "user")
+        return replace(self.plan, batch=batch, compile=compile)
 
 
 @pytest.mark.parametrize(("settings", "limit"), [({"compile": "default"}, COMPILING), ({"compile": "off"}, LIMIT)])
@@ -57,6 +66,15 @@ def test_the_rival_is_the_best_so_far_and_noise_does_not_make_one_hopeless(monke
         Rival((1.0, 1.0, 1.0), margin),
         Rival((1.0, 1.0, 1.0), margin),
     ]
+
+
+def test_settings_that_plan_the_same_are_tried_once(monkeypatch):
+    bench = Bench(monkeypatch, Answer(made_up()), Answer(made_up()))
+    first = bench.trials.look({"attention.implementation": "auto"})
+    assert bench.trials.look({"attention.implementation": "sdpa"}) is first
+    other = bench.trials.look({"attention.implementation": "auto", "batch.micro": 2})  # the twin: it plans another run
+    assert other is not first
+    assert len(bench.asked) == 2
 
 
 def test_nobody_keeps_up_with_what_is_not_taken(monkeypatch):

@@ -78,6 +78,26 @@ def test_nothing_is_tried_twice_and_everything_is_told():
     assert len({str(one.settings) for one in told}) == len(told)
 
 
+def test_settings_that_plan_what_others_did_are_not_told_again():
+    one_form = {"sdpa": "eager"}
+    quick, known = machine(4, 0.6, 1.4), dict[str, Tried]()
+
+    def attempt(settings: Mapping) -> Tried:
+        form = settings["attention.implementation"]
+        planned = {**settings, "attention.implementation": one_form.get(form, form)}
+        return known.setdefault(str(planned), quick(settings))
+
+    search = Search(Space(AXES, START, ()), attempt, lambda one: None)
+    search.run()
+    assert {one.settings["attention.implementation"] for one in search.tried} == {"sdpa"}
+    assert len(search.tried) == len(set(map(id, search.tried)))
+    one_form.clear()  # the twin
+    known.clear()
+    other = Search(Space(AXES, START, ()), attempt, lambda one: None)
+    other.run()
+    assert len(other.tried) > len(search.tried)
+
+
 def test_threads_are_tried_only_where_batches_are_waited_for():
     quick = machine(4, 0.6, 0.9)
 

@@ -41,7 +41,7 @@ class Tried:
         return "memory" in self.failure
 
 
-Try = Callable[[Settings], Tried]
+Try = Callable[[Settings], Tried]  # the same object for settings that plan what others did
 
 
 class Search:
@@ -112,8 +112,9 @@ class Search:
         if known is not None:
             return known
         found = self._attempt(settings)
-        self.tried.append(found)
-        self._told(found)
+        if not any(found is one for one in self.tried):
+            self.tried.append(found)
+            self._told(found)
         return found
 
     def _is_short_of_memory(self) -> bool:

@@ -40,7 +40,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """start: the plan's own choices, with a value for every axis. left_out: key and why it is not varied."""
+    """start: values that plan what the config plans, one for every axis. left_out: key and why it is not varied."""
 
     axes: tuple[Axis, ...]
     start: Settings
@@ -94,7 +94,7 @@ def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     return {
         "precision.compute": plan.precision.compute.value,
         "data.packing": "off" if plan.kernels.documents.value == PLAIN else "on",
-        "attention.implementation": plan.attention.implementation.value,
+        "attention.implementation": "auto",  # which leaves packed rows the choice among forms, that no value names
         "batch.micro": "auto",  # a budget of tokens, which no number of examples says
         "gradient_checkpointing": "auto" if plan.memory.gradient_checkpointing.value else "off",
         "compile": plan.compile.value,
@@ -113,7 +113,7 @@ def _dtypes(machine: Hardware, seen: Measurements, plan: RunPlan) -> tuple[str, 
 
 
 def _attention(machine: Hardware) -> tuple[str, ...]:
-    forms = ["sdpa", "eager"]
+    forms = ["auto", "sdpa", "eager"]
     if machine.kind == "cuda" and find_spec("flash_attn") is not None:
         forms.append("flash_attention_2")
     return tuple(forms)

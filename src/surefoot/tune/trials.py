@@ -13,6 +13,7 @@ from surefoot.errors import InputError
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import RunPlan
+from surefoot.planning.serial import diff_plans
 from surefoot.stages.planned import make_plan
 from surefoot.stages.trial import Clock, Rival, Trial
 from surefoot.tune.attempt import Answer, Request
@@ -57,10 +58,22 @@ class Trials:
         self._terms, self._attempt = terms, attempt
         self._best: Trial | None = None
         self._spread = 1.0
+        self._seen: list[tuple[RunPlan, Tried]] = []
         self.known: tuple[Settings, Answer] | None = None  # one that need not be tried again
 
     def look(self, settings: Settings) -> Tried:
-        """What came of the settings; where they are hopeless, of their first steps."""
+        """What came of the settings; where they are hopeless, of their first steps; where they plan what others did
+        before, what came of those."""
+        made = planned(with_settings(self._given, settings), self._plan, self._lengths)
+        if isinstance(made, str):
+            return Tried(settings, failure=made)
+        for other, tried in self._seen:
+            if not diff_plans(other, made):
+                return tried
+        self._seen.append((made, found := self._first_look(settings)))
+        return found
+
+    def _first_look(self, settings: Settings) -> Tried:
         compiles = settings.get("compile", self._plan.compile.value) != "off"
         # What compiles is slow until it has seen all shapes, and says nothing before.
         rival = None if self._best is None or compiles else Rival(self._best.paced, _HOPELESS * self._spread)
@@ -81,14 +94,18 @@ class Trials:
         return first, second
 
     def _look(self, settings: Settings, rival: Rival | None, limit: float) -> Tried:
-        config = with_settings(self._given, settings)
-        if refused := refusal(config, self._plan, self._lengths):
-            return Tried(settings, failure=refused)
         if self.known is not None and self.known[0] == settings:
             (_, answer), self.known = self.known, None
         else:
             answer = self._attempt(
-                Request(config, self._terms.steps, ROUNDS, rival=rival, clock=self._terms.clock), limit
+                Request(
+                    with_settings(self._given, settings),
+                    self._terms.steps,
+                    ROUNDS,
+                    rival=rival,
+                    clock=self._terms.clock,
+                ),
+                limit,
             )
         if answer.trial is None:
             return Tried(settings, failure=answer.failure)
@@ -108,15 +125,21 @@ class Trials:
         return Tried(settings, trial.rate, trial.memory, waiting, wrong, held_up=trial.held_up)
 
 
-def refusal(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> str:
-    """By the planner, or by its forecast of the memory; empty where there is none. plan: has the measurements."""
+def planned(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> RunPlan | str:
+    """The plan, or why the planner, or its forecast of the memory, refuses. plan: has the measurements."""
     try:
         made = make_plan(check_config(config), lengths=lengths, measurements=plan.measurements)
     except InputError as error:
         return str(error.faults[0])
     if fits(made.memory):
-        return ""
+        return made
     return f"not enough memory: {readable(made.memory.total)} of {readable(usable(made.memory.available))}, forecast"
+
+
+def refusal(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> str:
+    """Why `planned` has none, empty where it has."""
+    found = planned(config, plan, lengths)
+    return found if isinstance(found, str) else ""
 
 
 def _faster(one: Tried | None, other: Tried) -> Tried:
