@@ -28,8 +28,15 @@ from throughput import build_base
 from surefoot import hardware
 from surefoot.config.load import check_config, load_config
 from surefoot.errors import InputError
-from surefoot.planning.measurements import measurements_from_json
+from surefoot.planning.measurements import LengthFacts, measurements_from_json
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.serial import diff_plans
+from surefoot.report.silent import silent_console
+from surefoot.stages.custom import NOTHING
+from surefoot.stages.lengths import lengths_of
 from surefoot.stages.planned import make_plan
+from surefoot.stages.prepare import prepare
+from surefoot.stages.run_folder import Claim
 from surefoot.tune.attempt import Request, can_fork, workshop
 from surefoot.tune.run import tune
 from surefoot.tune.search import grid
@@ -97,16 +104,20 @@ def compare(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any
 
 
 def _grid(given: dict[str, Any], steps: int, clock: Any) -> list[tuple[float, Any, str]]:
-    """(tokens a second or 0, settings, why not) of every combination."""
-    found = []
+    """(tokens a second or 0, settings, why not) of every combination that plans another run than those before."""
+    found, seen = [], []
+    plan, lengths = _planned(given)
     with workshop(forks=can_fork(hardware.detect().kind)) as shop:
         for settings in grid(_space(given).axes):
             config = with_settings(given, settings)
             try:
-                make_plan(check_config(config), measure=False)
+                made = make_plan(check_config(config), measurements=plan.measurements, lengths=lengths)
             except InputError as error:
                 found.append((0.0, settings, str(error.faults[0])))
                 continue
+            if any(not diff_plans(made, other) for other in seen):
+                continue
+            seen.append(made)
             answer = shop.attempt(Request(config, steps, ROUNDS, clock=clock))
             found.append((answer.trial.rate if answer.trial else 0.0, settings, answer.failure))
     return found
@@ -124,11 +135,18 @@ def _in_turns(configs: list[dict[str, Any]], steps: int, clock: Any) -> list[flo
     return [max(turn[side] for turn in rates) for side in range(len(configs))]
 
 
+def _planned(given: dict[str, Any]) -> tuple[RunPlan, LengthFacts]:
+    """As `tune` plans: with the lengths of the data."""
+    with tempfile.TemporaryDirectory() as folder, silent_console() as console:
+        config = check_config({**given, "output": f"{folder}/run"})
+        run = prepare(config, Claim(Path(folder) / "run", "new"), console, NOTHING)
+        return run.plan, lengths_of(run.config, run.stage.data)
+
+
 def _space(given: dict[str, Any]) -> Space:
-    config = check_config(given)
-    plan = make_plan(config)
+    plan, _ = _planned(given)
     seen = measurements_from_json(plan.measurements)
-    return make_space(config, set(given_keys(given)), plan, hardware.detect(), seen)
+    return make_space(check_config(given), set(given_keys(given)), plan, hardware.detect(), seen)
 
 
 def _given(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -144,9 +162,7 @@ def _given(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]
     )
     given: dict[str, Any] = dict(load_config(path).given)
     space = _space(given)
-    held = {
-        axis.key: axis.auto if space.start[axis.key] == "auto" else space.start[axis.key] for axis in space.axes
-    } | _HELD
+    held = space.start | {axis.key: axis.auto for axis in space.axes if axis.auto is not None} | _HELD
     return with_settings(given, {key: value for key, value in held.items() if key not in asked.keys})
 
 

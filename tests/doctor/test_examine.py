@@ -153,6 +153,22 @@ def test_an_oversubscribed_micro_batch(tmp_path, base, monkeypatch):
     assert readable(limit) in line.value
 
 
+def test_what_has_no_room_in_the_memory_that_is_free_is_not_tried(tmp_path, base, monkeypatch):
+    here = hardware.detect()
+    config = clean_run(tmp_path, base, **at_once(16))
+    free = forecast(config) - 1
+    monkeypatch.setattr(hardware, "detect", lambda: replace(here, free=free))
+    monkeypatch.setattr(module, "_taken", None)
+    monkeypatch.setattr(module, "gain_of_micro", None)
+    looked_at = examine(config).looked_at
+    line = next(one for one in looked_at if one.code == "MEM-OVERSUBSCRIBED")
+    assert (line.verdict, line.gain) == ("caution", None)
+    passes = [one for one in looked_at if one.code in ("LOSS-FINITE", "BWD-RATIO", "FAST-PATH", "PACK-LEAK")]
+    assert {one.verdict for one in passes} == {"unknown"}
+    assert all(one.value.endswith("are free") for one in passes)
+    assert len(passes) == 4
+
+
 def test_the_gain_of_a_variable_is_that_of_the_type_which_the_plan_would_take_without_it():
     """With it fp32 is the fastest, and computes; without it bf16 is four times as fast."""
     lines = environment_lines(environment_without_plan({"DNNL_MAX_CPU_ISA": "AVX2"}, "cpu"))

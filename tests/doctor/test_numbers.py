@@ -7,9 +7,10 @@ import json
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from doctor_runs import clean_run, plant_in_loss, with_stage
-from surefoot.doctor.numbers import leak_line, split_line
+from surefoot.doctor.numbers import gradient_line, leak_line, split_line
 from surefoot.doctor.passes import in_micro_batches
 from surefoot.doctor.steps import STEPS
 from surefoot.models import forward
@@ -55,6 +56,19 @@ def test_training_mode_is_put_back(one):
     split_line(one)
     leak_line(one)
     assert {name: module.training for name, module in one.setup.engine.model.named_modules()} == before
+
+
+def test_what_trains_and_gets_no_gradient(tmp_path, base):
+    with ready(clean_run(tmp_path, base, adapter={"kind": "lora", "rank": 4}), STEPS) as one:
+        line = gradient_line(one)
+        assert (line.code, line.verdict) == ("GRAD-NONE", "ok")
+        mlp = causal_model(one.setup.policy).model.layers[0].mlp
+        around = mlp.down_proj.base_layer.weight
+        mlp.forward = lambda x: torch.nn.functional.linear(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), around)
+        line = gradient_line(one)
+    assert (line.code, line.verdict) == ("GRAD-NONE", "caution")
+    assert line.value.startswith("2 of ")
+    assert "mlp.down_proj" in line.value
 
 
 @contextmanager

@@ -32,6 +32,13 @@ def test_ten_clean_steps(one):
     assert set(found.values()) == {"ok"}
 
 
+def test_steps_that_take_very_long_are_fewer_and_enough(one, monkeypatch):
+    monkeypatch.setattr(steps, "_PATIENCE", 0.0)
+    taken = take(one)
+    assert len(taken.reports) == steps._ENOUGH < STEPS
+    assert verdicts(steps.number_lines(taken, falls=True))["LOSS-FINITE"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("code", "verdict", "change"),
     [

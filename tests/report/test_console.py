@@ -245,11 +245,14 @@ def test_a_passing_line_is_shown_in_place_and_leaves_nothing(tmp_path):
     assert "looking" not in (tmp_path / "run.log").read_text()
 
 
-def test_a_plain_console_shows_no_passing_line():
+def test_a_plain_console_shows_a_passing_line_after_a_long_silence_alone(monkeypatch):
+    clock = iter([0.0, 29.0, 31.0, 31.0, 60.0])
+    monkeypatch.setattr(console_module, "monotonic", lambda: next(clock))
     screen = io.StringIO()
     with Console(screen).passing() as show:
-        show("looking at one")
-    assert screen.getvalue() == ""
+        for one in ("looking at one", "looking at two", "looking at three"):
+            show(one)
+    assert screen.getvalue() == "looking at two\n"
 
 
 def test_a_log_that_a_copy_shares_is_made_its_own(tmp_path):

@@ -75,6 +75,7 @@ CODES: dict[str, Code] = {
     ),
     "MICRO-BATCH-SUM": Code("numbers", "k examples at once against k times one", "equal up to rounding", 3),
     "PACK-LEAK": Code("numbers", "the hidden states of documents when others of their batch change", "they stay", 3),
+    "GRAD-NONE": Code("numbers", "tensors that train and get no gradient in three steps", "none"),
     "LOSS-FINITE": Code("steps", "loss and gradient norm of ten real steps", "finite", 2),
     "LOSS-ZERO": Code("steps", "the loss of ten real steps", "not 0", 2),
     "GRAD-NORM": Code("steps", "the gradient norm of ten real steps", "between 1e-6 and 1e4"),

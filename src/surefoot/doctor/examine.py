@@ -21,7 +21,8 @@ from surefoot import hardware as machine
 from surefoot import process
 from surefoot.config.schema import ParallelConfig, RunConfig
 from surefoot.data.audit import Audit, cautions
-from surefoot.doctor.findings import Examination, Finding, caution, ok, refusals
+from surefoot.doctor.codes import CODES
+from surefoot.doctor.findings import Examination, Finding, caution, ok, refusals, unknown
 from surefoot.doctor.libraries import installed_version, library_findings
 from surefoot.doctor.machine import (
     disk_line,
@@ -33,7 +34,7 @@ from surefoot.doctor.machine import (
     thread_lines,
     with_cost,
 )
-from surefoot.doctor.numbers import leak_line, split_line
+from surefoot.doctor.numbers import gradient_line, leak_line, split_line
 from surefoot.doctor.parity import own_pass, parity_lines
 from surefoot.doctor.passes import gain_of_micro
 from surefoot.doctor.rest import rest
@@ -65,6 +66,7 @@ from surefoot.stages.planned import attention_request, linear_shapes, make_plan
 from surefoot.stages.revisions import hub_names
 from surefoot.stages.trial import Ready, ready
 
+_OF_PASSES = [name for name, code in CODES.items() if code.group in ("numbers", "steps")]
 _SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model
 _HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 _LENGTH = 1024
@@ -129,6 +131,9 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
             facts["measurements"] = measurements_to_json(seen)
             yield from _on_this_machine(one, seen, found)
             yield from _planned(one, found)
+            if lacking := _lacking(one.plan.memory, found):
+                yield from (unknown(code, f"it needs {lacking}") for code in _OF_PASSES)
+                return
             own = own_pass(one)
             yield from _taken(one, seen)
             plan = one.setup.plan
@@ -210,7 +215,15 @@ def _memory(one: Ready, found: Hardware) -> Finding:
     micro = _micro_with_room(one, found)
     if micro is None:
         return caution("MEM-OVERSUBSCRIBED", said, "set gradient_checkpointing: on, or lower data.max_length")
-    return caution("MEM-OVERSUBSCRIBED", said, f"set batch.micro: {micro}", gain=gain_of_micro(one, micro))
+    gain = None if _lacking(memory, found) else gain_of_micro(one, micro)
+    return caution("MEM-OVERSUBSCRIBED", said, f"set batch.micro: {micro}", gain=gain)
+
+
+def _lacking(memory: MemoryPlan, found: Hardware) -> str:
+    """What is needed and what there is, where trying would end in the system's killing this process or another."""
+    if found.free is None or memory.total <= found.free:
+        return ""
+    return f"{readable(memory.total)}, and {readable(found.free)} are free"
 
 
 def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
@@ -235,6 +248,7 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
     run = one.run
     yield split_line(one)
     yield leak_line(one)
+    yield gradient_line(one)
     yield attention_line(one, seen)
     yield product_line(one, run.plan.precision.compute.value, seen)
     taken = take(one)

@@ -12,15 +12,18 @@ from dataclasses import replace
 import torch
 
 from surefoot.data.batch import Batch, RecordName, Weighted
-from surefoot.doctor.findings import Finding, fault, ok, unknown
+from surefoot.doctor.findings import Finding, caution, fault, ok, unknown
 from surefoot.doctor.passes import in_micro_batches
-from surefoot.doctor.steps import STEPS
+from surefoot.doctor.steps import STEPS, few
+from surefoot.few import first_few
 from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import evaluating
 from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.stages.fast_paths import LIMITS, largest_difference, nothing_at_zero, one_pass
 from surefoot.stages.trial import Ready
 
+_LOOKED_FOR = 3  # steps, before a tensor counts as one without a gradient: an expert may have no token in one
+_SHOWN = 2  # modules
 _EXAMPLES = 4  # that are taken together and one by one
 # Shapes are the same, so kernels and their order of sums are: what is left is for kernels that add up as they come.
 _LEAK: Mapping[DType, float] = {"fp32": 1e-6, "fp16": 1e-4, "bf16": 1e-3}
@@ -78,6 +81,23 @@ def leak_line(one: Ready) -> Finding:
     fix = "set data.packing: off and attention: auto; what still moves comes from the model itself"
     where = "one packed row" if rows.documents else "padded rows"
     return within_rounding("PACK-LEAK", error, one.plan, fix, _LEAK, seen=f"{len(before)} documents in {where}")
+
+
+def gradient_line(one: Ready) -> Finding:
+    """Whether all that trains gets a gradient. A module whose own forward multiplies by the frozen weight alone goes
+    round its adapter, and nothing else shows it: the loss falls by what the other modules learn."""
+    setup, stage = one.setup, one.run.stage
+    without = list(setup.engine.parameters)
+    with nothing_at_zero(setup.engine.parameters.values()):
+        for step in range(1, _LOOKED_FOR + 1):
+            found = one_pass(setup, stage, few(stage.step_batches(step)), step).gradients
+            without = [name for name in without if name not in found or not found[name].any()]
+            if not without:
+                return ok("GRAD-NONE", f"0 of {len(setup.engine.parameters)} tensors")
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in without))
+    said = f"{len(without)} of {len(setup.engine.parameters)} tensors, in {first_few(modules, _SHOWN)}"
+    fix = "their modules' forward goes round what trains: leave them out of adapter.targets, or take the library's own"
+    return caution("GRAD-NONE", said, fix)
 
 
 def _with_several(one: Ready) -> Batch | None:

@@ -26,6 +26,7 @@ from surefoot.training.scaling import LossScale
 
 STEPS = 10
 MICRO_BATCHES = 2  # of a step
+_ENOUGH, _PATIENCE = 4, 240.0  # steps that are always taken, and seconds after which no more are
 _NORMS = (1e-6, 1e4)
 _SHOWN = 3  # modules
 OWN_PRODUCTS = "matmul"  # the form of packed documents' attention that calls no kernel of torch
@@ -33,10 +34,10 @@ OWN_PRODUCTS = "matmul"  # the form of packed documents' attention that calls no
 
 @dataclass(frozen=True)
 class Taken:
-    """What ten steps showed. reports: with a profile each. again: the first step's loss after all of them. waiting:
-    seconds until a step's batches were there, from the second step on. compiled: graphs that torch compiled up to each
-    step. preparing: seconds in which one thread prepares a step's batches. whole: seconds that a whole step would take,
-    of which only some micro-batches were computed."""
+    """What ten steps showed, or fewer where they are very slow. reports: with a profile each. again: the first step's
+    loss after all of them. waiting: seconds until a step's batches were there, from the second step on. compiled:
+    graphs that torch compiled up to each step. preparing: seconds in which one thread prepares a step's batches. whole:
+    seconds that a whole step would take, of which only some micro-batches were computed."""
 
     reports: Sequence[StepReport]
     again: float | None
@@ -50,7 +51,10 @@ def take(one: Ready) -> Taken:
     """The weights move, and nobody keeps them."""
     stage, state = one.run.stage, one.setup.state
     reports, waits, parts, compiled = [], [], [], []
+    began = time.perf_counter()
     for number in range(1, STEPS + 1):
+        if number > _ENOUGH and time.perf_counter() - began > _PATIENCE:
+            break
         started = time.perf_counter()
         found = one.batches(number)
         waits.append(time.perf_counter() - started)

@@ -51,4 +51,6 @@ def _gain(one: Finding) -> str:
         return " (gain not measured)" if CODES[one.code].speed else ""
     if abs(gain - 1) < _NOISE:
         return " (measured: as fast as now)"
+    if gain < 1:
+        return " (measured: no faster on this machine now)"
     return f" (measured: {gain:{'.0f' if gain >= 10 else '.2g'}} x as fast)"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any, TextIO
 
 import rich.console
@@ -28,6 +29,7 @@ from surefoot.printable import clean
 from surefoot.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
+_SILENT = 30.0  # seconds after which whoever reads a file or a pipe is told that something is going on
 _ASCII = {"·": "|", "…": "...", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "✓": "ok"}
 _ASCII |= {"⟦": "[[", "⟧": "]]"}  # what the model learns in a sample of the data
 
@@ -56,14 +58,25 @@ class Console:
 
     @contextmanager
     def passing(self) -> Iterator[Callable[[str], None]]:
-        """Within: shows a line in the place of the one before. It is gone at the end, and never logged; a plain console
-        shows none."""
+        """Within: shows a line in the place of the one before. It is gone at the end, and never logged. A plain console
+        prints one where nothing was said for long."""
         if not self.live:
-            yield lambda text: None
+            yield self._now_and_then()
             return
         with Live(console=self.screen, auto_refresh=False, transient=True) as shown:
             self.screen.show_cursor(True)  # a process killed at once could not give it back
             yield lambda text: shown.update(Text(text, "dim"), refresh=True)
+
+    def _now_and_then(self) -> Callable[[str], None]:
+        last = monotonic()
+
+        def show(text: str) -> None:
+            nonlocal last
+            if monotonic() - last > _SILENT:
+                self.screen.print(Text(text, "dim"), soft_wrap=True)
+                last = monotonic()
+
+        return show
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print text (one line, or several) and log it. Long lines are not wrapped."""

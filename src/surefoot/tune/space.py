@@ -15,7 +15,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.hardware import Hardware
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.packing import STAGES
-from surefoot.planning.plan import PLAIN, DType, RunPlan
+from surefoot.planning.plan import DType, RunPlan
 
 Settings = Mapping[str, Any]  # dotted key -> value
 _MUCH_SLOWER = 3.0  # times: a type whose products are so much slower than the fastest one's is not tried
@@ -53,7 +53,7 @@ def make_space(
     """given: dotted keys that the user set, see `given_keys`. seen: what the probes measured for the plan."""
     axes: list[Axis] = [
         Axis("precision.compute", _dtypes(machine, seen, plan)),
-        Axis("data.packing", ("off", "on")),
+        Axis("data.packing", ("auto", "off", "on")),
         Axis("attention.implementation", _attention(machine)),
         Axis("batch.micro", _sizes(plan.batch.size.value), ordered=True, auto=plan.batch.micro.value),
         Axis("gradient_checkpointing", ("off", "auto")),
@@ -93,7 +93,7 @@ def needs_threads(waiting: float) -> bool:
 def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     return {
         "precision.compute": plan.precision.compute.value,
-        "data.packing": "off" if plan.kernels.documents.value == PLAIN else "on",
+        "data.packing": "auto",  # which makes room for settings that cannot go with packed rows
         "attention.implementation": "auto",  # which leaves packed rows the choice among forms, that no value names
         "batch.micro": "auto",  # a budget of tokens, which no number of examples says
         "gradient_checkpointing": "auto" if plan.memory.gradient_checkpointing.value else "off",
