@@ -162,7 +162,7 @@ def _given(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]
     )
     given: dict[str, Any] = dict(load_config(path).given)
     space = _space(given)
-    held = space.start | {axis.key: axis.auto for axis in space.axes if axis.auto is not None} | _HELD
+    held = dict(space.start) | {axis.key: axis.auto for axis in space.axes if axis.auto is not None} | _HELD
     return with_settings(given, {key: value for key, value in held.items() if key not in asked.keys})
 
 

@@ -79,7 +79,8 @@ class Search:
     def _compare(self, axis: Axis, best: Tried) -> Tried:
         here = best.settings
         for value in axis.values:
-            other = self._look({**here, axis.key: value})
+            needed = {key: one for key, one in axis.needs.get(value, {}).items() if key in here}
+            other = self._look({**here, **needed, axis.key: value})
             if axis.key in _MOVE_THE_SIZE and value != here[axis.key] and (other.rate or other.short_of_memory):
                 other = self._at_its_own_size(other)
             best = better(best, other)

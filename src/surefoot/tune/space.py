@@ -7,7 +7,7 @@ forecast does not fit, is never started; the reason is kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,9 +15,10 @@ from surefoot.config.schema import RunConfig
 from surefoot.hardware import Hardware
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.packing import STAGES
-from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.plan import PLAIN, DType, RunPlan
 
 Settings = Mapping[str, Any]  # dotted key -> value
+_PADDED: Settings = {"data.packing": "off"}
 _MUCH_SLOWER = 3.0  # times: a type whose products are so much slower than the fastest one's is not tried
 _WAITING = 0.02  # share of a step: with less, threads that prepare batches have nothing to win
 
@@ -26,12 +27,13 @@ _WAITING = 0.02  # share of a step: with less, threads that prepare batches have
 class Axis:
     """key: "batch.micro". values: in order of size where they have one. ordered: the rate rises up to one of them and
     falls beyond it, so neighbours are tried, and not all. auto: the value that "auto", which may be more than any one
-    of them, comes nearest to."""
+    of them, comes nearest to. needs: value -> what else has to be so, if it is varied, for the value to be possible."""
 
     key: str
     values: tuple[Any, ...]
     ordered: bool = False
     auto: Any = None
+    needs: Mapping[Any, Settings] = field(default_factory=dict)
 
     def place(self, value: Any) -> Any:
         """Where a value stands among the others of an ordered axis."""
@@ -53,11 +55,11 @@ def make_space(
     """given: dotted keys that the user set, see `given_keys`. seen: what the probes measured for the plan."""
     axes: list[Axis] = [
         Axis("precision.compute", _dtypes(machine, seen, plan)),
-        Axis("data.packing", ("auto", "off", "on")),
-        Axis("attention.implementation", _attention(machine)),
+        Axis("data.packing", ("off", "on")),
+        Axis("attention.implementation", _attention(machine), needs={"eager": _PADDED, "flash_attention_2": _PADDED}),
         Axis("batch.micro", _sizes(plan.batch.size.value), ordered=True, auto=plan.batch.micro.value),
         Axis("gradient_checkpointing", ("off", "auto")),
-        Axis("compile", ("off", "default")),
+        Axis("compile", ("off", "default"), needs={"default": _PADDED}),
         Axis("data.workers", (0, 1), ordered=True),
     ]
     start = _start(config, plan)
@@ -93,7 +95,7 @@ def needs_threads(waiting: float) -> bool:
 def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     return {
         "precision.compute": plan.precision.compute.value,
-        "data.packing": "auto",  # which makes room for settings that cannot go with packed rows
+        "data.packing": "off" if plan.kernels.documents.value == PLAIN else "on",
         "attention.implementation": "auto",  # which leaves packed rows the choice among forms, that no value names
         "batch.micro": "auto",  # a budget of tokens, which no number of examples says
         "gradient_checkpointing": "auto" if plan.memory.gradient_checkpointing.value else "off",
