@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot.errors import Diverged
+from surefoot.errors import Diverged, Fault
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.base import LossSum
 from surefoot.training import loop
@@ -45,6 +45,23 @@ class Diary:
 
     def saved(self, folder, state):
         self.lines.append(f"save {state.step}")
+
+
+class Braked:
+    """What a stage carries, whose limit is met at step 3."""
+
+    def to_json(self):
+        return {}
+
+    def tensors(self):
+        return {}
+
+    def metrics(self):
+        return {"kl": 9.0}
+
+    def learned(self, report):
+        if report.step == 3:
+            raise Diverged(Fault("step 3", "kl is 9"))
 
 
 def make_job(folder, engine, **changes):
@@ -92,6 +109,13 @@ def resume(folder, **changes):
     engine.model.load_state_dict(load_file(checkpoint.folder / "model.safetensors"))
     load_optimizer_tensors(engine.optimizer, engine.parameters, tensors)
     return make_job(folder, engine, **changes), state
+
+
+def test_a_step_that_meets_a_limit_of_its_stage_is_told_before_the_run_ends(tmp_path):
+    diary = Diary()
+    with pytest.raises(Diverged, match="kl is 9"):
+        train(make_job(tmp_path, toy_engine(), memory=Braked()), RunState(), diary, diary.stop)
+    assert diary.lines == ["step 1", "step 2", "step 3"]
 
 
 def test_order_of_events(tmp_path):

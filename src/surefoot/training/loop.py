@@ -128,11 +128,17 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> 
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
         report = _step(job, attempt, spikes.ceiling(state.norms) if job.clip_spikes else None, watch)
+        brake: Diverged | None = None
         if job.memory is not None:
-            job.memory.learned(report)
+            try:
+                job.memory.learned(report)
+            except Diverged as error:
+                brake = error  # the step that met it is logged first
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
         state = _carrying(job, state.after_step(report))
         observer.step(report, state)
+        if brake is not None:
+            raise brake
         over = _is_lost(job, state, report)
         if over or (job.recorder is not None and report.decision == "non_finite" and state.guard.consecutive == 1):
             words = look_into(job.engine, job.objective, job.settings, attempt, report, job.recorder)
