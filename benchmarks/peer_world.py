@@ -20,11 +20,12 @@ from typing import Any
 
 from throughput import build_base
 
+from surefoot.planning.plainest import PLAINEST
+
 SIZES = {"tiny": (4, 256, 8_000), "small": (12, 768, 32_000), "vocabulary": (12, 768, 128_000)}
 LR = 2e-4
 LENGTH = 512  # tokens of an example at most, and of every one in the equal league
-# What is held to be right: products in fp32, nothing fused, nothing packed.
-PLAIN = ("precision=fp32", "attention=sdpa", "kernels.adapter=plain", "kernels.loss=plain", "data.packing=off")
+PLAIN = ("precision=fp32", *(f"{key}={value}" for key, value in PLAINEST.items()))  # what is held to be right
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 
@@ -24,3 +25,14 @@ def put(config: dict[str, Any], key: str, new: Any) -> None:
         config.pop(name, None)
     else:
         config[name] = new
+
+
+def with_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as plain values, with these in place of what it has. settings: dotted key -> value."""
+    config = deepcopy(dict(given))
+    for key, new in settings.items():
+        group = key.split(".")[0]
+        if "." in key and not isinstance(config.get(group, {}), dict):  # a short form, such as precision: auto
+            config.pop(group)
+        put(config, key, new)
+    return config

@@ -17,9 +17,9 @@ from surefoot.data.comparable import in_padded_rows
 from surefoot.doctor.findings import Finding, fault, ok, unknown
 from surefoot.doctor.numbers import within_rounding
 from surefoot.models.dropout import without_draws
-from surefoot.planning.fast_paths import plain_kernels
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import readable, usable
+from surefoot.planning.plainest import plainly
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.stages.fast_paths import Pass, compared_batches, largest_difference, nothing_at_zero, one_pass
 from surefoot.stages.formulas import LIMIT, Formulas, compare_formulas, paths_of
@@ -105,19 +105,14 @@ def is_plain(plan: RunPlan) -> bool:
 
 
 def plainest(config: RunConfig) -> RunConfig:
-    """The run in fp32, without a kernel of surefoot's and without any of SDPA's. One example at a time and activations
-    computed again need the least memory, which scores want a lot of; a pair's common beginning then goes through the
-    model twice."""
+    """The run in fp32, as plainly as it goes. One example at a time and activations computed again need the least
+    memory, which scores want a lot of; a pair's common beginning then goes through the model twice."""
     changes = {
         "precision": type(config.precision)(compute="fp32"),
-        "attention": type(config.attention)(implementation="eager"),
-        "kernels": plain_kernels(),
-        "data": config.data.model_copy(update={"packing": "off"}),
         "batch": config.batch.model_copy(update={"micro": 1}),
         "gradient_checkpointing": "on",
-        "compile": "off",
     }
-    return config.model_copy(update=changes)
+    return plainly(config).model_copy(update=changes)
 
 
 def _needed(twin: RunConfig, batches: Sequence[Weighted]) -> int:

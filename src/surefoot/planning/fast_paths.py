@@ -34,11 +34,6 @@ def plan_kernels(
     )
 
 
-def plain_kernels() -> KernelsConfig:
-    """None of them."""
-    return KernelsConfig.model_validate(dict.fromkeys(KernelsConfig.model_fields, PLAIN))
-
-
 def head_rows(*, trains: bool) -> int:
     """Positions whose logits exist at once. Measured on a CPU at 32 k and 128 k words: for a frozen head 256 are as
     fast as any; one that trains adds to a gradient of its own size each time, and is as fast as the plain path from 512

@@ -21,6 +21,7 @@ from typing import Literal
 
 from surefoot.errors import Fault, InputError
 from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.limits import step_flops, work_of
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import MemoryPlan, RunPlan
 from surefoot.planning.workload import BYTES
@@ -98,6 +99,8 @@ def scale_rows(
     fabric = FABRICS.get(name)
     if fabric is None:
         raise InputError(Fault("--hardware", f"the links of {name} are not known", f"choose {', '.join(FABRICS)}"))
+    examples = plan.batch.micro.value * accumulation
+    work = work_of([length] * examples, supervised=length * examples)
     for gpus in COUNTS:
         for engine in ENGINES:
             if gpus == 1 and engine != "ddp":
@@ -105,8 +108,7 @@ def scale_rows(
             found = forecasts[engine]
             needs = [held(one, plan, model, engine, gpus) for one in (found.once, found.again)]
             again = needs[0] > usable(memory)
-            tokens = plan.batch.micro.value * length
-            operations = per_token(model, plan, length, checkpointing=again)
+            flops = step_flops(model, work, plan.adapter, checkpointed=float(again), pruned=False)
             sent = sent_bytes(plan, engine, gpus, accumulation)
             rate = fabric.inside if gpus <= NODE else fabric.between
             yield ScaleRow(
@@ -115,8 +117,8 @@ def scale_rows(
                 memory=needs[again],
                 fits=needs[again] <= usable(memory),
                 checkpointing=again,
-                tokens=tokens * accumulation * gpus,
-                compute=tokens * accumulation * operations / (fabric.peak * _EFFICIENCY),
+                tokens=work.tokens * gpus,
+                compute=(flops.needed + flops.recomputed) / (fabric.peak * _EFFICIENCY),
                 traffic=sent / rate,
             )
 
@@ -142,15 +144,3 @@ def sent_bytes(plan: RunPlan, engine: Engine, gpus: int, accumulation: int) -> f
         return 2 * part * trained
     frozen = 0 if plan.adapter is None else plan.parameters * BYTES[plan.precision.unpacked]
     return part * (2 * (frozen + trained) + trained) * accumulation
-
-
-def per_token(model: ModelFacts, plan: RunPlan, length: int, *, checkpointing: bool) -> float:
-    """Operations (a multiply-add is two) for one token of an example of `length`, forward and backward: the frozen base
-    of an adapter needs no gradient of its weights. Attention is causal."""
-    linear = sum(module.linear[0] * module.linear[1] for module in model.layer_linears if module.linear)
-    attention = 2 * model.layers * model.heads * model.head_dim * (length + 1)
-    head = 2 * model.vocab * model.embedding_width
-    forward = 2 * linear + attention
-    adapter = 0 if plan.adapter is None else 6 * plan.trainable
-    backward = (2 if plan.adapter is None else 1) * (2 * linear + head) + 2 * attention
-    return forward * (2 if checkpointing else 1) + head + backward + adapter

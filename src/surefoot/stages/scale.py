@@ -8,7 +8,7 @@ from surefoot import hardware
 from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
-from surefoot.planning.fast_paths import plain_kernels
+from surefoot.planning.plainest import plain_kernels
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.scale import Forecasts, ScaleRow, scale_rows
 from surefoot.stages.planned import make_plan

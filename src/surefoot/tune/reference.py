@@ -10,19 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.config.schema import KernelsConfig
+from surefoot.config.nested import with_settings
 from surefoot.errors import EnvironmentFault, Fault
-from surefoot.planning.plan import PLAIN, RunPlan
-from surefoot.tune.space import Settings
-from surefoot.tune.trials import with_settings
-
-_PLAIN: Settings = {
-    "attention": {"implementation": "eager"},
-    "data.packing": "off",
-    **{f"kernels.{name}": PLAIN for name in KernelsConfig.model_fields},
-    "compile": "off",
-    "data.workers": 0,
-}
+from surefoot.planning.plainest import PLAINEST
+from surefoot.planning.plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,7 @@ def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[
     reasons = []
     for compute in dict.fromkeys(("fp32", plan.precision.compute.value)):
         precision = {"compute": compute, **({"base": "nf4"} if plan.precision.base.value == "nf4" else {})}
-        config = with_settings(given, {**_PLAIN, "precision": precision})
+        config = with_settings(given, {**PLAINEST, "data.workers": 0, "precision": precision})
         if not (reason := refused(config)):
             return Reference(config, compute)
         reasons.append(f"{compute}: {reason}")

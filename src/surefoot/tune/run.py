@@ -11,6 +11,7 @@ from typing import Any
 
 from surefoot import hardware
 from surefoot.config.load import check_config
+from surefoot.config.nested import with_settings
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
@@ -26,7 +27,7 @@ from surefoot.tune.journal import Journal
 from surefoot.tune.reference import choose_reference
 from surefoot.tune.search import GAIN, Search, Tried
 from surefoot.tune.space import Space, given_keys, make_space
-from surefoot.tune.trials import ROUNDS, Attempt, Terms, Trials, refusal, with_settings
+from surefoot.tune.trials import ROUNDS, Attempt, Terms, Trials, refusal
 
 _FEWEST, _MOST = 2, 12  # timed steps of a trial
 _PATIENCE = 4.0  # times what a trial like the first would take: what takes longer is not the fastest

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.load import check_config
-from surefoot.config.nested import put
+from surefoot.config.nested import with_settings
 from surefoot.errors import InputError
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, readable, usable
@@ -144,14 +143,3 @@ def refusal(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> s
 
 def _faster(one: Tried | None, other: Tried) -> Tried:
     return other if one is None or other.rate > one.rate else one
-
-
-def with_settings(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """A config as plain values, with these in place of what it has."""
-    config = deepcopy(dict(given))
-    for key, value in settings.items():
-        group = key.split(".")[0]
-        if "." in key and not isinstance(config.get(group, {}), dict):  # a short form, such as precision: auto
-            config.pop(group)
-        put(config, key, value)
-    return config
