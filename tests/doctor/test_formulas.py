@@ -12,7 +12,7 @@ from surefoot.kernels import adapters, documents
 from surefoot.models import fast_adapters, fast_pointwise
 from surefoot.models.forward import causal_model
 from surefoot.stages import formulas
-from surefoot.stages.fast_paths import LIMITS
+from surefoot.stages.differences import LIMITS
 from surefoot.stages.trial import ready
 
 ROUNDING = 2e-5  # of sums in fp32 taken in another order

@@ -51,6 +51,6 @@ def test_a_run_is_compared_before_step_1_and_records_which_form_it_has(ran):
     plain, fused = ran["recorded"]["plain"], ran["recorded"]["fused"]
     assert plain["path"] is None
     assert fused["path"]["used"]
-    assert 0 < fused["path"]["error"] < fused["path"]["limit"]
+    assert 0 < fused["path"]["differs"]["gradient"] < fused["path"]["limits"]["gradient"]
     assert fused["path"]["form"].startswith("triton 3")
     assert fused["losses"] == pytest.approx(plain["losses"], rel=1e-5)

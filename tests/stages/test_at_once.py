@@ -64,7 +64,8 @@ def test_two_passes_do_for_all_and_the_run_is_the_one_that_looked_one_by_one(wor
     found, weights = train(workplace, tmp_path / "run")
     assert len(passes) == TOGETHER
     assert found.keys() == ALL
-    assert all(one["used"] and one["together"] and one["error"] < one["limit"] for one in found.values())
+    assert all(one["used"] and one["together"] for one in found.values())
+    assert all(one["differs"][name] < limit for one in found.values() for name, limit in one["limits"].items())
     assert (found["documents"]["form"], found["documents"]["leak"]) == ("sdpa", 0)
     monkeypatch.setattr("surefoot.stages.steps.settle_at_once", lambda *_: None)
     alone, other = train(workplace, tmp_path / "other")

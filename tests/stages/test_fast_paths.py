@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-import torch
 
 from layouts import run_config
 from sky import write_sky
@@ -18,12 +17,11 @@ from surefoot.models import fast_adapters
 from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console
-from surefoot.stages.fast_paths import Pass, largest_difference, planned_paths
+from surefoot.stages.fast_paths import planned_paths
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import Mode
 from tiny import tiny_llama
-from toy import toy_engine
 
 DORA = {"kind": "dora", "rank": 4}
 PREFERENCES = [{"prompt": f"Say {n}.", "chosen": "sky " * n, "rejected": "sea"} for n in range(1, 9)]
@@ -79,7 +77,7 @@ def test_a_path_that_computes_the_same_is_used(workplace, tmp_path, precision):
     screen = train(config(workplace, tmp_path / "run", precision=precision))
     found, choice = recorded(tmp_path / "run")
     assert found["used"]
-    assert found["error"] < found["limit"]
+    assert all(found["differs"][name] < limit for name, limit in found["limits"].items())
     assert choice.value == "fast"
     assert "caution: kernels" not in screen
 
@@ -106,7 +104,7 @@ def test_one_that_differs_is_taken_out_and_the_run_is_the_plain_one_also_when_it
     assert "caution: kernels.adapter: fast differs from the plain path by" in screen
     found, choice = recorded(tmp_path / "run")
     assert not found["used"]
-    assert found["error"] > found["limit"]
+    assert found["differs"]["gradient"] > found["limits"]["gradient"]
     assert (choice.value, choice.source) == ("plain", "measured")
     assert weights(tmp_path / "run") == weights(tmp_path / "plain")
     monkeypatch.undo()  # now it would pass; the saved plan decides
@@ -154,14 +152,14 @@ def test_a_resumed_run_keeps_paths_outside_their_limit_and_ends_as_if_it_had_nev
     wanted = config(workplace, tmp_path / "run")
     train(wanted)
     uninterrupted, choice = weights(tmp_path / "run"), recorded(tmp_path / "run")[1]
-    monkeypatch.setattr("surefoot.stages.fast_paths.LIMITS", dict.fromkeys(("fp32", "bf16", "fp16"), -1.0))
+    monkeypatch.setattr("surefoot.stages.differences.LIMITS", dict.fromkeys(("fp32", "bf16", "fp16"), -1.0))
     forget_the_last_step(tmp_path / "run")
     screen = train(wanted, "resume")
     assert screen.count("caution: kernels.adapter: fast differs from the plain path by") == 1
     assert "allowed is -1; it stays, as the run began with it" in screen
     found, now = recorded(tmp_path / "run")
     assert (found["used"], found["outside"], now) == (True, True, choice)
-    assert found["error"] > found["limit"]
+    assert found["differs"]["gradient"] > found["limits"]["gradient"]
     assert weights(tmp_path / "run") == uninterrupted
     train(config(workplace, tmp_path / "fresh"))  # twin: a fresh start falls back, and has other bytes
     assert recorded(tmp_path / "fresh")[1].value == "plain"
@@ -226,23 +224,3 @@ def test_a_plan_with_fast_paths_under_an_engine_that_cuts_parameters_is_refused(
         "kernels.loss",
         "kernels.last_block",
     ]
-
-
-def a_pass(loss=2.0, **gradients):
-    return Pass(loss, {name.replace("_", "."): torch.tensor(one) for name, one in gradients.items()})
-
-
-@pytest.mark.parametrize(
-    ("other", "share"),
-    [
-        (a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.0]), 0.0),
-        (a_pass(2.2, layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.0]), 0.1),
-        (a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[1.0], b=[0.0]), 0.2),  # of the kind, in both layers: 5
-        (a_pass(layers_0_a=[3.0, 4.0], b=[0.0]), 0.0),  # no gradient is one of zeros
-        (a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.015]), 0.1),  # against 0.03 of the largest kind
-        (a_pass(layers_0_a=[3.0, float("nan")], layers_1_a=[0.0], b=[0.0]), float(torch.finfo(torch.float32).max)),
-    ],
-)
-def test_differences_by_hand(other, share):
-    plain = a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.0])
-    assert largest_difference(toy_engine(), plain, other) == pytest.approx(share, rel=1e-6)

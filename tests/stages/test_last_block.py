@@ -64,7 +64,7 @@ def test_a_run_is_the_plain_one(workplace, tmp_path, stage):
         train(workplace, tmp_path / name, stage, kernels={"last_block": name})
     found, choice = recorded(tmp_path / "pruned")
     assert (found["used"], choice.value) == (True, "pruned")
-    assert found["error"] <= found["limit"]
+    assert found["differs"]["gradient"] <= found["limits"]["gradient"]
     assert recorded(tmp_path / "plain")[0] is None
     assert losses(tmp_path / "pruned") == pytest.approx(losses(tmp_path / "plain"), rel=SAME)
 

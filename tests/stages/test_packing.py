@@ -203,14 +203,14 @@ def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(w
     uninterrupted, plan = ends(tmp_path / "run"), chosen(tmp_path / "run")
     forget_the_last_steps(tmp_path / "run")
     with monkeypatch.context() as strict:
-        strict.setattr("surefoot.stages.fast_paths.LIMITS", {"fp32": -1.0})
+        strict.setattr("surefoot.stages.differences.LIMITS", {"fp32": -1.0})
         screen = " ".join(train(wanted, "resume").split())
         assert "caution: data.packing: sdpa differs from padded rows by" in screen
         assert "allowed is -1; it stays, as the run began with it" in screen
         assert (ends(tmp_path / "run"), chosen(tmp_path / "run")) == (uninterrupted, plan)
         [rank] = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
         found = rank["fast_paths"]["documents"]
-        assert (found["used"], found["outside"], found["limit"]) == (True, True, -1.0)
+        assert (found["used"], found["outside"], found["limits"]["gradient"]) == (True, True, -1.0)
         train(config(workplace, tmp_path / "fresh", packing="auto", adapter=LORA))  # twin: a fresh start falls back
         assert chosen(tmp_path / "fresh")["value"] == "plain"
         assert ends(tmp_path / "fresh") != uninterrupted

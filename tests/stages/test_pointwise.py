@@ -90,7 +90,7 @@ def test_a_run_that_asks_for_it_has_it(workplace, tmp_path, way):
     train(config(workplace, tmp_path / "run", kernels=FUSED, **way))
     found, choice = recorded(tmp_path / "run")
     assert found["used"]
-    assert 0 < found["error"] < found["limit"]
+    assert 0 < found["differs"]["gradient"] < found["limits"]["gradient"]
     assert choice.value == "fused"
     train(config(workplace, tmp_path / "plain", kernels={"pointwise": "plain"}, **way))
     assert recorded(tmp_path / "plain") == (None, recorded(tmp_path / "plain")[1])

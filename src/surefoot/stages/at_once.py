@@ -21,13 +21,12 @@ from surefoot.models.dropout import highest_dropout
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.planning.plan import PLAIN
+from surefoot.stages.differences import Differences, differences
 from surefoot.stages.fast_paths import (
     GO_ON,
     Settled,
     compared_batches,
     judged,
-    largest_difference,
-    limit_of,
     nothing_at_zero,
     obstacles_of,
     of_form,
@@ -58,7 +57,7 @@ def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
         seen = _all_in(run, setup, possible, batches, step, leaks=form != PLAIN, resumed=resumed)
     if seen is None:
         return None
-    record = judged(seen.error, limit_of(plan), resumed=resumed)
+    record = judged(seen.found, plan, resumed=resumed)
     plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
     together: dict[str, Any] = {path.name: of_form(path, record | {"together": True}) for path in possible}
     if form != PLAIN:
@@ -68,9 +67,9 @@ def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
 
 @dataclass(frozen=True)
 class _Seen:
-    """error: the largest difference, see `largest_difference`. leak: of packed rows, see `leak_of`; 0 of others."""
+    """found: differences to padded rows of the plain model. leak: of packed rows, see `leak_of`; 0 of others."""
 
-    error: float
+    found: Differences
     leak: float
 
 
@@ -94,9 +93,9 @@ def _all_in(
         if leaks:
             moved, fault = leak_of(setup, batches[0].rows)
         if not fault and moved <= NO_LEAK:
-            error = largest_difference(engine, plain, one_pass(setup, run.stage, batches, step))
-            if error <= limit_of(setup.plan):
-                return _Seen(error, moved)
+            found = differences(engine, plain, one_pass(setup, run.stage, batches, step))
+            if not judged(found, setup.plan, resumed=resumed)["outside"]:
+                return _Seen(found, moved)
     except RuntimeError as caught:
         if is_of_the_environment(caught) or (engine.world > 1 and not resumed):
             raise

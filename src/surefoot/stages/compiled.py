@@ -1,8 +1,8 @@
 """A compiled model is tried before step 1: against the same model as it is written, on the run's own examples.
 
 Two micro-batches go forward and backward both ways. What compiled code computes may differ by rounding, within the
-limits of `stages.fast_paths`; a run that asks for code that differs by more ends, and names the key. Times are told, so
-that nobody compiles in vain, and decide nothing: what compiles is what the config says.
+limits of `stages.differences`; a run that asks for code that differs by more ends, and names the key. Times are told,
+so that nobody compiles in vain, and decide nothing: what compiles is what the config says.
 """
 
 from __future__ import annotations
@@ -15,16 +15,8 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.compiled import as_written
 from surefoot.models.dropout import without_draws
 from surefoot.models.packing import reason_of
-from surefoot.stages.fast_paths import (
-    STAYS,
-    Pass,
-    compared_batches,
-    judged,
-    largest_difference,
-    limit_of,
-    nothing_at_zero,
-    one_pass,
-)
+from surefoot.stages.differences import Pass, differences
+from surefoot.stages.fast_paths import STAYS, compared_batches, judged, nothing_at_zero, one_pass, said_of
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_of_the_environment
@@ -35,8 +27,8 @@ _OFF = "set compile: off"
 def try_compiled(
     run: Prepared, setup: Setup, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What is recorded of a run that compiles: error and limit, seconds of both ways and of compiling. say, warn: are
-    told in a line. Every rank must ask.
+    """What is recorded of a run that compiles: what it differs by, limits, seconds of both ways and of compiling. say,
+    warn: are told in a line. Every rank must ask.
 
     Raises EnvironmentFault where compiling fails, or a run that is not resumed would compute something else.
     """
@@ -61,13 +53,9 @@ def try_compiled(
                 raise
             what = f"{plan.compile.value} fails on this model: {reason_of(fault)}"
             raise EnvironmentFault(Fault("compile", what, _OFF)) from None
-    limit = limit_of(plan)
-    record = judged(largest_difference(engine, eager, compiled), limit, resumed=run.resumed)
+    record = judged(differences(engine, eager, compiled), plan, resumed=run.resumed)
     if record["outside"]:
-        what = (
-            f"{plan.compile.value} differs from the model as it is written by {record['error']:.2g} of loss or gradient"
-        )
-        what += f"; allowed is {limit:g}"
+        what = f"{plan.compile.value} {said_of(record, 'the model as it is written')}"
         if not run.resumed:
             raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it"))
         warn(f"compile: {what}; {STAYS}")

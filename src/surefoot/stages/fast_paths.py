@@ -2,10 +2,10 @@
 
 Two micro-batches of the step that comes next go forward and backward without the path and with it. An adapter's B is 0
 before its first step, and whatever is multiplied by 0 agrees: so parameters that are 0 are given small numbers for as
-long as this takes. Loss and gradients may differ by rounding, which the limits below allow for. A path that differs by
-more is taken out again, and the plan says so. A resumed run stays with what its plan says, as it would have had it
-never stopped: its paths are held against the plain one once more, on other weights and examples, and one that differs
-stays and is told. Nothing is timed.
+long as this takes. Loss and gradients may differ by rounding, for which `stages.differences` has limits. A path that
+differs by more is taken out again, and the plan says so. A resumed run stays with what its plan says, as it would have
+had it never stopped: its paths are held against the plain one once more, on other weights and examples, and one that
+differs stays and is told. Nothing is timed.
 
 A path's gain is the business of whoever planned it; here it only has to be right.
 """
@@ -13,11 +13,9 @@ A path's gain is the business of whoever planned it; here it only has to be righ
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -32,32 +30,21 @@ from surefoot.models.fast_adapters import adapter_path
 from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.models.last_block import last_block_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
-from surefoot.planning.plan import PLAIN, Choice, DType, RunPlan
+from surefoot.planning.plan import PLAIN, Choice, RunPlan
+from surefoot.stages.differences import Differences, Pass, differences, limits_in
 from surefoot.stages.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
 from surefoot.training.device_errors import is_of_the_environment
 from surefoot.training.engine import Engine
+from surefoot.training.scaling import LossScale
 from surefoot.training.step import LOSS, add_gradient, draw, step_size
 
-# The largest share by which a loss, or the gradient of one kind of parameters, may differ from the plain path's. Two
-# orders of the same sums differ by some units in the last place, times what the layers behind them make of it. In bf16
-# the plain path itself was seen up to 0.11 from a float64 reference, others up to 0.12 from the plain one (tiny models
-# of five families; most are below 0.04). What is computed wrongly is off by a share of 1.
-LIMITS: Mapping[DType, float] = {
-    "fp32": 1e-3,  # 24 bits; 2e-6 seen
-    "fp16": 5e-2,  # 11 bits
-    "bf16": 2.5e-1,  # 8 bits
-}
 _BATCHES = 2
 # Tokens of each in padded rows, unless one example has more: the plain pass holds all their logits, and the run should
 # neither wait for it nor need more memory than the steps do.
 _COMPARED = 512
 _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
-# A kind whose gradient is below this share of the largest one is measured against that: what is 0 in exact arithmetic,
-# as that of the keys' bias, is nothing but rounding.
-_SMALL = 0.03
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in a name
 STAYS = "it stays, as the run began with it"
 GO_ON = "resume with the versions and the device that the run began with, or start another run"
 SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # the paths of this module, by their keys under `kernels:`
@@ -65,19 +52,11 @@ SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # the paths of this m
 
 @dataclass(frozen=True)
 class Settled:
-    """plan: with the paths that were taken out. found: path -> error, limit and whether it stays, for
+    """plan: with the paths that were taken out. found: path -> differences, limits and whether it stays, for
     environment.json."""
 
     plan: RunPlan
     found: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """loss: summed over the micro-batches and all ranks. gradients: by name, a sample of this rank's."""
-
-    loss: float
-    gradients: Mapping[str, torch.Tensor]
 
 
 def planned_paths(plan: RunPlan) -> list[FastPath]:
@@ -124,23 +103,23 @@ def settle(
     def run() -> Pass:
         return one_pass(setup, stage, batches, step)
 
-    limit = limit_of(plan)
     with nothing_at_zero(engine.parameters.values()):
         plain = run()
         good: list[FastPath] = []
         for path in possible:
-            record = found[path.name] = of_form(path, _compared(engine, path, plain, run, limit, resumed=resumed))
-            plan = _weighed(plan, path.name, record, _sentence(record), say, resumed=resumed)
+            record = found[path.name] = of_form(path, _compared(setup, path, plain, run, resumed=resumed))
+            plan = _weighed(plan, path.name, record, said_of(record), say, resumed=resumed)
             if record["used"]:
                 good.append(path)
         installed = [path.install(engine.model) for path in good]
         all_within = not any(found[path.name]["outside"] for path in good)
-        if len(good) > 1 and all_within and (error := largest_difference(engine, plain, run())) > limit:
-            if not resumed:
+        if len(good) > 1 and all_within:
+            together = judged(differences(engine, plain, run()), plan, resumed=resumed)
+            if not together["used"]:
                 _take_out(installed)
-            for path in good:
-                record = found[path.name] = of_form(path, judged(error, limit, resumed=resumed))
-                what = f"together with others {_sentence(record)}"
+            for path in good if together["outside"] else ():
+                record = found[path.name] = of_form(path, together)
+                what = f"together with others {said_of(record)}"
                 plan = _weighed(plan, path.name, record, what, say, resumed=resumed)
     return Settled(plan, found)
 
@@ -165,31 +144,27 @@ def compared_batches(stage: Stage, engine: Engine, step: int) -> list[Weighted]:
     return [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
 
 
-def _compared(
-    engine: Engine, path: FastPath, plain: Pass, run: Callable[[], Pass], limit: float, *, resumed: bool
-) -> dict[str, Any]:
+def _compared(setup: Setup, path: FastPath, plain: Pass, run: Callable[[], Pass], *, resumed: bool) -> dict[str, Any]:
     """What is recorded of a path. One that fails, as where a model writes into what the path keeps, is not used; where
     other ranks wait it cannot be taken out, and neither does another path help against too little memory."""
+    engine = setup.engine
     undo = path.install(engine.model)
     try:
-        error = largest_difference(engine, plain, run())
+        seen = differences(engine, plain, run())
     except RuntimeError as fault:
         if is_of_the_environment(fault) or (engine.world > 1 and not resumed):
             raise
         return {"used": False, "fault": next(iter(str(fault).splitlines()), "")}
     finally:
         undo()
-    return judged(error, limit, resumed=resumed)
+    return judged(seen, setup.plan, resumed=resumed)
 
 
-def limit_of(plan: RunPlan) -> float:
-    """The largest share by which two ways may differ in the run's precision."""
-    return LIMITS[plan.precision.compute.value]
-
-
-def judged(error: float, limit: float, *, resumed: bool) -> dict[str, Any]:
+def judged(seen: Differences, plan: RunPlan, *, resumed: bool) -> dict[str, Any]:
     """The record of a path that was compared."""
-    return {"used": resumed or error <= limit, "error": error, "limit": limit, "outside": error > limit}
+    limits = limits_in(plan.precision.compute.value)
+    outside = bool(seen.beyond(limits))
+    return {"used": resumed or not outside, "outside": outside, "differs": asdict(seen), "limits": asdict(limits)}
 
 
 def of_form(path: FastPath, record: dict[str, Any]) -> dict[str, Any]:
@@ -215,8 +190,24 @@ def nothing_at_zero(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def one_pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> Pass:
-    """Forward and backward, with the draws of that step."""
-    engine, scale = setup.engine, setup.state.scale
+    """Forward and backward, with the draws of that step; in fp16 by the run's loss scale or, where gradients overflow
+    with it, the next lower one. A step would be left out there, and no path is wrong because of it."""
+    scale = setup.state.scale
+    while True:
+        found = _pass_at(setup, stage, batches, step, scale)
+        if scale is None or not scale.can_fall or not _overflows(setup.engine, found):
+            return found
+        scale = scale.after_overflow()
+
+
+def _overflows(engine: Engine, found: Pass) -> bool:
+    """On any rank; not where the loss itself is no number, which no scale changes."""
+    bad = math.isfinite(found.loss) and not all(bool(one.isfinite().all()) for one in found.gradients.values())
+    return engine.totals([float(bad)])[0] > 0
+
+
+def _pass_at(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int, scale: LossScale | None) -> Pass:
+    engine = setup.engine
     weight = max(step_size(engine, batches).weight, 1)
     loss = 0.0
     try:
@@ -237,28 +228,6 @@ def _sample(gradient: torch.Tensor) -> torch.Tensor:
     width is a power of two."""
     flat = gradient.detach().flatten()
     return flat[:: max(1, flat.numel() // _SAMPLE) | 1].float().clone()
-
-
-def largest_difference(engine: Engine, plain: Pass, other: Pass) -> float:
-    """The largest difference as a share, over the loss and the kinds of parameters, on any rank; infinite where
-    something is not a number. A kind is what has the same name in every layer; a parameter without a gradient has one
-    of zeros."""
-    shares = [abs(other.loss - plain.loss) / max(abs(plain.loss), torch.finfo(torch.float32).tiny)]
-    squares: dict[str, float] = defaultdict(float)
-    differences: dict[str, float] = defaultdict(float)
-    for name in plain.gradients.keys() | other.gradients.keys():
-        one, two = plain.gradients.get(name), other.gradients.get(name)
-        difference = one if two is None else two if one is None else two - one
-        assert difference is not None
-        kind = _NUMBER.sub("", name)
-        squares[kind] += 0.0 if one is None else float(one.norm()) ** 2
-        differences[kind] += float(difference.norm()) ** 2
-    floor = max(_SMALL**2 * max(squares.values(), default=0.0), torch.finfo(torch.float32).tiny)
-    shares += [math.sqrt(differences[kind] / max(squares[kind], floor)) for kind in squares]
-    worst = max((share if math.isfinite(share) else math.inf for share in shares), default=0.0)
-    ranks = [0.0] * engine.world
-    ranks[engine.rank] = min(worst, torch.finfo(torch.float32).max)  # infinity times another rank's 0 is not a number
-    return max(engine.totals(ranks))
 
 
 def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
@@ -287,12 +256,12 @@ def _weighed(
     return plan
 
 
-def _sentence(record: Mapping[str, Any]) -> str:
-    """Of a record of `_compared`, as if it were not within its limit."""
+def said_of(record: Mapping[str, Any], plain: str = "the plain path") -> str:
+    """Of a record of a path that was compared, as if it were not within its limits."""
     if "fault" in record:
         return f"fails on this model ({record['fault']})"
-    error, limit = record["error"], record["limit"]
-    return f"differs from the plain path by {error:.2g} of loss or gradient on this model; allowed is {limit:g}"
+    seen, limits = Differences(**record["differs"]), Differences(**record["limits"])
+    return f"differs from {plain} by {seen.beyond(limits)}"
 
 
 def _take_out(installed: Sequence[Undo]) -> None:

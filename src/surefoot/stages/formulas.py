@@ -19,7 +19,8 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import causal_model
 from surefoot.models.packing import NAME, packed_attention, reason_of
 from surefoot.planning.plan import PLAIN, RunPlan
-from surefoot.stages.fast_paths import LIMITS, largest_difference, nothing_at_zero, one_pass, planned_paths
+from surefoot.stages.differences import LIMITS, largest_difference
+from surefoot.stages.fast_paths import nothing_at_zero, one_pass, planned_paths
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
 from surefoot.training.device_errors import is_of_the_environment

@@ -30,16 +30,8 @@ from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reaso
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan
-from surefoot.stages.fast_paths import (
-    GO_ON,
-    STAYS,
-    Settled,
-    compared_batches,
-    judged,
-    largest_difference,
-    limit_of,
-    one_pass,
-)
+from surefoot.stages.differences import Differences, differences
+from surefoot.stages.fast_paths import GO_ON, STAYS, Settled, compared_batches, judged, one_pass, said_of
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.roll_back import make_stage
 from surefoot.stages.setup import Setup
@@ -65,15 +57,14 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
     if why := path.obstacle(setup.engine.model):
         plan = _without(plan, f"cannot be used: {why}", say, resumed=resumed)
         return Settled(plan, {NAME: {"used": False, "obstacle": why}})
-    limit = limit_of(plan)
     undo, trial = _try(run, setup, path, resumed=resumed)
     if trial.fault:
         undo()
         plan = _without(plan, f"fails on this model ({trial.fault})", say, resumed=resumed)
         return Settled(plan, {NAME: {"form": form, "used": False, "fault": trial.fault}})
     leaks = not trial.leak <= NO_LEAK  # what is not a number does, too
-    found = judged(trial.error, limit, resumed=resumed) | {"form": form, "leak": trial.leak}
-    what = f"differs from padded rows by {trial.error:.2g} of loss or gradient on this model; allowed is {limit:g}"
+    found = judged(trial.found, plan, resumed=resumed) | {"form": form, "leak": trial.leak}
+    what = said_of(found, "padded rows") if found["outside"] else ""
     if leaks:
         found |= {"used": resumed, "outside": True}
         what = f"lets one document move another by {trial.leak:.2g} of what it moves itself, on this model"
@@ -95,12 +86,15 @@ def as_planned(run: Prepared, plan: RunPlan) -> Stage:
     return replace(run.stage, step_batches=other.step_batches, eval_batches=other.eval_batches)
 
 
+_NONE = Differences(0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class _Trial:
-    """error: largest difference to padded rows. leak: see `leak_of`. fault: why there is neither; empty where there
+    """found: differences to padded rows. leak: see `leak_of`. fault: why there is neither; empty where there
     are."""
 
-    error: float
+    found: Differences
     leak: float
     fault: str
 
@@ -115,14 +109,14 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
         undo = path.install(setup.engine.model)
         moved, fault = leak_of(setup, batches[0].rows)
         if fault:
-            return undo, _Trial(0.0, moved, fault)
+            return undo, _Trial(_NONE, moved, fault)
         try:
-            error = largest_difference(setup.engine, plain, one_pass(setup, run.stage, batches, step))
+            found = differences(setup.engine, plain, one_pass(setup, run.stage, batches, step))
         except RuntimeError as caught:
             if is_of_the_environment(caught) or (setup.engine.world > 1 and not resumed):
                 raise  # other ranks wait in the middle of the pass
-            return undo, _Trial(0.0, moved, reason_of(caught))
-    return undo, _Trial(error, moved, "")
+            return undo, _Trial(_NONE, moved, reason_of(caught))
+    return undo, _Trial(found, moved, "")
 
 
 @torch.no_grad()
