@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from surefoot.report.flight import recent
 from tiny import tiny_llama
 
 STEPS = 7  # of the ten of a pass: three may be skipped
@@ -61,8 +62,7 @@ def write_config(world: Path, name: str, stage: str = "sft", adapter: str = "lor
 
 def examples_by_step(run: Path) -> dict[int, list[Any]]:
     """What each step learned from, as flight.jsonl has it."""
-    lines = [json.loads(line) for line in (run / "flight.jsonl").read_text().splitlines()]
-    return {line["step"]: line["examples"] for line in lines if "examples" in line}
+    return {line["step"]: line["examples"] for line in recent(run)}
 
 
 def one_of_each(clean: dict[int, list[Any]], steps: Iterable[int]) -> Collection[Any]:

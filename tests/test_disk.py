@@ -61,6 +61,7 @@ ALLOWED = {
     ("cli/run.py", "write_text"): "click's: words for the screen",
     ("training/interrupt.py", "os.write"): "words for the screen, from a signal handler",
     ("training/watchdog.py", "os.write"): "the same, from a thread that ends the process",
+    ("stages/replay_run.py", "open"): "a pipe to the process that started this one",
     ("tune/worker.py", "open"): "a pipe to the process that started this one",
 }
 _PATHS = {"mkdir", "rmdir", "unlink", "rename", "touch", "chmod", "lchmod", "symlink_to", "hardlink_to", "write_bytes"}

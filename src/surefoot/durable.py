@@ -97,6 +97,15 @@ def append_line(path: Path, text: str) -> None:
             raise
 
 
+@contextmanager
+def held_open(path: Path) -> Iterator[FileIO]:
+    """A log, open at its end for a writer that cannot open it when it has something to say."""
+    with faults_named(Path(path)):
+        file = disk.open_end(path)
+    with file:
+        yield file
+
+
 def flush(path: Path) -> None:
     """Return when everything appended to `path` so far is on the disk."""
     with faults_named(path):

@@ -38,6 +38,12 @@ def is_checkpoint(folder: Path) -> bool:
     return folder.name.startswith("checkpoint-")
 
 
+def is_run(folder: Path) -> bool:
+    """A failure-STEP, which has plan and config as well, is none."""
+    failure = any((folder / name).is_file() for name in (FAILURE, FAILED_BATCH))
+    return not failure and all((folder / name).is_file() for name in (PLAN, CONFIG))
+
+
 def require_failure(folder: Path) -> None:
     """Raises InputError for a folder that records no failure."""
     if not folder.is_dir():

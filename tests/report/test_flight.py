@@ -5,7 +5,7 @@ import json
 import pytest
 
 from surefoot.report import flight
-from surefoot.report.flight import FLIGHT, KEPT, FlightRing, flight_line, recent
+from surefoot.report.flight import FLIGHT, KEPT, FlightRing, flight_line, recent, unfinished
 from surefoot.training.report import StepReport
 
 
@@ -55,9 +55,10 @@ def test_the_file_is_bounded_and_has_the_last_steps(tmp_path):
     ring.begin()
     most = 0
     for step in range(1, 5 * KEPT + 8):
+        ring.begins(step, [(step,)])
         ring.add(report(step))
         most = max(most, (tmp_path / FLIGHT).read_text().count("\n")) if step % 40 == 0 else most
-    assert most <= 2 * KEPT
+    assert most <= 4 * KEPT  # two lines for each step
     found = steps_in(tmp_path)
     assert found == list(range(found[0], 5 * KEPT + 8))
     assert KEPT <= len(found) < 2 * KEPT
@@ -81,3 +82,21 @@ def test_steps_that_are_done_again_go(tmp_path, start, left):
     FlightRing(tmp_path, 1, start).begin()
     assert steps_in(tmp_path) == left
     assert all(json.loads(line) for line in (tmp_path / FLIGHT).read_text().splitlines())
+
+
+def test_a_step_is_known_before_it_is_computed(tmp_path):
+    ring = FlightRing(tmp_path, 42)
+    ring.begins(1, [(4, 2), ("a.json:7",)])
+    begun = unfinished(tmp_path)
+    assert begun.pop("time") > 1e9
+    assert begun == {"begins": 1, "seed": 42, "sizes": [2, 1], "examples": [4, 2, "a.json:7"]}
+    assert recent(tmp_path) == []
+    ring.add(report(1))
+    assert unfinished(tmp_path) is None
+    assert steps_in(tmp_path) == [1]
+    ring.begins(2, [(1,) * 600])
+    many = unfinished(tmp_path)
+    assert (many["begins"], len(many["examples"]), many["more_examples"]) == (2, 512, 88)
+    FlightRing(tmp_path, 42, start=1).begin()  # the next process, which takes it again
+    assert unfinished(tmp_path) is None
+    assert steps_in(tmp_path) == [1]

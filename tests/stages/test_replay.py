@@ -13,6 +13,7 @@ from heron_runs import heron_folder, heron_train
 from surefoot.cli.main import main
 from surefoot.durable import write_json
 from surefoot.errors import InputError
+from surefoot.report.flight import recent
 from surefoot.stages import failures as failures_module
 from surefoot.stages import replay as replay_module
 from surefoot.stages import sft as sft_module
@@ -135,7 +136,7 @@ def test_base_and_data_that_have_been_moved_are_named_and_held_against_the_run(t
 def test_twin_a_run_without_a_fault_keeps_nothing(folder):
     assert train(folder, "sound").exit_code == 0
     assert not list((folder / "sound").glob("failure-*"))
-    assert [json.loads(line)["step"] for line in (folder / "sound" / "flight.jsonl").open()] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in recent(folder / "sound")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_twin_a_replay_with_the_weight_repaired_is_not_the_same(folder, monkeypatch):

@@ -1,22 +1,29 @@
 """flight.jsonl: the last steps of a run, all of them, with the numbers of their examples, for whoever looks at a crash.
 
-trainer_log.jsonl has a row for every log_every-th step; this file has every step, and only the last ones. A line costs
-one append and no flush: it survives the end of the process, a power failure may take the newest. The file is cut to
-KEPT lines each time it has twice as many, so its size is bounded.
+trainer_log.jsonl has a row for every log_every-th step; this file has every step, and only the last ones. A step has
+two lines: one before it is computed, so that the step is known in which a process ends without a word, and one with
+what came of it. A line costs one append and no flush: it survives the end of the process, a power failure may take the
+newest. The file is cut to the lines of KEPT steps that were done each time it has those of twice as many, so its size
+is bounded.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.report import journal
 from surefoot.report.journal import Record
 from surefoot.training.report import StepReport
 
+if TYPE_CHECKING:  # torch is not needed to read a log
+    from surefoot.data.batch import RecordName
+
 FLIGHT = "flight.jsonl"
-KEPT = 200  # lines after a cut
+KEPT = 200  # steps after a cut
+_BEGINS = "begins"  # a step's number, in the line before it
 _MOST_EXAMPLES = 512  # of a step that are named
 
 
@@ -34,16 +41,31 @@ def flight_line(report: StepReport, seed: int) -> Record:
         "tokens": report.tokens,
         "seconds": round(report.seconds, 6),
         "seed": seed,
-        "examples": list(report.examples[:_MOST_EXAMPLES]),
+        **_named(report.examples),
     }
-    more = len(report.examples) - _MOST_EXAMPLES
     optional = {
-        "more_examples": max(0, more),
         "non_finite": report.non_finite,
         "scale": report.scale,
         "held": report.held,
     }
     return line | {name: value for name, value in optional.items() if value}
+
+
+def begin_line(step: int, micro_batches: Sequence[Sequence[RecordName]], seed: int) -> Record:
+    """A step that is about to be computed. micro_batches: the examples of each. Seed, step and the number of a
+    micro-batch give its draws."""
+    return {
+        _BEGINS: step,
+        "time": round(time.time(), 3),
+        "seed": seed,
+        "sizes": [len(one) for one in micro_batches],
+        **_named([name for one in micro_batches for name in one]),
+    }
+
+
+def _named(examples: Sequence[RecordName]) -> Record:
+    more = len(examples) - _MOST_EXAMPLES
+    return {"examples": list(examples[:_MOST_EXAMPLES]), **({"more_examples": more} if more > 0 else {})}
 
 
 class FlightRing:
@@ -59,8 +81,12 @@ class FlightRing:
             journal.rewrite(self._path, kept)
         self._lines = len(kept)
 
+    def begins(self, step: int, micro_batches: Sequence[Sequence[RecordName]]) -> None:
+        """Called before the step is computed."""
+        journal.append(self._path, begin_line(step, micro_batches, self._seed))
+
     def add(self, report: StepReport) -> None:
-        """One line more."""
+        """The step is done."""
         journal.append(self._path, flight_line(report, self._seed))
         self._lines += 1
         if self._lines >= 2 * KEPT:
@@ -70,8 +96,14 @@ class FlightRing:
 
 
 def recent(run: Path) -> list[Record]:
-    """Lines of the last steps, oldest first; damaged ones are left out."""
-    return journal.salvage(run / FLIGHT)[0]
+    """Lines of the last steps that were done, oldest first; damaged ones are left out."""
+    return [line for line in journal.salvage(run / FLIGHT)[0] if _BEGINS not in line]
+
+
+def unfinished(run: Path) -> Record | None:
+    """The line of the step that was being computed last, None where that was done."""
+    lines = journal.salvage(run / FLIGHT)[0]
+    return lines[-1] if lines and isinstance(lines[-1].get(_BEGINS), int) else None
 
 
 def _step(line: Record) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from surefoot import durable
 from surefoot.errors import Diverged, EnvironmentFault
@@ -23,6 +24,9 @@ from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
 from surefoot.report.trainer_log import NAME, append_row
 from surefoot.training.report import EvalReport, StepReport, Unit
 from surefoot.training.state import RunState
+
+if TYPE_CHECKING:
+    from surefoot.data.batch import RecordName
 
 
 class RunObserver:
@@ -74,6 +78,10 @@ class RunObserver:
         self.progress.close()
         with suppress(EnvironmentFault):  # a full disk is told by the error that it caused elsewhere
             self._note_the_end(error)
+
+    def begins(self, step: int, micro_batches: Sequence[Sequence[RecordName]]) -> None:
+        """A step is about to be computed. micro_batches: the examples of each."""
+        self._flight.begins(step, micro_batches)
 
     def step(self, report: StepReport, state: RunState) -> None:
         self._pace.step(report.tokens, report.weight)

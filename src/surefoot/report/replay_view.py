@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from surefoot.few import first_few
@@ -40,6 +40,40 @@ def verdict(*, same_place: bool, same_bits: bool, plain: bool, finite: bool, cra
     if finite:
         return "not reproduced: suspect the memory, the device or a kernel that does not repeat itself"
     return "not reproduced: it goes wrong elsewhere"
+
+
+def end_words(ended: str, where: str, line: str, error: str, place: str, report: Mapping[str, Any] | None) -> str:
+    """Of a step in which a process died, taken again. See `stages.replay_apart.TakenAgain`."""
+    if ended:
+        return f"{ended} {where}{f' ({line})' if line else ''}"
+    if error:
+        return value_words(None, error, place)
+    assert report is not None
+    if report["non_finite"]:
+        return f"it ends, and its {report['non_finite'].replace('_', ' ')} is not finite"
+    numbers = [
+        f"{name.replace('_', ' ')} {report[name]:.6g}" for name in ("loss", "grad_norm") if report[name] is not None
+    ]
+    return ", ".join(["it ends", *numbers]) + (f", held back: {report['held']}" if report["held"] else "")
+
+
+def death_verdict(*, same: bool, ended: bool, raised: bool, wrong: bool, plain: bool, traced: bool) -> str:
+    """same: the step ends its process again, or raises as it did. ended: the replay's process died, in the step or
+    before it. wrong: an exception, or a value that is not finite. traced: something of the run's process ended it, and
+    not somebody else."""
+    if same:
+        if plain:
+            return "by the plain path it goes wrong too: no kernel of surefoot's own is to blame"
+        return "reproduced: the step raises again" if raised else "reproduced: the step ends its process"
+    if ended:
+        return "not reproduced: the replay did not come to the step"
+    if wrong:
+        return "not reproduced: the step goes wrong, and its process lives"
+    if plain:
+        return "by the plain path the step lives: where it dies without --plain, a kernel or the precision is to blame"
+    if traced:
+        return "not reproduced: suspect the memory, the device, another rank or a kernel that does not repeat itself"
+    return "not reproduced: somebody else ended the process, as the kernel does when memory runs out, or a job's limit"
 
 
 def bad_weights(names: tuple[str, ...]) -> Iterator[str]:

@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from surefoot.report.console import Console
 from surefoot.report.rows import Row
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.state import RunState
+
+if TYPE_CHECKING:
+    from surefoot.data.batch import RecordName
 
 
 class SilentObserver:
@@ -18,6 +22,9 @@ class SilentObserver:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+
+    def begins(self, step: int, micro_batches: Sequence[Sequence[RecordName]]) -> None:
+        pass
 
     def step(self, report: StepReport, state: RunState) -> None:
         pass

@@ -26,6 +26,7 @@ from surefoot.training.failure import Failure, failure_folder, write_failure
 from surefoot.training.failure_names import failures_in
 from surefoot.training.recorder import Attempt
 from surefoot.training.report import StepReport
+from surefoot.training.session import is_broken_connection
 from surefoot.training.step import draw_number
 
 ENVIRONMENT = "environment.json"
@@ -45,7 +46,9 @@ class FailureRecorder:
         self._keep(attempt, finding, None, report)
 
     def crashed(self, attempt: Attempt, error: Exception) -> None:
-        if not is_device_error(error):  # from then on no number of the device can be trusted
+        # From then on no number of the device can be trusted. What another rank's end broke is no fault of this step.
+        broken = self._setup.engine.world > 1 and is_broken_connection(error)
+        if not is_device_error(error) and not broken:
             self._keep(attempt, None, error, None)
 
     def _keep(

@@ -45,9 +45,8 @@ from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, examine, place_of_error
 from surefoot.training.failure import Failure, Kept, read_failure
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import train
+from surefoot.training.loop import Job, train
 from surefoot.training.rollback import is_on_the_way
-from surefoot.training.state import RunState
 
 _PLACES = ("model", "data.train", "data.eval", "ppo.reward", "ppo.critic", "reward.init")
 _PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
@@ -107,13 +106,13 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
     model are not those of the run, EnvironmentFault where the device fails.
     """
     kept = read_failure(folder)
-    config, plan = _saved(folder, moved)
+    config, plan = saved(folder, moved)
     if plain:
         plan = plain_plan(plan)
     checkpoint = _checkpoint(folder, kept)
     found = Claim(Path(config.output), "resume", checkpoint, plan=plan, rollbacks=kept.failure.rollbacks)
     with silent_console() as silence:
-        _check_loss(folder, custom)
+        check_loss(folder, read_json(folder / "MANIFEST.json").get("identity", {}).get("objective"), custom)
         run = prepare(config, found, silence, custom)
     cautions = check_identity(Checkpoint(folder, kept.failure.step), run.identity)
     with device_faults("replay", run.config, run.plan):
@@ -121,17 +120,23 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
 
 
 def _from_checkpoint(kept: Kept, run: Prepared, folder: Path, plain: bool, cautions: tuple[str, ...]) -> Replayed:
-    setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
-    packed = run.plan.kernels.documents.value
-    paths = [] if packed == PLAIN else [packed_attention(packed)]
-    for path in [*paths, *planned_paths(run.plan)]:
-        path.install(setup.engine.model)
+    setup = set_up_again(run)
     if kept.weights is not None:
         _load(setup, kept.weights, folder)
     run = with_models(run, setup, unsaid)
     if kept.weights is None:
         _go_on(run, setup, kept.failure.step - 1)
     return _again(kept, setup, run.stage, plain, cautions)
+
+
+def set_up_again(run: Prepared) -> Setup:
+    """From the run's checkpoint, with all paths of its plan, which were held against the plain model when it began."""
+    setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
+    packed = run.plan.kernels.documents.value
+    paths = [] if packed == PLAIN else [packed_attention(packed)]
+    for path in [*paths, *planned_paths(run.plan)]:
+        path.install(setup.engine.model)
+    return setup
 
 
 def plain_plan(plan: RunPlan) -> RunPlan:
@@ -176,7 +181,7 @@ def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[W
     return [in_padded_rows(batch, pad) if plain else batch for batch in batches]
 
 
-def _saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
+def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     """Config and plan of the run, for one process."""
     for text in moved:
         if not text.partition("=")[0].strip().startswith(_PLACES):
@@ -202,9 +207,9 @@ def _found(folder: Path, moved: Sequence[str]) -> RunConfig:
         raise InputError([replace(one, fix=f"{one.fix}; {fix}" if one.fix else fix) for one in error.faults]) from None
 
 
-def _check_loss(folder: Path, custom: Custom) -> None:
-    """A loss that a Python caller brought is not in the folder: no code is."""
-    name = read_json(folder / "MANIFEST.json").get("identity", {}).get("objective")
+def check_loss(folder: Path, name: str | None, custom: Custom) -> None:
+    """A loss that a Python caller brought is not in the folder: no code is. name: of that which the run had, None for
+    the stage's own."""
     if name != custom.objective_name:
         what = f"the step was computed with {name or 'the loss of its stage'}, not {custom.objective_name or 'that'}"
         raise InputError(Fault(str(folder), what, "replay it from Python, with the same objective"))
@@ -232,11 +237,15 @@ def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> No
 
 
 def _go_on(run: Prepared, setup: Setup, last: int) -> None:
-    """Take the steps from the checkpoint, or the base model, to the one before the failure; nothing is evaluated or
-    written."""
+    """Take the steps from the checkpoint, or the base model, to the one before the failure."""
+    train(job_again(run, setup, last), setup.state, SilentObserver(), StopRequest())
+
+
+def job_again(run: Prepared, setup: Setup, last: int) -> Job:
+    """The run's own up to step `last`, after which nothing is evaluated or written. No number of bad steps ends it."""
     job = make_job(run, setup, None, SilentObserver(), Activity())
     never: frozenset[int] = frozenset()
-    job = replace(
+    return replace(
         job,
         total_steps=last,
         eval_steps=never,
@@ -246,8 +255,6 @@ def _go_on(run: Prepared, setup: Setup, last: int) -> None:
         max_recent=last + 1,
         patience=None,
     )
-    state: RunState = setup.state
-    train(job, state, SilentObserver(), StopRequest())
 
 
 def _within(one: str, other: str) -> bool:

@@ -25,7 +25,9 @@ from surefoot.redaction import veiled
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
+from surefoot.report.crash_trace import CrashTraces
 from surefoot.report.data_audit import audit_to_json
+from surefoot.report.death import LOG, find_death, resumed_sentence
 from surefoot.report.html import draw_report
 from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
@@ -85,7 +87,7 @@ def train_run(
     """
     imports = hardware.process_seconds() if typed else 0.0
     ranks, launcher = find_ranks(config)
-    with open_session(ranks, config.parallel.timeout, launcher) as session:
+    with CrashTraces() as traces, open_session(ranks, config.parallel.timeout, launcher) as session:
         if not ranks.is_first:
             with silent_console() as silence, captured_libraries(silence):
                 while (code := follow(config, session, custom, silence, profile)) is None:
@@ -94,7 +96,7 @@ def train_run(
         asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin, imports)
         with captured_libraries(console):
             _say(console, asked.voice.started())
-            while (code := _lead(config, mode, console, session, asked)) is None:
+            while (code := _lead(config, mode, console, session, asked, traces)) is None:
                 asked = replace(asked, imports=0.0)
                 mode = "resume"  # as the next process would, had this one been killed here
                 gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
@@ -119,7 +121,9 @@ class Asked:
         return find_voice(self.origin)
 
 
-def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked) -> int | None:
+def _lead(
+    config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked, traces: CrashTraces
+) -> int | None:
     """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
     phases = Phases(asked.imports)
     with session.activity.during("planning and reading the data"):
@@ -152,16 +156,19 @@ def _lead(config: RunConfig, mode: Mode, console: Console, session: Session, ask
         note_changes(run.found)
         write_records(config, run.folder, run.plan, verified, records, asked.origin, shares)
         keep_base(run.folder, base, anew=not resumed)
-        console.log_to(run.folder / "run.log")
+        death = find_death(run.folder) if run.found.mode == "resume" else None  # a new line would hide its trace
+        console.log_to(run.folder / LOG)
         note_rollbacks(run.folder)
         console.say(phases.sentence())
+        if death is not None:
+            console.say(resumed_sentence(death, run.folder, setup.state.step), style="yellow")
         for line in reminder(run.found, command=bool(asked.typed)):
             console.say(line, style="yellow")
         session.note_with(partial(_note_error, console))
         if asked.origin is not None:
             _say(console, asked.voice.ready(run_facts(run, setup)))
         try:
-            with device_faults("training", config, run.plan):
+            with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
                 return _train_and_publish(run, setup, console, session, asked)
         except SurefootError as error:
             if isinstance(error, StepsLost) and _went_back(run, error, console):

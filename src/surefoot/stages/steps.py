@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,7 +96,7 @@ def take_steps(
         job = make_job(replace(run, stage=stage), setup, evaluate, observer, session.activity, writer)
         job = replace(
             job,
-            batches=_watched(job.batches, session.activity, rollouts=stage.ready is not None),
+            batches=_watched(job.batches, session.activity, observer, rollouts=stage.ready is not None),
             recorder=FailureRecorder(run, setup, observer.caution),
         )
         arithmetic = arithmetic_of(run.plan, run.config.stage, run.base)
@@ -109,17 +110,20 @@ def take_steps(
 
 
 def _watched(
-    batches: Callable[[int], Sequence[Weighted]], activity: Activity, *, rollouts: bool
+    batches: Callable[[int], Sequence[Weighted]],
+    activity: Activity,
+    observer: RunObserver | SilentObserver,
+    *,
+    rollouts: bool,
 ) -> Callable[[int], Sequence[Weighted]]:
     """With word on how far this rank has come. rollouts: the model runs before the step, for as long as it takes."""
 
     def told(step: int) -> Sequence[Weighted]:
         activity.step_begins(step)
-        if rollouts:
-            with activity.during("running the model before the step"):
-                return batches(step)
-        found = batches(step)
+        with activity.during("running the model before the step") if rollouts else nullcontext():
+            found = batches(step)
         activity.tick()
+        observer.begins(step, [batch.examples for batch in found])
         return found
 
     return told

@@ -225,7 +225,7 @@ def _watch(model: nn.Module) -> Iterator[list[tuple[str, Phase, TensorFacts]]]:
 
     def after(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            for tensor in _tensors(output):
+            for tensor in float_tensors(output):
                 note(name, "forward", tensor)
                 if tensor.requires_grad:
                     tensor.register_hook(lambda gradient: note(name, "gradient", gradient))
@@ -255,14 +255,14 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
+def float_tensors(output: Any) -> Iterator[torch.Tensor]:
     """Floating-point tensors of a module's output, whatever it is wrapped in."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, dict):
         for value in output.values():
-            yield from _tensors(value)
+            yield from float_tensors(value)
     elif isinstance(output, list | tuple):
         for value in output:
-            yield from _tensors(value)
+            yield from float_tensors(value)

@@ -1,0 +1,51 @@
+"""Which module a pass is in, told as it goes: so that whoever listens from another process knows where this one died.
+
+One hook per module and pass; nothing is looked at and no number changes. Unlike `diagnose`, which looks for a value,
+this is for steps that end their process, after which nobody can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.training.diagnose import float_tensors
+
+ENTERS, LEAVES, REACHES = "enters", "leaves", "reaches"
+
+
+@contextmanager
+def followed(model: nn.Module, tell: Callable[[str, str], object]) -> Iterator[None]:
+    """tell: hears that a forward pass ENTERS or LEAVES a module, by name, and that a backward pass REACHES one: the
+    gradient of its output is known."""
+
+    def enters(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any) -> None:  # what a hook returns would take the place of the inputs
+            tell(ENTERS, name)
+
+        return hook
+
+    def leaves(name: str) -> Callable[..., None]:
+        def reached(gradient: torch.Tensor) -> None:
+            tell(REACHES, name)
+
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            tell(LEAVES, name)
+            for tensor in float_tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(reached)
+
+        return hook
+
+    named = [(name, module) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_pre_hook(enters(name)) for name, module in named]
+    handles += [module.register_forward_hook(leaves(name)) for name, module in named]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
