@@ -1,6 +1,6 @@
 """Does the memory that the plan forecasts agree with what a run takes? CPU, resident memory, a fresh process per case.
 
-    python benchmarks/memory.py [--out FILE.json] [--only TEXT] [--packed DATA.json]
+    python benchmarks/memory.py [--out FILE.json] [--only TEXT] [--packed DATA.json] [--from-python]
 
 A case is a model, a length, an adapter and whether layers are computed again. Its process builds the model as a run
 does, by `surefoot`'s own set-up, and takes a few optimizer steps on random tokens, every one of them supervised. Peak:
@@ -8,6 +8,7 @@ the kernel's mark of resident memory, begun anew after set-up (while weights are
 above what was resident after the imports and what of the libraries' code is read in a step. Linux only.
 
 --packed: packed steps of a run on instructions instead, every micro-batch with a length of its own.
+--from-python: with the caches of glibc's threads, which `surefoot train` does without and a run from Python has.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from fresh import told_by
+
+from surefoot import process
 
 SIZES = {
     "22 M": {"hidden": 384, "layers": 8, "vocabulary": 8_192},
@@ -46,11 +49,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--packed", type=Path, metavar="DATA", help="a JSON list of instructions, as LLaMA-Factory has")
+    parser.add_argument("--from-python", action="store_true", help="with the caches of glibc's threads")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure_packed(options.case) if options.case["data"] else measure(options.case)))
         return
+    if not options.from_python:
+        process.restart_without_thread_cache()
     found = []
     kinds = (PACKED_SIZES, (512,)) if options.packed else (SIZES, LENGTHS)
     with tempfile.TemporaryDirectory() as temporary:
@@ -87,7 +93,6 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """In this process: the forecast of the plan, the peak, and what the parts of the forecast are."""
     import torch
 
-    from surefoot import process
     from surefoot.config.load import load_config
     from surefoot.data.batch import Batch
     from surefoot.objectives.sft import sft_loss
@@ -119,7 +124,6 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
     """The same of a run's own first steps, each another set of documents."""
-    from surefoot import process
     from surefoot.config.load import load_config
     from surefoot.stages.planned import make_plan
     from surefoot.stages.setup import planned_tokenizer

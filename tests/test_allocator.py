@@ -1,12 +1,13 @@
-"""Freed memory stays, until it is more than was planned."""
+"""Freed memory stays, until it is more than was planned, and blocks of a size fill the holes of others."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from surefoot import allocator
-from surefoot.allocator import KeptMemory, is_glibc
+from surefoot.allocator import NO_THREAD_CACHE, KeptMemory, is_glibc
 
 MIB = 1 << 20
 
@@ -64,3 +65,38 @@ def test_what_is_free_goes_back_to_the_system(limit, stays):
     held, left = map(int, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
     assert held > 180 * MIB
     assert (left > held - 20 * MIB) if stays else (left < 20 * MIB)
+
+
+_HOLES = """
+import ctypes
+from surefoot.allocator import keep_freed_memory
+library = ctypes.CDLL(None)
+library.sbrk.restype = ctypes.c_void_p
+keep_freed_memory()
+
+def block():
+    found = ctypes.c_void_p()
+    assert library.posix_memalign(ctypes.byref(found), 64, 1 << 20) == 0
+    return found
+
+# What a thread keeps is taken, as by a model's forward pass.
+small = [library.malloc(size) for size in range(24, 128, 16) for _ in range(50)]
+blocks = [block() for _ in range(6)]
+for freed in blocks[1:5]:
+    library.free(freed)
+before = library.sbrk(0)
+again = [block() for _ in blocks[1:5]]
+print(library.sbrk(0) - before)
+"""
+
+
+@pytest.mark.skipif(not is_glibc(), reason="glibc's allocator")
+@pytest.mark.parametrize(
+    ("tunables", "least", "most"), [(NO_THREAD_CACHE, 0, 1), ("", 4, 4)], ids=["filled", "twin: a cache"]
+)
+def test_blocks_fill_the_holes_of_others_without_a_threads_cache(tunables, least, most):
+    """Four of six blocks of 1 MiB, side by side, are freed and asked for again: how many of them need new room. Of a
+    hole's ends one block may be lost, as what is cut off is looked for besides."""
+    environment = {**os.environ, "GLIBC_TUNABLES": tunables}
+    done = subprocess.run([sys.executable, "-c", _HOLES], capture_output=True, text=True, check=True, env=environment)
+    assert least <= int(done.stdout) // MIB <= most

@@ -11,8 +11,11 @@ is given back between one step and the next, and only blocks of at least `LARGE`
 
 torch asks for blocks at addresses divisible by 64. glibc looks for a hole that is larger by that much and more, before
 it cuts the rest off (sourceware bug 14581): a hole that such a block left is too small for another of its size, until
-what lies beside it is free as well. A decoder layer asks for the same few sizes over and over, so a step takes more
-than what is alive in it. `surefoot.planning.memory` counts that. Where each step has sizes of its own, as with packed
+what lies beside it is free as well. What was cut off is small, and each thread keeps small blocks for itself when they
+are freed: then it never is. A decoder layer asks for the same few sizes over and over, so a step takes more than what
+is alive in it. Where threads keep none (`NO_THREAD_CACHE`, which glibc reads when a program starts, see
+`surefoot.process`), that is a third of what it would be and nearly the same in every start.
+`surefoot.planning.memory` counts it. Where each step has sizes of its own, as with packed
 rows, holes of one step are no use to the next, and the heap grows from step to step. Once it holds more than was
 planned, all that is free goes back, for one step at the price above.
 """
@@ -22,9 +25,14 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
+from typing import Literal
 
+# Holes that a step leaves: many where each thread keeps small blocks, few where none does.
+Holes = Literal["none", "few", "many"]
+NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"  # of GLIBC_TUNABLES
 LARGE = 32 << 20  # bytes; glibc's own upper limit for the size that it moves about
 # From malloc.h.
+_MXFAST = 1
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _NEVER = 2**31 - 1
@@ -41,7 +49,9 @@ def keep_freed_memory() -> str:
     if not is_glibc():
         return ""
     library = ctypes.CDLL(None)
-    done = [library.mallopt(_MMAP_THRESHOLD, LARGE), library.mallopt(_TRIM_THRESHOLD, _NEVER)]
+    # _MXFAST: bins that keep small blocks apart from what is free beside them, as each thread's own do.
+    settings = {_MMAP_THRESHOLD: LARGE, _TRIM_THRESHOLD: _NEVER, _MXFAST: 0}
+    done = [library.mallopt(*setting) for setting in settings.items()]
     return f"freed memory is kept; blocks of {LARGE >> 20} MiB and more come from the system" if all(done) else ""
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot import process
-from surefoot.allocator import is_glibc
+from surefoot.allocator import Holes
 from surefoot.errors import Fault, InputError
 from surefoot.nearest import nearest_word
 
@@ -61,7 +61,7 @@ class Hardware:
     free: int | None = None
     flash_attention_2: bool | None = None
     triton: bool | None = None
-    holes: bool = False  # CPU: memory comes from an allocator that leaves holes, see `surefoot.allocator`
+    holes: Holes = "none"  # CPU: that the C library leaves in memory, see `surefoot.allocator`
 
 
 def _nvidia(name: str, memory: float, capability: tuple[int, int], cores: int) -> Hardware:
@@ -132,7 +132,7 @@ def detect() -> Hardware:
         free=free,
         flash_attention_2=flash,
         triton=triton,
-        holes=is_glibc(),
+        holes=process.holes(),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.allocator import keep_freed_memory
+from surefoot.allocator import NO_THREAD_CACHE, Holes, is_glibc, keep_freed_memory
 from surefoot.errors import EnvironmentFault, Fault
 
 # What changes numbers, kernels, threads or downloads, and what people set in the belief that it does. Each has its
@@ -36,7 +36,9 @@ WANDB_MODE WANDB_PROJECT WORLD_SIZE
 """
 LAUNCH_NAMES = tuple(_LAUNCH_TEXT.split())
 # glibc reads them when a program starts. LD_PRELOAD may bring an allocator of its own.
-_ALLOCATOR_NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+_TUNABLES = "GLIBC_TUNABLES"
+_ALLOCATOR_NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", _TUNABLES, "LD_PRELOAD")
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 # oneDNN keeps a program for each shape of a product that it has seen, and torch's bridge to it keeps another one:
 # 1,024 each, of 0.5 to 0.7 MiB. In training every micro-batch has shapes of its own, and few come again soon. Both read
 # their limit at the first product. Too few would be made anew in each layer: a layer's products are some 40, those of
@@ -202,9 +204,34 @@ def terminal_wishes() -> TerminalWishes:
 def settle_allocator(kind: str) -> str:
     """Set the C library's allocator for training on this kind of device, unless the environment does. Returns in words
     what was set; empty where nothing was."""
-    if kind != "cpu" or any(os.environ.get(name) for name in _ALLOCATOR_NAMES):
+    if kind != "cpu" or _has_own_allocator():
         return ""
-    return keep_freed_memory()
+    done = keep_freed_memory()
+    return f"{done}; threads keep no small blocks" if done and holes() == "few" else done
+
+
+def holes() -> Holes:
+    """That training in this process leaves in memory, see `surefoot.allocator`."""
+    if not is_glibc():
+        return "none"
+    return "few" if os.environ.get(_TUNABLES) == NO_THREAD_CACHE and not _has_own_allocator() else "many"
+
+
+def restart_without_thread_cache() -> None:
+    """Begin this program again, as the same process with the same words, so that glibc starts without a thread's cache.
+    Does nothing where it did so already, where the environment settles the allocator, beside a GPU, which has memory of
+    its own, under a debugger, and where the program cannot be begun again, as one that was read from stdin."""
+    again = is_glibc() and not _has_own_allocator() and not os.environ.get(_TUNABLES)
+    if not again or any(map(os.path.exists, _GPU_FILES)) or sys.gettrace() or not os.path.isfile(sys.argv[0]):
+        return
+    os.environ[_TUNABLES] = NO_THREAD_CACHE
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _has_own_allocator() -> bool:
+    """Whether the user's environment settles it."""
+    told = {name: os.environ[name] for name in _ALLOCATOR_NAMES if os.environ.get(name)}
+    return bool(told) and told != {_TUNABLES: NO_THREAD_CACHE}
 
 
 def bound_product_caches(kind: str) -> None:

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from surefoot import process
 from surefoot.cli.evaluate import MEASUREMENTS, evaluate
 from surefoot.cli.main import COMMANDS, main
 from surefoot.errors import Diverged, EnvironmentFault, Fault, InputError, IntegrityError
@@ -389,3 +390,28 @@ def test_import_surefoot_is_lazy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == metadata.version("surefoot")
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["train", "no.yaml"], True),
+        (["--debug", "plan", "no.yaml"], True),
+        (["explain", "train"], False),
+        (["--version"], False),
+    ],
+)
+def test_the_program_of_a_command_that_plans_begins_again(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], again: bool
+) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr(sys, "argv", ["surefoot", *words])
+    monkeypatch.setattr(process, "restart_without_thread_cache", lambda: started.append(True))
+    with pytest.raises(SystemExit):
+        main()
+    assert bool(started) == again
+
+
+def test_twin_a_command_that_is_called_from_a_program_goes_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "restart_without_thread_cache", lambda: pytest.fail("began again"))
+    assert run("train", "no.yaml").exit_code == 2

@@ -384,7 +384,7 @@ class TestForecast:
     def test_holes_are_a_line_of_their_own(self, tmp_path):
         kinds = {"examples": 1, "length": 64, "supervised": 1.0, "checkpointing": OFF, "available": 80 * GIB}
         work = workload(tmp_path, adapter=LORA, precision="bf16")
-        without, with_holes = (forecast(replace(work, holes=holes), **kinds) for holes in (False, True))
+        without, with_holes = (forecast(replace(work, holes=holes), **kinds) for holes in ("none", "few"))
         assert without.holes == 0
         assert with_holes.total == without.total + with_holes.holes
         assert with_holes.activations == without.activations
@@ -401,36 +401,47 @@ class TestForecast:
     def test_packed_rows_of_16_bits_fill_the_places_for_programs(self, tmp_path, documents, precision, kind, more):
         work = replace(workload(tmp_path, adapter=LORA, precision=precision), documents=documents, kind=kind)
         kinds = {"examples": 1, "length": 256, "supervised": 0.5, "checkpointing": OFF, "available": 80 * GIB}
-        plan = forecast(replace(work, holes=True), **kinds)
-        alone = forecast(replace(work, holes=True, kind="mps"), **kinds)
+        plan = forecast(replace(work, holes="few"), **kinds)
+        alone = forecast(replace(work, holes="few", kind="mps"), **kinds)
         assert plan.holes - alone.holes == more
 
     def test_blocks_of_the_system_leave_no_holes(self, tmp_path):
         kinds = {"length": 4096, "supervised": 0.0, "checkpointing": OFF, "available": 80 * GIB}
-        work = replace(workload(tmp_path, adapter=LORA, precision="bf16", config=LLAMA31_8B), holes=True)
-        assert forecast(work, examples=1, **kinds).holes == module._LEFT
-        assert forecast(work, examples=1, **kinds | {"length": 256}).holes > module._LEFT
+        work = replace(workload(tmp_path, adapter=LORA, precision="bf16", config=LLAMA31_8B), holes="few")
+        left = module._HOLES["few"].left
+        assert forecast(work, examples=1, **kinds).holes == left
+        assert forecast(work, examples=1, **kinds | {"length": 256}).holes > left
 
     @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
-    def test_holes_by_hand(self, tmp_path, again):
+    @pytest.mark.parametrize(
+        ("holes", "documents", "left", "of_layer", "of_kept"),
+        [
+            ("few", "plain", 40, 1.0, 0.1),
+            ("few", "matmul", 40 + 154, 1.0, 0.1),  # and programs
+            ("many", "plain", 32, 3.4, 0.1),
+            ("many", "matmul", 32 + 154, 3.4, 0.1),
+        ],
+    )
+    def test_holes_by_hand(self, tmp_path, holes, documents, left, of_layer, of_kept, again):
         """Per layer and by what is kept, whether layers are computed again or not."""
-        work = replace(workload(tmp_path, adapter=LORA, precision="bf16"), holes=True, loss_rows=16, kind="cpu")
+        work = workload(tmp_path, adapter=LORA, precision="bf16")
+        work = replace(work, holes=holes, documents=documents, loss_rows=16, kind="cpu")
         kinds = {"examples": ROWS, "length": 96, "supervised": 1.0, "available": 80 * GIB}
         plan = forecast(work, checkpointing=Choice(again, "", "user"), **kinds)
         layer = layer_bytes(work, ROWS * 96, 96)
         logits = 16 * CONFIG["vocab_size"] * (2 + 4)
         assert plan.logits == logits
-        assert plan.holes - module._LEFT == pytest.approx(3.4 * layer + 0.1 * plan.activations)
+        assert plan.holes - (left << 20) == pytest.approx(of_layer * layer + of_kept * plan.activations)
 
-    @pytest.mark.parametrize("name", ["_HOLES_OF_LAYER", "_HOLES_OF_KEPT"])
+    @pytest.mark.parametrize("name", ["left", "of_layer", "of_kept"])
     def test_twin_a_kind_of_holes_left_out_would_be_noticed(self, tmp_path, monkeypatch, name):
-        monkeypatch.setattr(module, name, 0.0)
+        monkeypatch.setitem(module._HOLES, "few", replace(module._HOLES["few"], **{name: 0}))
         with pytest.raises(AssertionError):
-            self.test_holes_by_hand(tmp_path, True)
+            self.test_holes_by_hand(tmp_path, "few", "plain", 40, 1.0, 0.1, True)
 
     def test_logits_leave_none(self, tmp_path):
         """Each piece has the place of the one before."""
-        work = replace(workload(tmp_path, precision="fp32"), holes=True, kind="cpu")
+        work = replace(workload(tmp_path, precision="fp32"), holes="few", kind="cpu")
         kinds = {"examples": 1, "length": 16, "supervised": 1.0, "checkpointing": OFF, "available": 80 * GIB}
         few, many = (forecast(replace(work, loss_rows=rows), **kinds) for rows in (8, 16))
         assert many.logits > few.logits

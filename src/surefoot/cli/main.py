@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from surefoot import process
 from surefoot.cli.errors import (
     BUG_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
@@ -30,24 +31,26 @@ from surefoot.nearest import nearest_word
 
 
 class Entry(NamedTuple):
-    """Where a command is, and what the list of commands says about it."""
+    """Where a command is, and what the list of commands says about it. plans: whether it trains or says what training
+    takes, and so has the memory of this process as training has it."""
 
     module: str
     help: str
+    plans: bool = False
 
 
 COMMANDS = {
-    "quickstart": Entry("surefoot.cli.quickstart", "Train a tiny model offline and see it learn."),
+    "quickstart": Entry("surefoot.cli.quickstart", "Train a tiny model offline and see it learn.", plans=True),
     "init": Entry("surefoot.cli.init", "Write a commented config for a model and data."),
-    "train": Entry("surefoot.cli.train", "Fine-tune a model as a config says; resumable at any moment."),
-    "plan": Entry("surefoot.cli.plan", "Show every choice of a run with its reason; trains nothing."),
-    "doctor": Entry("surefoot.cli.doctor", "Find what makes a machine or a run slow or wrong."),
-    "tune": Entry("surefoot.cli.tune", "Find the fastest settings of a run by short real trials."),
+    "train": Entry("surefoot.cli.train", "Fine-tune a model as a config says; resumable at any moment.", plans=True),
+    "plan": Entry("surefoot.cli.plan", "Show every choice of a run with its reason; trains nothing.", plans=True),
+    "doctor": Entry("surefoot.cli.doctor", "Find what makes a machine or a run slow or wrong.", plans=True),
+    "tune": Entry("surefoot.cli.tune", "Find the fastest settings of a run by short real trials.", plans=True),
     "data": Entry("surefoot.cli.data", "Show what the model would learn from, token by token."),
     "generate": Entry("surefoot.cli.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.cli.chat", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.cli.verify", "Check a run or checkpoint bit by bit, or compare two."),
-    "replay": Entry("surefoot.cli.replay", "Run a step again that went wrong: does it go wrong again?"),
+    "replay": Entry("surefoot.cli.replay", "Run a step again that went wrong: does it go wrong again?", plans=True),
     "compare": Entry("surefoot.cli.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.cli.board", "Watch the runs of a folder on a live local page."),
     "evaluate": Entry("surefoot.cli.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
@@ -56,7 +59,7 @@ COMMANDS = {
     "convert": Entry("surefoot.cli.convert", "Turn weights in any known layout into a normal folder, or back."),
     "push": Entry("surefoot.cli.push", "Upload the model of a finished run to the hub, privately."),
     "translate": Entry("surefoot.cli.translate", "Show another tool's config or command as a surefoot config."),
-    "run": Entry("surefoot.cli.run", "Run another tool's command with surefoot."),
+    "run": Entry("surefoot.cli.run", "Run another tool's command with surefoot.", plans=True),
     "migrate": Entry("surefoot.cli.migrate", "Rewrite a config for a model of another family."),
     "compat": Entry("surefoot.cli.compat", "Write scripts under the names that other tools' users call."),
     "explain": Entry("surefoot.cli.explain", "Explain one config key, or list all keys."),
@@ -133,6 +136,9 @@ class LazyGroup(click.Group):
                 stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ?, and nothing fails
         typed = args[0] if args else extra.pop("args", None)
         words = list(sys.argv[1:] if typed is None else typed)
+        command = next((self.table[word] for word in words if word in self.table), None)
+        if typed is None and command is not None and command.plans:  # the command of this program
+            process.restart_without_thread_cache()
         invocation = Invocation(typed=tuple(words))
         sys.exit(self._outcome(invocation, words, *args[1:], **extra))
 

@@ -11,7 +11,10 @@ a step of several passes the gradients of the first wait through the others.
 
 from __future__ import annotations
 
-from surefoot.allocator import LARGE
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surefoot.allocator import LARGE, Holes
 from surefoot.hardware import GIB
 from surefoot.planning.layer_memory import layer_bytes, mlp_tensors, unread_bytes
 from surefoot.planning.plan import PLAIN, Choice, MemoryPlan
@@ -24,19 +27,34 @@ _LIBRARIES = GIB
 _WORTH_IT = 0.9
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
-# What a CPU run on glibc takes besides what is alive (see `surefoot.allocator`): what set-up, interpreter and products
-# leave; and holes, in blocks that come from the heap. Every layer asks for the same sizes when it goes forward, when it
-# is computed again and when it goes backward, and cannot have the holes that the one before it left: some three times
-# what one layer keeps. Between what stays until the backward pass there are holes as well. The logits of a piece have
-# the place of those before. Measured, see docs/evidence/memory.md: two starts of a run differ by a tenth.
-_LEFT = 32 << 20
-_HOLES_OF_LAYER = 3.4
-_HOLES_OF_KEPT = 0.1
 # Programs for products of 16 bits, 0.6 MiB each, of which a CPU run keeps 256 (`process.bound_product_caches`): every
 # packed row has a length of its own, so that all places are taken before long.
 _PROGRAMS = 154 << 20
 # Gradients inside the layer that is going backward, as a share of what the layer keeps.
 _BACKWARD = 0.5
+
+
+@dataclass(frozen=True)
+class _Holes:
+    """What a CPU run on glibc takes besides what is alive, see `surefoot.allocator`.
+
+    left: bytes, by set-up, interpreter and products. of_layer: times what one layer keeps. Each asks for the same sizes
+    when it goes forward, when it is computed again and when it goes backward, and cannot have all holes that the one
+    before it left. of_kept: times all activations, between which there are holes until the backward pass. The logits of
+    a piece have the place of those before. Blocks of `LARGE` bytes come from the system and leave none.
+    """
+
+    left: int
+    of_layer: float
+    of_kept: float
+
+
+# Measured, see docs/evidence/memory.md.
+_HOLES: Mapping[Holes, _Holes] = {
+    "none": _Holes(0, 0.0, 0.0),
+    "few": _Holes(40 << 20, 1.0, 0.1),
+    "many": _Holes(32 << 20, 3.4, 0.1),
+}
 
 
 def forecast(
@@ -85,24 +103,24 @@ def forecast(
         beside=work.beside,
         recomputed=again if again and again < layers else None,
         apart=gradients + activations + logits - peak,
-        holes=_holes(work, activations, per_layer, tokens) + _programs(work) if work.holes else 0,
+        holes=_holes(work, activations, per_layer, tokens) + _programs(work),
     )
 
 
 def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
-    """Blocks of `LARGE` bytes come from the system one by one and go back to it, so they leave none."""
-    model, b = work.model, work.width
+    model, b, holes = work.model, work.width, _HOLES[work.holes]
     share = 1.0  # of a layer, in blocks from the heap
     if tokens * model.hidden * b >= LARGE:
         share = 0.0
     elif tokens * model.intermediate * b >= LARGE:
         mlp = tokens * b * mlp_tensors(work) * model.intermediate
         share = max(0.0, 1 - work.passes * mlp / layer)
-    return _LEFT + int(share * (_HOLES_OF_LAYER * layer + _HOLES_OF_KEPT * activations))
+    return holes.left + int(share * (holes.of_layer * layer + holes.of_kept * activations))
 
 
 def _programs(work: Workload) -> int:
-    return _PROGRAMS if work.kind == "cpu" and work.autocast and work.documents != PLAIN else 0
+    counted = work.holes != "none" and work.kind == "cpu" and work.autocast and work.documents != PLAIN
+    return _PROGRAMS if counted else 0
 
 
 def usable(available: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from surefoot.allocator import Holes
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.hardware import Hardware
@@ -40,7 +41,7 @@ class Workload:
     fused_gates: bool = False  # silu(gate) up by arithmetic of our own, which keeps gate and up alone
     prunes: bool = False  # behind its attention, the last layer computes rows that are read and no others
     kind: str = "cuda"  # of device: cpu | cuda | mps
-    holes: bool = False  # memory comes from an allocator that leaves holes
+    holes: Holes = "none"  # that the C library leaves in memory
 
     @property
     def width(self) -> int:

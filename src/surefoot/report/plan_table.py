@@ -163,7 +163,7 @@ def _memory(plan: RunPlan) -> Table:
         table.add_row(
             "holes",
             readable(memory.holes),
-            "that the C library's allocator leaves, as measured; two starts may differ by a tenth of the total",
+            "that the C library's allocator leaves, as measured",
         )
     if memory.apart:
         table.add_row(
