@@ -177,7 +177,7 @@ def a_pass(loss=2.0, **gradients):
 
 
 LARGEST = float(torch.finfo(torch.float32).max)
-SAME = {"layers_0_a": [3.0, 4.0], "layers_1_a": [0.0], "b": [0.0]}
+SAME = {"layers_0_a": [3.0, 4.0], "layers_1_a": [0.0], "b": [1e-9]}  # b: 0 in exact arithmetic
 
 
 @pytest.mark.parametrize(
@@ -188,17 +188,32 @@ SAME = {"layers_0_a": [3.0, 4.0], "layers_1_a": [0.0], "b": [0.0]}
         (a_pass(**SAME | {"layers_1_a": [1.0]}), 0.2, math.log(26 / 25) / 2, 0.0),  # of the kind, in both layers: 5
         (a_pass(**SAME | {"layers_0_a": [3.3, 4.4]}), 0.1, math.log(1.1), 0.0),
         (a_pass(**SAME | {"layers_0_a": [-4.0, 3.0]}), math.sqrt(2), 0.0, 0.0),  # a turn makes nothing longer
-        (a_pass(layers_0_a=[3.0, 4.0], b=[0.0]), 0.0, 0.0, 0.0),  # no gradient is one of zeros
+        (a_pass(layers_0_a=[3.0, 4.0], b=[1e-9]), 0.0, 0.0, 0.0),  # no gradient is one of zeros
         (a_pass(**SAME | {"b": [0.015]}), 0.1, 0.0, 0.0),  # against 0.03 of the largest, and too small for a length
-        (a_pass(layers_1_a=[0.0], b=[0.0]), 1.0, LARGEST, 0.0),
+        (a_pass(layers_1_a=[0.0], b=[0.0]), LARGEST, LARGEST, 0.0),
         (a_pass(**SAME | {"layers_0_a": [3.0, float("nan")]}), LARGEST, LARGEST, 0.0),
         (a_pass(float("nan"), **SAME), 0.0, 0.0, LARGEST),
     ],
 )
 def test_differences_by_hand(other, gradient, length, loss):
-    plain = a_pass(layers_0_a=[3.0, 4.0], layers_1_a=[0.0], b=[0.0])
+    plain = a_pass(**SAME)
     found = differences(toy_engine(), plain, other)
     assert (found.gradient, found.length, found.loss) == pytest.approx((gradient, length, loss), rel=1e-6)
+
+
+def test_a_small_kind_that_is_missing_altogether_is_no_rounding():
+    """As DoRA's magnitudes of queries, at 0.004 of the largest gradient: with all of them gone 0.13 is off."""
+    plain, without = a_pass(a=[1.0], m=[0.004]), a_pass(a=[1.0])
+    assert differences(toy_engine(), plain, without).gradient == LARGEST
+    assert differences(toy_engine(), without, plain).gradient == LARGEST
+    assert differences(toy_engine(), plain, a_pass(a=[1.0], m=[1e-9])).gradient < 0.25  # twin: there, if small
+
+
+@pytest.mark.parametrize("bad", ["a", "b", "c"])
+def test_what_is_not_a_number_is_found_in_whatever_order_names_come(bad):
+    plain = a_pass(a=[0.0], b=[1.0], c=[0.0])
+    found = differences(toy_engine(), a_pass(**{"a": [0.0], "b": [1.0], "c": [0.0], bad: [float("nan")]}), plain)
+    assert (found.gradient, found.length) == (LARGEST, LARGEST)
 
 
 def test_kinds_longer_and_shorter_by_the_same_have_no_common_scale():

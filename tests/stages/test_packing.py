@@ -107,6 +107,17 @@ def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, tmp_path, monk
     train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA), "resume")  # stays so
 
 
+def test_twin_that_leaks_is_found_where_no_two_documents_of_a_row_are_compared(workplace, tmp_path, monkeypatch):
+    def one_document(q, k, v, found, scale):
+        return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
+
+    monkeypatch.setattr("surefoot.stages.fast_paths._COMPARED", 1)
+    train(config(workplace, tmp_path / "right", adapter=LORA))
+    monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing.*lets one document move another"):
+        train(config(workplace, tmp_path / "wrong", adapter=LORA))
+
+
 def _left_open(forms):
     from surefoot.planning.plan import Choice
 

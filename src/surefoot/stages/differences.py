@@ -37,6 +37,7 @@ LOSS_LIMITS: Mapping[DType, float] = {"fp32": 1e-3, "fp16": 2e-3, "bf16": 1e-2} 
 # A kind whose gradient is below this share of the largest one is measured against that, and its length is not looked
 # at: what is 0 in exact arithmetic, as that of the keys' bias, is nothing but rounding.
 _SMALL = 0.03
+_NOTHING = 1e-4  # of the largest gradient: a kind that has more, and none at all the other way, was left out there
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in a name
 _TINY = torch.finfo(torch.float32).tiny
 _LARGEST = torch.finfo(torch.float32).max  # infinity times another rank's 0 is not a number
@@ -75,18 +76,14 @@ class Differences:
 def differences(engine: Engine, plain: Pass, other: Pass) -> Differences:
     """Each the largest of any rank. A parameter without a gradient has one of zeros."""
     squares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # of g, of g' and of what is between them
-    for name in plain.gradients.keys() | other.gradients.keys():
+    for name in sorted(plain.gradients.keys() | other.gradients.keys()):  # sums in one order
         one, two = plain.gradients.get(name), other.gradients.get(name)
         between = one if two is None else two if one is None else two - one
         kind = squares[_NUMBER.sub("", name)]
         for place, part in enumerate((one, two, between)):
             kind[place] += 0.0 if part is None else float(part.norm()) ** 2
-    floor = max(_SMALL**2 * max((g for g, _, _ in squares.values()), default=0.0), _TINY)
-    found = Differences(
-        gradient=max((_finite(math.sqrt(between / max(g, floor))) for g, _, between in squares.values()), default=0.0),
-        length=_longer([(g, other) for g, other, _ in squares.values() if g >= floor]),
-        loss=_finite(abs(other.loss - plain.loss) / max(abs(plain.loss), _TINY)),
-    )
+    gradient, length = _of_gradients([(g, new, between) for g, new, between in squares.values()])
+    found = Differences(gradient, length, loss=_finite(abs(other.loss - plain.loss) / max(abs(plain.loss), _TINY)))
     ranks = [0.0] * (3 * engine.world)
     ranks[engine.rank :: engine.world] = [min(one, _LARGEST) for one in asdict(found).values()]
     ranks = engine.totals(ranks)
@@ -101,6 +98,18 @@ def largest_difference(engine: Engine, plain: Pass, other: Pass) -> float:
 def limits_in(compute: DType) -> Differences:
     """What rounding allows in products of this type."""
     return Differences(LIMITS[compute], LENGTH_LIMITS[compute], LOSS_LIMITS[compute])
+
+
+def _of_gradients(squares: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """squares: of g, of g' and of what is between them, by kind. Gradient and length of `Differences`."""
+    if not all(math.isfinite(one) for kind in squares for one in kind):
+        return math.inf, math.inf
+    largest = max((g for g, _, _ in squares), default=0.0)
+    if any((g == 0) != (new == 0) and max(g, new) > _NOTHING**2 * largest for g, new, _ in squares):
+        return math.inf, math.inf
+    floor = max(_SMALL**2 * largest, _TINY)
+    gradient = max((math.sqrt(between / max(g, floor)) for g, _, between in squares), default=0.0)
+    return gradient, _longer([(g, new) for g, new, _ in squares if g >= floor])
 
 
 def _longer(squares: Sequence[tuple[float, float]]) -> float:

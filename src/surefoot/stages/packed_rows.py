@@ -31,7 +31,16 @@ from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.stages.differences import Differences, differences
-from surefoot.stages.fast_paths import GO_ON, STAYS, Settled, compared_batches, judged, one_pass, said_of
+from surefoot.stages.fast_paths import (
+    GO_ON,
+    STAYS,
+    Settled,
+    compared_batches,
+    judged,
+    nothing_at_zero,
+    one_pass,
+    said_of,
+)
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.roll_back import make_stage
 from surefoot.stages.setup import Setup
@@ -104,7 +113,7 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
     step = run.timetable.next_step(setup.state.step)
     batches = compared_batches(run.stage, setup.engine, step)
     padded = [in_padded_rows(batch, setup.plan.tokenizer.pad_id) for batch in batches]
-    with without_draws(setup.engine.model):
+    with without_draws(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
         plain = one_pass(setup, run.stage, padded, step)
         undo = path.install(setup.engine.model)
         moved, fault = leak_of(setup, batches[0].rows)
@@ -123,8 +132,9 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
 def leak_of(setup: Setup, batch: Batch) -> tuple[float, str]:
     """How far all other documents' hidden states move when the first one says something else, as a share of how far
     its own do; added up over the ranks. And why packed rows cannot go through the model, empty where they can: the
-    ranks agree on that, as they have not begun to wait for one another."""
-    batch = batch.to(setup.engine.device)
+    ranks agree on that, as they have not begun to wait for one another. A row of one document, as where no two fit,
+    is taken for two: its halves."""
+    batch = _of_several(batch.to(setup.engine.device))
     first = batch.documents[0]
     ids = batch.input_ids.clone()
     ids[0, :first] = batch.input_ids[0].flip(0)[:first]
@@ -140,6 +150,14 @@ def leak_of(setup: Setup, batch: Batch) -> tuple[float, str]:
         fault = reason_of(caught)
     share, failed = setup.engine.totals([share, float(bool(fault))])
     return share, fault or ("on another rank" if failed else "")
+
+
+def _of_several(row: Batch) -> Batch:
+    if len(row.documents) > 1:
+        return row
+    tokens = row.input_ids.shape[1]
+    halves = (tokens - tokens // 2, tokens // 2)
+    return replace(row, documents=halves, lengths=halves, examples=row.examples * 2)
 
 
 def _without(plan: RunPlan, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
