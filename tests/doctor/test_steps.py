@@ -9,8 +9,10 @@ from torch.nn import functional as F
 from doctor_runs import clean_run, plant_in_loss
 from surefoot.doctor import steps
 from surefoot.doctor.steps import STEPS, few, product_line, take
+from surefoot.models import product_flops
 from surefoot.models.forward import causal_model
-from surefoot.planning.measurements import Measurements
+from surefoot.planning.measurements import AttentionTrial, Measurements
+from surefoot.stages import planned
 from surefoot.stages.trial import ready
 
 
@@ -80,6 +82,50 @@ def test_fp32_products_in_a_bf16_run_are_named_with_their_modules(folder, base):
     assert "mlp.down_proj" in line.value
     assert line.gain is not None
     assert 1 < line.gain < 8
+
+
+@pytest.fixture
+def packed(folder, base, monkeypatch):
+    """As planned where attention by products was measured to be the fastest."""
+    seen = Measurements(documents=(AttentionTrial("matmul", 1.0, ""),))
+    monkeypatch.setattr(planned, "_measure", lambda *asked: seen)
+    config = clean_run(folder, base, precision="bf16")
+    config = config.model_copy(update={"data": config.data.model_copy(update={"packing": "on"})})
+    with ready(config, STEPS) as one:
+        assert one.plan.kernels.documents.value == "matmul"
+        yield one
+
+
+def test_fp32_products_in_an_attention_layer_are_seen_in_packed_rows_too(packed):
+    """These have logits in fp32 on purpose: those alone are left out, not all that runs in such a layer."""
+    clean = product_line(packed, "bf16", Measurements())
+    assert (clean.verdict, clean.value) == ("ok", "0.0%")
+    for layer in causal_model(packed.setup.policy).model.layers:
+        scores_in_fp32(layer.self_attn)
+    line = product_line(packed, "bf16", Measurements())
+    assert (line.code, line.verdict) == ("GEMM-FP32-SHARE", "caution")
+    assert "self_attn " in line.value
+
+
+def test_twin_logits_of_packed_documents_would_be_named_if_they_were_not_left_out(packed, monkeypatch):
+    monkeypatch.setattr(product_flops, "logits_are_wider", lambda: False)
+    monkeypatch.setattr(steps, "FP32", 0.0)
+    assert "self_attn" in product_line(packed, "bf16", Measurements()).value
+
+
+def scores_in_fp32(layer):
+    """As an attention that computes its scores by hand, beside what it calls."""
+    plain = layer.forward
+
+    def forward(hidden_states, *args, **kwargs):
+        with torch.autocast("cpu", enabled=False):
+            wide = hidden_states.float()
+            for _ in range(3):
+                scores = wide @ wide.transpose(1, 2)
+        output, *others = plain(hidden_states, *args, **kwargs)
+        return output + 0 * scores.sum(), *others
+
+    layer.forward = forward
 
 
 def test_an_fp32_run_has_fp32_products(one):

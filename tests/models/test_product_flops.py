@@ -1,10 +1,12 @@
 """Arithmetic by type and module, against counts by hand."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surefoot.kernels.documents import documents_of, matmul
 from surefoot.models.product_flops import ProductFlops
 
 ROWS, WIDTH = 8, 64
@@ -74,3 +76,18 @@ def test_flash_attention_of_a_cpu_counts_two_products_forward_and_five_backward(
         assert seen.total == 2 * product
         out.sum().backward()
     assert seen.total == 7 * product
+
+
+@pytest.mark.parametrize(("dtype", "fp32"), [(torch.bfloat16, 0.0), (torch.float16, 0.0), (torch.float32, 1.0)])
+def test_logits_that_are_wider_on_purpose_are_of_no_type(dtype, fp32):
+    """Two products forward; five backward, of which the logits are one; the twin around it is in fp32 and is seen."""
+    q, k, v = (torch.randn(1, 2, 32, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
+    product = 2 * 2 * 32 * 32 * WIDTH
+    with ProductFlops() as seen:
+        matmul(q, k, v, documents_of([32], q.device), 1.0).sum().backward()
+    assert seen.total == 7 * product
+    assert seen.share("fp32") == fp32
+    with ProductFlops() as twin:
+        matmul(q, k, v, documents_of([32], q.device), 1.0).sum().backward()
+        torch.bmm(q[0].float(), k[0].float().transpose(1, 2))
+    assert twin.share("fp32") == (1.0 if dtype == torch.float32 else 1 / 8)

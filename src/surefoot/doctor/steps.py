@@ -29,7 +29,6 @@ MICRO_BATCHES = 2  # of a step
 _ENOUGH, _PATIENCE = 4, 240.0  # steps that are always taken, and seconds after which no more are
 _NORMS = (1e-6, 1e4)
 _SHOWN = 3  # modules
-OWN_PRODUCTS = "matmul"  # the form of packed documents' attention that calls no kernel of torch
 
 
 @dataclass(frozen=True)
@@ -120,13 +119,10 @@ def number_lines(taken: Taken, *, falls: bool) -> list[Finding]:
 
 
 def product_line(one: Ready, compute: str, measured: Measurements) -> Finding:
-    """One micro-batch forward and backward, dispatch by dispatch. Attention over packed documents by products of its
-    own has its logits in fp32 on purpose, and was measured with them: that is left out."""
+    """One micro-batch forward and backward, dispatch by dispatch."""
     with ProductFlops() as seen:
         take_pass(one)
-    meant = _attention_names(one) if one.plan.kernels.documents.value == OWN_PRODUCTS else set()
-    modules = [(name, part) for name, part in seen.modules("fp32") if name.rpartition(".")[2] not in meant]
-    share = sum(part for _, part in modules)
+    modules, share = seen.modules("fp32"), seen.share("fp32")
     if compute == "fp32" or share <= FP32:
         said = "an fp32 run" if compute == "fp32" else f"{share:.1%}"
         return ok("GEMM-FP32-SHARE", said)
@@ -138,9 +134,3 @@ def product_line(one: Ready, compute: str, measured: Measurements) -> Finding:
         gain = (share * faster + 1 - share) if faster > 1 else None
     fix = "let these modules run under autocast: no .float() and no autocast(enabled=False) around their products"
     return caution("GEMM-FP32-SHARE", f"{share:.0%}, in {where}", fix, gain=gain)
-
-
-def _attention_names(one: Ready) -> set[str]:
-    """What the layers call their attention."""
-    named = one.setup.policy.named_modules()
-    return {name.rpartition(".")[2] for name, module in named if type(module).__name__.endswith("Attention")}

@@ -7,12 +7,13 @@ import statistics
 from surefoot.doctor.codes import BACKWARD, NEAR, WAIT
 from surefoot.doctor.findings import Finding, caution, ok
 from surefoot.doctor.passes import gain_of_eager, gain_of_kernel, gain_of_micro, gain_without_workers, take_pass
-from surefoot.doctor.steps import OWN_PRODUCTS, Taken
+from surefoot.doctor.steps import Taken
 from surefoot.models.attention import observe_kernels
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.plan import RunPlan, SdpaKernel
 from surefoot.stages.trial import Ready
 
+_OWN_PRODUCTS = "matmul"  # the form of packed documents' attention that calls no kernel of torch
 _STORING = ("math", "eager")  # forms of attention that keep every score
 _FUSED: tuple[SdpaKernel, ...] = ("flash", "mem_efficient", "cudnn")
 _WARM_UP = 3  # steps after which nothing new should have to be compiled
@@ -26,7 +27,7 @@ def attention_line(one: Ready, measured: Measurements) -> Finding:
     said = ", ".join(sorted(seen)) or "none"
     if one.plan.attention.implementation.source == "family":
         return ok("ATTN-MATH", f"{said}: no other form computes this model")
-    if one.plan.kernels.documents.value == OWN_PRODUCTS:
+    if one.plan.kernels.documents.value == _OWN_PRODUCTS:
         return ok("ATTN-MATH", f"{said}: the measured choice for short documents in packed rows")
     best = _best_fused(measured)
     if not seen & set(_STORING) or best is None:

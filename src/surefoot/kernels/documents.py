@@ -173,7 +173,7 @@ def _probabilities(queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor
     """[H, L, L] in the type of the queries, from logits that are not rounded to it. sums: [H, up to L]."""
     wide = wide_type(queries.dtype)
     shift = F.pad(sums, (0, queries.shape[1] - sums.shape[1])).neg_().unsqueeze(2)
-    with _products_of(queries.dtype):
+    with _products_of(queries.dtype), _wider_than(queries.dtype):
         logits = torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2))
     torch.add(shift, logits, alpha=scale, out=logits)
     return logits.exp_().to(queries.dtype).tril_()  # above the diagonal there may be infinity, which is not looked at
@@ -194,6 +194,24 @@ def _narrow_operands() -> Iterator[None]:
         yield
     finally:
         settings.fp32_precision = before
+
+
+_are_wider = False
+
+
+def logits_are_wider() -> bool:
+    """Whether what is computed now is a product of logits in a wider type than the attention around it, on purpose."""
+    return _are_wider
+
+
+@contextmanager
+def _wider_than(dtype: torch.dtype) -> Iterator[None]:
+    global _are_wider
+    _are_wider = wide_type(dtype) != dtype
+    try:
+        yield
+    finally:
+        _are_wider = False
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:

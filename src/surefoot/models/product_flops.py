@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
+from surefoot.kernels.documents import logits_are_wider
+
 _ATEN = torch.ops.aten
 # torch counts no product that is added in place, and no flash attention of a CPU.
 _FORMULAS: dict[Any, Callable[..., int]] = {
@@ -32,10 +34,12 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     ],
 }
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+_LOGITS = "logits of documents"  # in place of a type
 
 
 class ProductFlops(TorchDispatchMode):
-    """Counts FLOPs of matrix products and attention while it is entered, forward and backward."""
+    """Counts FLOPs of matrix products and attention while it is entered, forward and backward. The logits of packed
+    documents that are in fp32 on purpose, and were measured so, count for `total` and for no type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +62,7 @@ class ProductFlops(TorchDispatchMode):
         formula = _FORMULAS.get(func.overloadpacket)
         tensors = [one for one in args if isinstance(one, torch.Tensor) and one.is_floating_point()]
         if formula is not None and tensors:
-            dtype = _NAMES.get(tensors[0].dtype, str(tensors[0].dtype))
+            dtype = _LOGITS if logits_are_wider() else _NAMES.get(tensors[0].dtype, str(tensors[0].dtype))
             self._counted[dtype, self._module()] += formula(*args, **(kwargs or {}), out_val=out)
         return out
 
