@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.kernels import adapters
 from surefoot.kernels.adapters import Layers, Projection, adapted, plain_projection
-from surefoot.kernels.dora import factor_of, factored_norms, row_squares, scaled, scaled_rows
+from surefoot.kernels.dora import factored_norms, factors_of, row_squares, scaled, scaled_rows
 
 EXACT = 1e-10  # float64 in another order of sums; 1e-15 seen
 INPUTS, OUTPUTS, RANK, SCALE = 24, (20, 12, 20), 4, 1.7
@@ -65,7 +65,7 @@ def case(kind: str, *, tokens: int = 40, bias=True, dropout=False, transposed=Fa
         if kind == "dora":
             norm = factored_norms(weight, row_squares(weight), a, b, SCALE)
             m = norm * magnitude * (1 + 0.1 * torch.randn(size, dtype=wide))
-            factor = factor_of(m, norm, wide)
+            [factor] = factors_of([(m, norm, wide)])
         up = SCALE * b * (1 if factor is None else factor.values.unsqueeze(1))
         projections.append(Projection(weight, torch.randn(size, dtype=wide) if bias else None, b, SCALE, up, factor))
         downs.append(a)
@@ -218,7 +218,7 @@ def test_norms_from_16_bit_products_are_good_to_more_digits_than_16_bits_have():
 @pytest.mark.parametrize("around", [1.0, 0.05, 4.0])
 def test_a_factor_of_16_bits_rounds_as_one_of_32_does(around):
     torch.manual_seed(0)
-    factor = factor_of(around * (1 + 0.01 * torch.randn(64)), torch.ones(64), torch.bfloat16)
+    [factor] = factors_of([(around * (1 + 0.01 * torch.randn(64)), torch.ones(64), torch.bfloat16)])
     tokens = (1 + torch.rand(4000, 64)).bfloat16()
     exact = tokens.double() * factor.values.double()
 

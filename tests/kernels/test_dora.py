@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.kernels.dora import CYCLE, factor_of, scale_on_average_, scaled
+from surefoot.kernels.dora import CYCLE, factors_of, scale_on_average_, scaled
 
 OUTPUTS, TOKENS = 200, 8 * CYCLE + 3
 # A share of the change. Outputs of one size share their first digits, so what a step to the next number adds differs by
@@ -23,7 +23,8 @@ def outputs(request):
 
 
 def factor(outputs, change):
-    return factor_of(torch.full((OUTPUTS,), 1 + change), torch.ones(OUTPUTS), outputs.dtype)
+    [found] = factors_of([(torch.full((OUTPUTS,), 1 + change), torch.ones(OUTPUTS), outputs.dtype)])
+    return found
 
 
 def on_average(outputs, change):

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
 from casting import a_batch, adapted, base_model, saved
@@ -348,6 +349,75 @@ def test_a_copy_of_the_model_goes_its_own_way(folders):
                 parameter.mul_(1.5)
     assert difference(gradients(other), before) > 0.01
     assert difference(gradients(model), before) == 0
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often the host asks for numbers of a device: by bool, float and item, and by tolist."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.count = 0
+        plain = torch.Tensor.tolist
+
+        def tolist(tensor):
+            self.count += 1
+            return plain(tensor)
+
+        monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket is torch.ops.aten._local_scalar_dense
+        return func(*args, **(kwargs or {}))
+
+
+def reads_of_steps(folders, monkeypatch, kind, **options):
+    """Of each of three steps of two micro-batches. transformers looks at the padding of each."""
+    model = learner(folders("llama3"), kind, **options)
+    install(model)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer, counts = torch.optim.SGD(trained, lr=0.1), []
+    for _ in range(3):
+        with Reads(monkeypatch) as seen:
+            for _ in range(2):
+                sft_loss(model, a_batch()).loss.backward()
+            optimizer.step()
+        counts.append(seen.count)
+        optimizer.zero_grad()
+    return counts
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}], ids=str)
+def test_the_host_reads_once_more_in_a_step_for_the_factors_of_all_layers(folders, monkeypatch, options):
+    plain = reads_of_steps(folders, monkeypatch, "lora", **options)
+    assert plain == [plain[0]] * 3
+    first, *others = reads_of_steps(folders, monkeypatch, "dora", **options)
+    assert first > plain[0] + 1  # one for each layer, when it is not known yet which there are
+    assert others == [plain[0] + 1] * 2
+
+
+def test_twin_layers_that_ask_for_themselves_alone_read_more_often(folders, monkeypatch):
+    monkeypatch.setattr(fast_adapters._Known, "used", property(lambda self: False, lambda self, value: None))
+    plain, *_ = reads_of_steps(folders, monkeypatch, "lora")
+    _, *others = reads_of_steps(folders, monkeypatch, "dora")
+    assert min(others) > plain + 1
+
+
+def test_factors_that_nobody_asks_for_are_not_made_again(folders):
+    model = learner(folders("llama3"), "dora")
+    install(model)
+    group = causal_model(model).model.layers[0].self_attn.q_proj.forward.__self__.group
+    made = group._factors._known
+    gradients(model)
+    layers = len(made)
+    gradients(model, bf16)
+    assert len(made) == 2 * layers
+    for _ in range(2):
+        with torch.no_grad():
+            for one in model.parameters():
+                if one.requires_grad:
+                    one.mul_(1.1)
+        gradients(model)
+    assert len(made) == layers
 
 
 def test_the_first_blocks_input_gets_no_gradient(folders):

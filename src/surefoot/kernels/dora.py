@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,14 +55,22 @@ class Rare:
 
 
 @torch.no_grad()
-def factor_of(magnitude: torch.Tensor, norm: torch.Tensor, dtype: torch.dtype) -> Factor:
-    """magnitude, norm: [O]. dtype: of the products."""
-    magnitude = magnitude.to(norm.dtype, copy=True)
-    values = magnitude / norm
-    near_one = bool(((values - 1).abs() <= _NEAR_ONE).all())
-    fine = (values - 1).to(dtype) if near_one else None
-    rare = _rare(values - 1, dtype) if near_one and dtype.itemsize == 2 else None
-    return Factor(values, fine, rare, bool((values.abs() >= _INVERTIBLE).all()), magnitude, norm)
+def factors_of(asked: Sequence[tuple[torch.Tensor, torch.Tensor, torch.dtype]]) -> list[Factor]:
+    """asked: of each layer magnitude and norm, [O], and the dtype of its products; all on one device. The host reads
+    once, for all of them, which are near 1 and invertible: each read waits for whatever a GPU has been given."""
+    magnitudes = [magnitude.to(norm.dtype, copy=True) for magnitude, norm, _ in asked]
+    values = [magnitude / norm for magnitude, (_, norm, _) in zip(magnitudes, asked, strict=True)]
+    told = [((one - 1).abs() <= _NEAR_ONE).all() for one in values] + [
+        (one.abs() >= _INVERTIBLE).all() for one in values
+    ]
+    answers = torch.stack(told).tolist()
+    found = []
+    for place, (one, magnitude, (_, norm, dtype)) in enumerate(zip(values, magnitudes, asked, strict=True)):
+        near_one, invertible = answers[place], answers[len(values) + place]
+        fine = (one - 1).to(dtype) if near_one else None
+        rare = _rare(one - 1, dtype) if near_one and dtype.itemsize == 2 else None
+        found.append(Factor(one, fine, rare, invertible, magnitude, norm))
+    return found
 
 
 def _rare(change: torch.Tensor, dtype: torch.dtype) -> Rare:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.kernels.adapters import Layers, Projection, adapted
-from surefoot.kernels.dora import Factor, factor_of, factored_norms, row_squares
+from surefoot.kernels.dora import Factor, factored_norms, factors_of, row_squares
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import language_models
 from surefoot.models.peft import DoraLinearLayer, LoraLinear
@@ -34,10 +34,11 @@ def adapter_path() -> FastPath:
 def install(model: nn.Module) -> Undo:
     """Give every adapted linear layer in `model` the fast forward. Parameters must be whole where they are used."""
     clock = _Clock()
+    factors = _Factors(clock)
     slots = [
         _Slot(layer) for layer in model.modules() if type(layer) is LoraLinear and _is_plain(layer.get_base_layer())
     ]
-    groups = [_Group(members, clock) for members in _sharing(model, slots)]
+    groups = [_Group(members, clock, factors) for members in _sharing(model, slots)]
     for group in groups:
         for slot in group.slots:
             slot.group = group
@@ -64,6 +65,10 @@ class _Clock:
 
     def _tick(self, *_: Any) -> None:
         self.now += 1
+
+    def state(self, adapter: _Adapter) -> Any:
+        """Another one when the adapter's weights have moved."""
+        return self.now, adapter.scale, *((one.data_ptr(), one._version) for one in adapter.parameters)
 
 
 @dataclass(frozen=True)
@@ -143,9 +148,10 @@ def _magnitude(vectors: nn.ModuleDict, name: str) -> nn.Parameter | None:
 class _Group:
     """Layers that are given the same tensor, in the order of their calls."""
 
-    def __init__(self, slots: list[_Slot], clock: _Clock):
+    def __init__(self, slots: list[_Slot], clock: _Clock, factors: _Factors):
         self.slots = slots
         self._clock = clock
+        self._factors = factors
         self._input: torch.Tensor | None = None
         self._ready: dict[_Slot, torch.Tensor] = {}
         self._made: dict[Any, tuple[Any, _Made]] = {}
@@ -189,17 +195,10 @@ class _Group:
     def _current(self, adapters: dict[_Slot, _Adapter], dtype: torch.dtype) -> _Made:
         """What follows from the weights alone, computed when they have changed."""
         place = (dtype, *((id(slot), adapter.name) for slot, adapter in adapters.items()))
-        state = (
-            self._clock.now,
-            *(
-                (one.data_ptr(), one._version, adapter.scale)
-                for adapter in adapters.values()
-                for one in adapter.parameters
-            ),
-        )
+        state = tuple(self._clock.state(adapter) for adapter in adapters.values())
         known = self._made.get(place)
         if known is None or known[0] != state:
-            known = state, _make(adapters, dtype)
+            known = state, _make(adapters, dtype, self._factors)
             self._made[place] = known
         return known[1]
 
@@ -215,10 +214,10 @@ class _Made:
 
 
 @torch.no_grad()
-def _make(adapters: dict[_Slot, _Adapter], dtype: torch.dtype) -> _Made:
+def _make(adapters: dict[_Slot, _Adapter], dtype: torch.dtype, known: _Factors) -> _Made:
     with torch.autocast(next(iter(adapters.values())).a.device.type, enabled=False):
         stacked = torch.cat([adapter.a.to(dtype) for adapter in adapters.values()])
-        factors = [_factor(slot, adapter, dtype) for slot, adapter in adapters.items()]
+        factors = [known.of(slot, adapter, dtype) for slot, adapter in adapters.items()]
         ups = [_up(adapter, factor, dtype) for adapter, factor in zip(adapters.values(), factors, strict=True)]
         down = stacked.split([len(adapter.a) for adapter in adapters.values()])
     return _Made(tuple(down), stacked, tuple(ups), tuple(factors))
@@ -229,13 +228,59 @@ def _up(adapter: _Adapter, factor: Factor | None, dtype: torch.dtype) -> torch.T
     return (wide if factor is None else wide * factor.values.unsqueeze(1)).to(dtype)
 
 
-def _factor(slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> Factor | None:
-    if adapter.magnitude is None:
-        return None
+_Place = tuple[_Slot, str, torch.dtype]  # a layer, the name of its adapter, the dtype of the products
+
+
+@dataclass
+class _Known:
+    """state: of the adapter's weights when the factor was made. used: since then."""
+
+    adapter: _Adapter
+    state: Any
+    factor: Factor
+    used: bool = False
+
+
+class _Factors:
+    """DoRA's of all layers. When weights have moved, the first layer that asks has those of all others made as well
+    that were used since they last moved: then the host reads once in a step, and not once for each layer."""
+
+    def __init__(self, clock: _Clock):
+        self._clock = clock
+        self._known: dict[_Place, _Known] = {}
+
+    def of(self, slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> Factor | None:
+        """None for LoRA."""
+        if adapter.magnitude is None:
+            return None
+        place = slot, adapter.name, dtype
+        known = self._known.get(place)
+        if known is None or known.state != self._clock.state(adapter):
+            self._renew(place, adapter)
+            known = self._known[place]
+        known.used = True
+        return known.factor
+
+    def _renew(self, place: _Place, adapter: _Adapter) -> None:
+        asked = {place: adapter}
+        for other, known in list(self._known.items()):
+            if known.state != self._clock.state(known.adapter):
+                del self._known[other]
+                if known.used:
+                    asked.setdefault(other, known.adapter)
+        states = [self._clock.state(one) for one in asked.values()]
+        factors = factors_of([_parts(slot, one, dtype) for (slot, _, dtype), one in asked.items()])
+        for (at, one), state, factor in zip(asked.items(), states, factors, strict=True):
+            self._known[at] = _Known(one, state, factor)
+
+
+def _parts(slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """What a factor is made of, see `factors_of`."""
+    assert adapter.magnitude is not None
     if slot.squares is None:
         slot.squares = row_squares(slot.weight)
     norm = factored_norms(slot.weight.to(dtype), slot.squares, adapter.a, adapter.b, adapter.scale)
-    return factor_of(adapter.magnitude, norm, dtype)
+    return adapter.magnitude, norm, dtype
 
 
 def _draw(layer: LoraLinear, adapter: _Adapter, x: torch.Tensor) -> tuple[tuple[torch.Tensor], float]:

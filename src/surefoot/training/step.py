@@ -62,8 +62,9 @@ def train_step(
     watch: times its parts, and changes no number.
 
     The optimizer moves only when the loss, all gradient norms and, in a step that looks at them, all moments are finite
-    and no bound is passed, on all ranks or on none; a step without weight moves nothing and computes nothing. One host
-    sync: where the guard looks.
+    and no bound is passed, on all ranks or on none; a step without weight moves nothing and computes nothing. Here the
+    host waits for the device once: where the guard looks. The passes have waits of their own: the places that are
+    supervised, transformers' look at padding, and once in a step DoRA's factors (`models.fast_adapters`).
     """
     started = time.perf_counter()
     size = step_size(engine, micro_batches)
@@ -157,7 +158,7 @@ def _look(
     size: StepSize,
     settings: StepSettings,
 ) -> _Seen:
-    """sums: this rank's, loss first. norms: of all ranks. The one host sync. Metrics are finite where the loss is."""
+    """sums: this rank's, loss first. norms: of all ranks. The host waits here. Metrics are finite where the loss is."""
     means = [total / size.weight for total in sums.values()]
     looked = moments.look(_moments_of(engine, step, size, settings), engine.device)
     numbers = torch.stack((looked, *means, *(norm.float() for norm in norms.values()))).tolist()
