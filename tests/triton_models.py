@@ -34,7 +34,7 @@ from surefoot.planning.measurements import PointwiseSizes
 from surefoot.probe import pointwise
 from surefoot.probe.pointwise import pointwise_trials
 from surefoot.report.console import Console
-from surefoot.stages.measured import pointwise_ways
+from surefoot.stages.kernel_probes import pointwise_ways
 from surefoot.stages.run import train_run
 from tiny import tiny_llama
 

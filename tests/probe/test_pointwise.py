@@ -10,7 +10,7 @@ from surefoot.kernels.forms import BLOCKS
 from surefoot.planning.measurements import PointwiseSizes
 from surefoot.probe.attention import GATE
 from surefoot.probe.pointwise import pointwise_trials
-from surefoot.stages.measured import pointwise_ways
+from surefoot.stages.kernel_probes import pointwise_ways
 
 CPU = torch.device("cpu")
 

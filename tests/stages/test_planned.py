@@ -15,6 +15,7 @@ from surefoot import hardware as machine
 from surefoot.errors import InputError
 from surefoot.hardware import Hardware, preset
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
+from surefoot.probe.child import AttentionRequest
 from surefoot.stages.planned import make_plan
 from tiny import tiny_llama
 
@@ -126,10 +127,10 @@ def test_attention_is_measured_with_the_window_that_examples_reach_beyond(
     tmp_path, monkeypatch, probes, longest, window
 ):
     asked = []
-    monkeypatch.setattr(surefoot.probe.child, "run_request", lambda request: asked.append(request.window) or ())
+    monkeypatch.setattr(surefoot.probe.child, "run_request", lambda request, probe: asked.append(request) or ())
     model_facts(tmp_path, WIDE | {"model_type": "mistral", "sliding_window": 100})
     make_plan(run_config(model=str(llama3_tokenizer(tmp_path))), lengths=LengthFacts(longest=longest, typical=50))
-    assert asked == [window]
+    assert [request.window for request in asked if isinstance(request, AttentionRequest)] == [window]
 
 
 def test_nothing_is_measured_for_a_preset_or_on_request(folder, probes):

@@ -20,6 +20,7 @@ from surefoot.models.fast_pointwise import pointwise_path
 from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_from_json
+from surefoot.probe import child
 from surefoot.probe.kept import Kept
 from surefoot.report.console import Console
 from surefoot.stages import planned
@@ -168,12 +169,14 @@ def without_triton(monkeypatch):
 
 
 def test_a_triton_that_does_not_load_is_a_trial_that_failed_and_is_tried_again(tmp_path, monkeypatch):
-    """Before any kernel runs, so that no GPU is needed to see it."""
+    """Before any kernel runs, so that no GPU is needed to see it, nor a process of its own."""
     without_triton(monkeypatch)
+    monkeypatch.setattr(child, "run_in_child", child.run_request)
     kept = Kept(tmp_path, {})
     sizes = PointwiseSizes(256, 4, 64, gate=512)
-    [trial] = measured_pointwise(sizes, "bf16", torch.device("cuda"), kept)
-    assert trial.failure.startswith("Triton does not load: ")
+    trials = measured_pointwise(sizes, "bf16", torch.device("cuda"), kept)
+    assert [trial.part for trial in trials] == ["norm", "rotary", "gate"]
+    assert all(trial.failure.startswith("Triton does not load: ") for trial in trials)
     assert not list(tmp_path.iterdir())
 
 

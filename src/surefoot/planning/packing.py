@@ -132,6 +132,9 @@ def _measured(
     if shares and lengths and lengths.shared <= 1 - padding:
         left = f"{lengths.shared:.0%} of the tokens of padded rows, packing {1 - padding:.0%}"
         return Choice(PLAIN, f"prompts that are computed once leave {left}", "measured")
+    failed = next((trial.failure for trial in trials if trial.form == PADDED), "")
+    if failed:
+        return Choice(PLAIN, f"padded rows, to compare with, {failed}; {times}", "measured")
     gain = padded / best.seconds
     if gain >= _GAIN or (padding >= _PADDING and gain >= _LOSS):
         return Choice(best.form, f"{share}; {times}", "measured")

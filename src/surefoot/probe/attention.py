@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.matmul import TORCH_DTYPE
-from surefoot.probe.timing import best_seconds, one_thread
+from surefoot.probe.timing import one_thread, seconds_or_failures
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -84,18 +84,32 @@ def attention_trials(
             rows, groups, timed_heads(groups, kv_heads), tokens, head_dim, TORCH_DTYPE[dtype], device
         )
         runs = {
-            name: partial(_announced, name, begin, form_named(name, masked=window is not None, window=window), inputs)
+            name: partial(
+                announced,
+                name,
+                begin,
+                partial(forward_backward, form_named(name, masked=window is not None, window=window), inputs),
+            )
             for name in forms
             if not checked[name][0]
         }
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds = best_seconds(runs, budget=budget, rounds=ROUNDS, wait=wait)
-    return tuple(AttentionTrial(name, seconds.get(name, 0.0), *checked[name]) for name in forms)
+        seconds, failures = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
+    return tuple(trial_of(name, seconds, failures, checked[name]) for name in forms)
 
 
-def _announced(name: str, begin: Callable[[str], object], form: Form, inputs: Sequence[torch.Tensor]) -> None:
+def trial_of(
+    name: str, seconds: Mapping[str, float], failures: Mapping[str, str], checked: tuple[str, dict[str, float]]
+) -> AttentionTrial:
+    """seconds, failures: of the timing, by name. checked: what `check` says."""
+    failure, errors = checked
+    return AttentionTrial(name, seconds.get(name, 0.0), failure or failures.get(name, ""), errors)
+
+
+def announced(name: str, begin: Callable[[str], object], run: Callable[[], object]) -> None:
+    """`run`, which `begin` is told of."""
     begin(name)
-    forward_backward(form, inputs)
+    run()
 
 
 def _checked(name: str, cases: Sequence[Case], dtype: DType, window: int | None = None) -> tuple[str, dict[str, float]]:

@@ -23,6 +23,7 @@ from surefoot.probe.attention import (
     ROUNDS,
     Case,
     Form,
+    announced,
     check,
     eager,
     far_inputs,
@@ -30,9 +31,10 @@ from surefoot.probe.attention import (
     in_float64,
     random_inputs,
     timed_heads,
+    trial_of,
 )
 from surefoot.probe.matmul import TORCH_DTYPE
-from surefoot.probe.timing import best_seconds, one_thread
+from surefoot.probe.timing import one_thread, seconds_or_failures
 
 PADDED = "padded"
 OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row
@@ -51,26 +53,38 @@ def document_trials(
     dtype: DType,
     device: torch.device,
     budget: float = 0.4,
+    padded: bool = True,
+    begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial per form, and one of PADDED, which is timed alone. mix: lengths of documents as they stand side by side
-    in the run. budget: seconds for the timing; on a CPU one thread does it all."""
+    """One trial per form, and, with `padded`, one of PADDED, which is timed alone. mix: lengths of documents as they
+    stand side by side in the run. budget: seconds for the timing; on a CPU one thread does it all. begin: see
+    `attention_trials`."""
     groups = heads // kv_heads
     lengths = timed_lengths(mix)
     with one_thread():
-        checked = {name: _checked(form, groups, head_dim, dtype, device) for name, form in forms.items()}
+        checked = {}
+        for name, form in forms.items():
+            begin(name)
+            checked[name] = _checked(form, groups, head_dim, dtype, device)
         count = timed_heads(groups, kv_heads)
         make = partial(random_inputs, head_dim=head_dim, dtype=TORCH_DTYPE[dtype], device=device)
         row = make(1, groups, count, sum(lengths))
         runs: dict[str, Callable[[], object]] = {
-            name: partial(forward_backward, form(lengths), row) for name, form in forms.items() if not checked[name][0]
+            name: partial(announced, name, begin, partial(forward_backward, form(lengths), row))
+            for name, form in forms.items()
+            if not checked[name][0]
         }
-        padded = [make(len(group), groups, count, group[0]) for group in _neighbours(lengths)]
-        usual = _runnable(padded[0])
-        runs[PADDED] = lambda: [forward_backward(usual, inputs) for inputs in padded]
+        if padded:
+            begin(PADDED)
+            rows = [make(len(group), groups, count, group[0]) for group in _neighbours(lengths)]
+            usual = _runnable(rows[0])
+            runs[PADDED] = partial(
+                announced, PADDED, begin, lambda: [forward_backward(usual, inputs) for inputs in rows]
+            )
+            checked[PADDED] = "", {}
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds = best_seconds(runs, budget=budget, rounds=ROUNDS, wait=wait)
-    found = [AttentionTrial(name, seconds.get(name, 0.0), *checked[name]) for name in forms]
-    return (*found, AttentionTrial(PADDED, seconds[PADDED], ""))
+        seconds, failures = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
+    return tuple(trial_of(name, seconds, failures, found) for name, found in checked.items())
 
 
 def timed_lengths(mix: Sequence[int]) -> tuple[int, ...]:

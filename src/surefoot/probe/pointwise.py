@@ -19,13 +19,14 @@ from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.attention import GATE
 from surefoot.probe.matmul import TORCH_DTYPE
-from surefoot.probe.timing import best_seconds, one_thread
+from surefoot.probe.timing import one_thread, seconds_or_failures
 
 Way = Callable[..., torch.Tensor]
 # Numbers and rows of what is timed, by device: 8 MiB in fp32 on a CPU. A GPU's cache has up to 50 MiB, and a
 # micro-batch there some thousand tokens; of few rows, starting a kernel would be all that is timed.
 _NUMBERS = {"cpu": 2**21, "cuda": 2**25}
 _FEWEST, _MOST = {"cpu": 64, "cuda": 1024}, {"cpu": 2048, "cuda": 8192}
+PARTS = ("norm", "rotary", "gate")
 _CHECKED = 37  # rows, an odd number
 _SIZES = (1.0, 1e-3, 30.0)
 _ROUNDS = 12
@@ -42,10 +43,17 @@ class Ways:
 
 
 def pointwise_trials(
-    ways: Ways, sizes: PointwiseSizes, dtype: DType, device: torch.device, *, budget: float = 0.3
+    ways: Ways,
+    sizes: PointwiseSizes,
+    dtype: DType,
+    device: torch.device,
+    *,
+    budget: float = 0.3,
+    only: Sequence[str] = PARTS,
+    begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[PointwiseTrial, ...]:
     """Of a norm, of the turn of all heads, and of a gate where the model has one. budget: seconds for the timing of
-    all."""
+    all. only: the parts to try. begin: is told of each before it runs."""
     make = partial(_inputs, dtype=TORCH_DTYPE[dtype], device=device)
 
     def rows(width: int) -> int:
@@ -57,8 +65,13 @@ def pointwise_trials(
     ]
     if ways.gate and sizes.gate:
         parts.append(("gate", partial(_gate_ways, ways.gate), (sizes.gate, rows(sizes.gate))))
+    found = []
     with one_thread():
-        return tuple(_trial(part, way, make, shape, dtype, budget / len(parts)) for part, way, shape in parts)
+        for part, way, shape in parts:
+            if part in only:
+                begin(part)
+                found.append(_trial(part, way, make, shape, dtype, budget / len(parts)))
+    return tuple(found)
 
 
 def _trial(
@@ -76,10 +89,15 @@ def _trial(
             failure = _checked(plain, fused, inputs, dtype, errors)
             if failure:
                 return PointwiseTrial(part, 0.0, 0.0, f"{failure} for numbers about {size:g}", errors)
-    plain, fused, inputs = ways(make, shape, 1.0)[0]
+    try:
+        plain, fused, inputs = ways(make, shape, 1.0)[0]
+    except RuntimeError as error:  # a GPU whose memory others have
+        return PointwiseTrial(part, 0.0, 0.0, f"cannot be timed: {str(error).splitlines()[0]}", errors)
     runs = {"plain": partial(_pass, plain, inputs), "fused": partial(_pass, fused, inputs)}
     wait = torch.cuda.synchronize if inputs[0].is_cuda else lambda: None
-    seconds = best_seconds(runs, budget=budget, rounds=_ROUNDS, wait=wait)
+    seconds, failures = seconds_or_failures(runs, budget=budget, rounds=_ROUNDS, wait=wait)
+    if failures:
+        return PointwiseTrial(part, 0.0, 0.0, next(iter(failures.values())), errors)
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
 
 

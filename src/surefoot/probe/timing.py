@@ -51,6 +51,34 @@ def best_seconds(
     return best
 
 
+def seconds_or_failures(
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    budget: float,
+    rounds: int,
+    wait: Callable[[], object] = lambda: None,
+    clock: Clock = time.perf_counter,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """As `best_seconds`, of those that run; and of the others why not. One that has run may still find no memory."""
+    failures: dict[str, str] = {}
+
+    def tried(name: str, run: Callable[[], object]) -> Callable[[], object]:
+        def once() -> None:
+            if name in failures:
+                return
+            try:
+                run()
+            except RuntimeError as error:
+                failures[name] = f"cannot be timed: {str(error).splitlines()[0]}"
+
+        return once
+
+    found = best_seconds(
+        {name: tried(name, run) for name, run in runs.items()}, budget=budget, rounds=rounds, wait=wait, clock=clock
+    )
+    return {name: seconds for name, seconds in found.items() if name not in failures}, failures
+
+
 def _timed(run: Callable[[], object], wait: Callable[[], object], clock: Clock) -> float:
     wait()
     start = clock()

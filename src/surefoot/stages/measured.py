@@ -6,7 +6,7 @@ Not more than `BUDGET` seconds pass in all, besides imports and a GPU's start: e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, PointwiseSizes, PointwiseTrial
@@ -16,16 +16,20 @@ from surefoot.probe.kept import Kept
 if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
     import torch
 
-    from surefoot.kernels.forms import Arithmetic
-    from surefoot.probe.attention import Form
-    from surefoot.probe.child import AttentionRequest
-    from surefoot.probe.documents import OfDocuments
-    from surefoot.probe.pointwise import Ways
+    from surefoot.probe.child import AttentionRequest, Probe
 
 Shape = tuple[int, int]  # inputs, outputs
 BUDGET = {"cpu": 3.0, "cuda": 10.0}  # seconds; measured in docs/evidence/probes.md
-_NOT_LOADED = "Triton does not load"
-_PASSING = ("ended its process", "did not end", "out of memory")  # what may be otherwise tomorrow
+NOT_LOADED = "Triton does not load"
+# What may be otherwise tomorrow, or as soon as another program gives back its memory.
+_PASSING = (
+    "ended its process",
+    "did not end",
+    "out of memory",
+    "allocate memory",
+    "ALLOC_FAILED",
+    NOT_LOADED,
+)
 
 
 def measured_products(
@@ -74,6 +78,35 @@ def measured_copy(device: torch.device, kept: Kept) -> float:
 
 
 def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[AttentionTrial, ...]:
+    from surefoot.probe.child import ATTENTION
+
+    return _trials("attention", request, ATTENTION, kept)
+
+
+def measured_documents(
+    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device, kept: Kept
+) -> tuple[AttentionTrial, ...]:
+    """See `probe.documents.document_trials`: of the model's heads, at lengths of the data."""
+    from surefoot.probe.documents import PADDED
+    from surefoot.stages.kernel_probes import DOCUMENTS, DocumentsRequest
+
+    heads = (model.heads, model.kv_heads, model.head_dim)
+    request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, device.type)
+    return _trials("documents", request, DOCUMENTS, kept)
+
+
+def measured_pointwise(
+    sizes: PointwiseSizes, dtype: DType, device: torch.device, kept: Kept
+) -> tuple[PointwiseTrial, ...]:
+    """See `probe.pointwise.pointwise_trials`."""
+    from surefoot.probe.pointwise import PARTS
+    from surefoot.stages.kernel_probes import POINTWISE, PointwiseRequest
+
+    parts = tuple(part for part in PARTS if part != "gate" or sizes.gate)
+    return _trials("pointwise", PointwiseRequest(parts, sizes, dtype, device.type), POINTWISE, kept)
+
+
+def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...]:
     """In a child process on a GPU, in this one on a CPU, where nothing of torch's has ever crashed."""
     from dataclasses import asdict
 
@@ -81,95 +114,11 @@ def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[Attention
 
     run = child.run_in_child if request.device == "cuda" else child.run_request
     return kept.get(
-        "attention",
+        name,
         asdict(request),
-        tuple[AttentionTrial, ...],
-        lambda: run(request),
+        tuple[probe.trial, ...],
+        lambda: run(request, probe),
         lasting=lambda trials: not any(said in trial.failure for trial in trials for said in _PASSING),
-    )
-
-
-def measured_documents(
-    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device, kept: Kept
-) -> tuple[AttentionTrial, ...]:
-    """See `probe.documents.document_trials`: of the model's heads, at lengths of the data."""
-    question = {
-        "forms": list(forms),
-        "mix": list(lengths.mix),
-        "heads": [model.heads, model.kv_heads, model.head_dim],
-        "dtype": dtype,
-        "device": device.type,
-    }
-    return kept.get(
-        "documents",
-        question,
-        tuple[AttentionTrial, ...],
-        lambda: _document_trials(forms, model, lengths, dtype, device),
-    )
-
-
-def _document_trials(
-    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device
-) -> tuple[AttentionTrial, ...]:
-    from surefoot.kernels.documents import FORMS, Attend, documents_of
-    from surefoot.probe.documents import document_trials
-
-    def of_documents(attend: Attend) -> OfDocuments:
-        def form(documents: Sequence[int]) -> Form:
-            found = documents_of(documents, device)
-            return lambda q, k, v: attend(q, k, v, found, model.head_dim**-0.5)
-
-        return form
-
-    return document_trials(
-        {name: of_documents(FORMS[name]) for name in forms},
-        mix=lengths.mix,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        device=device,
-    )
-
-
-def measured_pointwise(
-    sizes: PointwiseSizes, dtype: DType, device: torch.device, kept: Kept
-) -> tuple[PointwiseTrial, ...]:
-    """See `probe.pointwise.pointwise_trials`. A Triton that does not load is a trial that failed."""
-    from dataclasses import asdict
-
-    from surefoot.kernels.forms import arithmetic_for
-    from surefoot.probe.pointwise import pointwise_trials
-
-    def trials() -> tuple[PointwiseTrial, ...]:
-        try:
-            ways = pointwise_ways(arithmetic_for(device.type))
-        except ImportError as error:
-            return (PointwiseTrial("all", 0.0, 0.0, f"{_NOT_LOADED}: {error}"),)
-        return pointwise_trials(ways, sizes, dtype, device)
-
-    return kept.get(
-        "pointwise",
-        {"sizes": asdict(sizes), "dtype": dtype, "device": device.type},
-        tuple[PointwiseTrial, ...],
-        trials,
-        lasting=lambda found: not any(trial.failure.startswith(_NOT_LOADED) for trial in found),
-    )
-
-
-def pointwise_ways(by: Arithmetic) -> Ways:
-    """Norms as Llama and as Gemma write them, the turn of heads, and gates: plain and by surefoot's kernels."""
-    from functools import partial
-
-    from surefoot.kernels.blocks import NormForm
-    from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
-    from surefoot.probe.pointwise import Ways
-
-    forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
-    return Ways(
-        [(partial(plain_norm, form=form), partial(rms_norm, form=form, by=by)) for form in forms],
-        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), partial(turned_alone, by=by)),
-        (plain_gate, partial(gated, by=by.gates)) if by.gates else None,
     )
 
 

@@ -1,0 +1,122 @@
+"""Kernels are tried where they can do no harm, and what is wrong only now is not believed for ever."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from surefoot.kernels import documents, pointwise
+from surefoot.planning.measurements import LengthFacts, PointwiseSizes
+from surefoot.probe import child
+from surefoot.probe.child import AttentionRequest, run_in_child, run_request
+from surefoot.probe.documents import PADDED
+from surefoot.probe.kept import Kept
+from surefoot.stages.kernel_probes import DOCUMENTS, POINTWISE, DocumentsRequest, PointwiseRequest
+from surefoot.stages.measured import measured_attention, measured_documents, measured_pointwise
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+MODEL = SimpleNamespace(heads=4, kv_heads=2, head_dim=16)
+LENGTHS = LengthFacts(64, 64, mix=(64, 40, 30))
+SIZES = PointwiseSizes(64, 4, 16)
+OF_DOCUMENTS = DocumentsRequest(("matmul", "sdpa", PADDED), LENGTHS.mix, 4, 2, 16, "fp32", "cpu")
+OF_POINTWISE = PointwiseRequest(("norm", "rotary"), SIZES, "fp32", "cpu")
+OF_ATTENTION = AttentionRequest(("math",), 2, 1, 8, 32, "fp32", "cuda")
+_PATCH = """
+import os
+from surefoot.kernels import documents
+from surefoot.probe.child import answer
+from surefoot.stages.kernel_probes import DOCUMENTS
+documents.FORMS["matmul"] = lambda *given: {trouble}
+answer(DOCUMENTS)
+"""
+
+
+def named(trials):
+    return [(getattr(one, "form", "") or one.part, one.failure, dict(one.errors)) for one in trials]
+
+
+@pytest.mark.parametrize(("given", "probe"), [(OF_DOCUMENTS, DOCUMENTS), (OF_POINTWISE, POINTWISE)])
+def test_a_child_finds_what_this_process_finds(given, probe):
+    there = run_in_child(given, probe)
+    assert named(there) == named(run_request(given, probe))
+    assert not any(one.failure for one in there)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        ("os.abort()", "ended its process with SIGABRT"),
+        ("1 / 0", "ended its process with exit code 1 (ZeroDivisionError: division by zero)"),
+    ],
+)
+def test_a_kernel_that_crashes_its_process_has_failed_and_the_rest_is_tried(trouble, says):
+    program = [sys.executable, "-c", _PATCH.replace("{trouble}", trouble)]
+    found = {one.form: one.failure for one in run_in_child(OF_DOCUMENTS, DOCUMENTS, program=program)}
+    assert found == {"matmul": says, "sdpa": "", PADDED: ""}
+
+
+@pytest.mark.parametrize(("device", "way"), [(CUDA, "child"), (CPU, "here")])
+def test_on_a_gpu_every_probe_of_kernels_has_a_process_of_its_own(tmp_path, monkeypatch, device, way):
+    asked = []
+    for name, said in (("run_in_child", "child"), ("run_request", "here")):
+        monkeypatch.setattr(child, name, lambda request, probe, said=said: asked.append((said, probe)) or ())
+    kept = Kept(tmp_path, {})
+    measured_attention(AttentionRequest(("math",), 2, 1, 8, 32, "fp32", device.type), kept)
+    measured_documents(["sdpa"], MODEL, LENGTHS, "fp32", device, kept)  # pyright: ignore[reportArgumentType]
+    measured_pointwise(SIZES, "fp32", device, kept)
+    assert asked == [(way, child.ATTENTION), (way, DOCUMENTS), (way, POINTWISE)]
+
+
+def asked_of(what, kept):
+    if what == "documents":
+        return measured_documents(["sdpa"], MODEL, LENGTHS, "fp32", CPU, kept)[0]  # pyright: ignore[reportArgumentType]
+    return measured_pointwise(SIZES, "fp32", CPU, kept)[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [(torch.OutOfMemoryError("CUDA out of memory"), False), (RuntimeError("no such operator"), True)],
+    ids=["passing", "lasting"],
+)
+@pytest.mark.parametrize("what", ["documents", "pointwise"])
+def test_a_fault_that_may_pass_is_looked_for_again_and_another_is_not(tmp_path, monkeypatch, what, error, stays):
+    def fails(*given, **how):
+        raise error
+
+    kept = Kept(tmp_path, {})
+    with monkeypatch.context() as patch:
+        patch.setitem(documents.FORMS, "sdpa", fails)
+        patch.setattr(pointwise, "rms_norm", fails)
+        assert str(error) in asked_of(what, kept).failure
+    assert bool(asked_of(what, kept).failure) is stays
+
+
+def test_memory_that_ends_in_the_timing_is_a_failed_trial(tmp_path, monkeypatch):
+    right, fails = documents.sdpa, torch.OutOfMemoryError("CUDA out of memory")
+
+    def sdpa(q, k, v, found, scale):
+        if len(found.lengths) > 4:  # of the timed row; both checks have fewer
+            raise fails
+        return right(q, k, v, found, scale)
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", sdpa)
+    failed, padded = measured_documents(["sdpa"], MODEL, LENGTHS, "fp32", CPU, Kept(tmp_path, {}))  # pyright: ignore[reportArgumentType]
+    assert failed.failure == "cannot be timed: CUDA out of memory"
+    assert failed.seconds == 0
+    assert failed.errors  # it was right
+    assert padded.seconds > 0
+
+
+def test_twin_no_fault_of_attention_is_kept_that_may_pass(tmp_path, monkeypatch):
+    tried = []
+
+    def run(request, probe):
+        tried.append(request)
+        return (probe.failed("math", "did not end within 120 seconds"),)
+
+    monkeypatch.setattr(child, "run_in_child", run)
+    kept = Kept(tmp_path, {})
+    for _ in range(2):
+        measured_attention(OF_ATTENTION, kept)
+    assert len(tried) == 2
