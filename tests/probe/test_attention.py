@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from surefoot.planning.measurements import times_of
 from surefoot.probe import attention
 from surefoot.probe.attention import GATE, attention_trials, check, check_cases, eager, form_named
 
@@ -111,6 +112,31 @@ def test_trials_time_what_passed_and_explain_what_did_not():
     assert "logits of -120" in found["eager"].failure
     assert found["mem_efficient"].failure.startswith("cannot run:")
     assert found["eager"].seconds == found["mem_efficient"].seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "says"),
+    [
+        (64, 4, ""),
+        (64, 8, "at 4 of 8 heads"),
+        (1100, 4, "at 1024 of 1100 tokens"),
+        (1100, 8, "at 1024 of 1100 tokens and 4 of 8 heads"),
+    ],
+)
+def test_a_trial_says_what_it_was_timed_at_and_that_is_what_was_computed(monkeypatch, length, heads, says):
+    shapes = set()
+    real = attention.forward_backward
+    monkeypatch.setattr(
+        attention, "forward_backward", lambda form, given: shapes.add(tuple(given[0].shape)) or real(form, given)
+    )
+    (trial,) = attention_trials(
+        ("math",), heads=heads, kv_heads=2, head_dim=8, length=length, dtype="fp32", device=CPU, budget=0.0
+    )
+    assert trial.timed == says
+    [timed] = [shape for shape in shapes if shape[2] not in (333, 704)]
+    assert timed[1:3] == (4, min(length, 1024))
+    reason = times_of([trial])
+    assert (says in reason) if says else reason.startswith("forward and backward here: math ")
 
 
 def test_random_state_and_kernel_switches_are_left_as_they_were():

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from surefoot.config.schema import AttentionConfig
 from surefoot.hardware import Hardware
 from surefoot.planning.kernels import ORDER, flash_attention_2_obstacles, obstacle
-from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.measurements import AttentionTrial, times_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AttentionPlan, Choice, DType, SdpaKernel
 
@@ -180,5 +180,4 @@ def _measured(winner: AttentionTrial, default: AttentionPlan, trials: Sequence[A
 
 
 def _times(trials: Sequence[AttentionTrial]) -> str:
-    times = ", ".join(f"{trial.form} {1000 * trial.seconds:.3g}" for trial in trials if trial.passed)
-    return f"milliseconds forward and backward here: {times}"
+    return f"milliseconds {times_of(trials)}"

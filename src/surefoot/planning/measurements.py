@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,21 +13,30 @@ from surefoot.planning.plan import DType
 
 @dataclass(frozen=True)
 class AttentionTrial:
-    """One form of attention at the run's shapes: eager, or SDPA held to one kernel.
+    """One form of attention: eager, or SDPA held to one kernel.
 
     seconds: best forward and backward pass; 0 where it was not timed. failure: why it did not run, or what was wrong
     with its numbers; empty when it passed, and then it was timed. errors: the largest relative error by what was
-    compared.
+    compared. timed: at what, where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is
+    not.
     """
 
     form: str  # eager | flash | mem_efficient | cudnn | math
     seconds: float
     failure: str
     errors: Mapping[str, float] = field(default_factory=dict)
+    timed: str = ""
 
     @property
     def passed(self) -> bool:
         return not self.failure
+
+
+def times_of(trials: Sequence[AttentionTrial]) -> str:
+    """What those that passed took, and at what, where that is less than the run's shapes."""
+    passed = [trial for trial in trials if trial.passed]
+    at = next((f", {trial.timed}" for trial in passed if trial.timed), "")
+    return f"forward and backward here{at}: {', '.join(f'{one.form} {1000 * one.seconds:.3g}' for one in passed)}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.hardware import Hardware
 from surefoot.planning.kernels import mask_reason
-from surefoot.planning.measurements import AttentionTrial, LengthFacts
+from surefoot.planning.measurements import AttentionTrial, LengthFacts, times_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, Choice, DType, RunPlan, Source
 
@@ -142,5 +142,4 @@ def _measured(
 
 
 def _times(trials: Sequence[AttentionTrial]) -> str:
-    times = ", ".join(f"{trial.form} {1000 * trial.seconds:.3g}" for trial in trials if trial.passed)
-    return f"milliseconds of attention forward and backward here: {times}"
+    return f"milliseconds of attention {times_of(trials)}"

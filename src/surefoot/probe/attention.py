@@ -1,4 +1,5 @@
-"""Is this form of attention right on this machine, and how fast is it? Forward and backward, at the run's shapes.
+"""Is this form of attention right on this machine, and how fast is it? Forward and backward, with heads as wide as the
+run's and as many queries to a key; of a long row its first 1,024 tokens, and of many heads at most 4. A trial says so.
 
 Every form is first held against float64: output and gradients, at an odd length and at one that leaves 64 modulo 128,
 the latter with logits far below zero, because there a fused kernel has returned NaN gradients (PyTorch issue 196678).
@@ -95,15 +96,26 @@ def attention_trials(
         }
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         seconds, failures = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
-    return tuple(trial_of(name, seconds, failures, checked[name]) for name in forms)
+    at = timed_at((tokens, length, "tokens"), (groups * timed_heads(groups, kv_heads), heads, "heads"))
+    return tuple(trial_of(name, seconds, failures, checked[name], at) for name in forms)
+
+
+def timed_at(*taken: tuple[int, int, str]) -> str:
+    """taken: (timed, asked for, of what). Empty where all of it was timed."""
+    less = [f"{timed} of {asked} {what}" for timed, asked, what in taken if timed < asked]
+    return f"at {' and '.join(less)}" if less else ""
 
 
 def trial_of(
-    name: str, seconds: Mapping[str, float], failures: Mapping[str, str], checked: tuple[str, dict[str, float]]
+    name: str,
+    seconds: Mapping[str, float],
+    failures: Mapping[str, str],
+    checked: tuple[str, dict[str, float]],
+    timed: str,
 ) -> AttentionTrial:
     """seconds, failures: of the timing, by name. checked: what `check` says."""
     failure, errors = checked
-    return AttentionTrial(name, seconds.get(name, 0.0), failure or failures.get(name, ""), errors)
+    return AttentionTrial(name, seconds.get(name, 0.0), failure or failures.get(name, ""), errors, timed)
 
 
 def announced(name: str, begin: Callable[[str], object], run: Callable[[], object]) -> None:

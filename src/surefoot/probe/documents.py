@@ -1,7 +1,8 @@
 """Is this form of attention over packed documents right on this machine, and how fast is it?
 
 As for any other form (`surefoot.probe.attention`): first against float64, output and gradients, with documents of 1 to
-704 tokens side by side and with logits far below zero; only what passes is timed, at lengths of the run. Beside it,
+704 tokens side by side and with logits far below zero; only what passes is timed, at lengths of the run up to 1,024
+tokens, and with at most 4 heads. Beside it,
 under the name `PADDED`, SDPA over the same documents in padded rows: what the form takes the place of.
 
 Shapes: H query heads, K key and value heads, N tokens of the row, D numbers per head.
@@ -30,6 +31,7 @@ from surefoot.probe.attention import (
     forward_backward,
     in_float64,
     random_inputs,
+    timed_at,
     timed_heads,
     trial_of,
 )
@@ -84,7 +86,8 @@ def document_trials(
             checked[PADDED] = "", {}
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         seconds, failures = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
-    return tuple(trial_of(name, seconds, failures, found) for name, found in checked.items())
+    at = timed_at((min(max(mix), _TIMED_TOKENS), max(mix), "tokens"), (groups * count, heads, "heads"))
+    return tuple(trial_of(name, seconds, failures, found, at) for name, found in checked.items())
 
 
 def timed_lengths(mix: Sequence[int]) -> tuple[int, ...]:
