@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -267,7 +266,7 @@ def test_many_at_a_time_are_what_each_is_alone(folder, order, most, monkeypatch)
 
 def test_twin_a_label_more_is_another_fingerprint(folder):
     one = EXAMPLES[2]
-    other = replace(one, supervised=~one.supervised)
+    other = one._replace(supervised=~one.supervised)
     files = [
         write_cache(folder.with_name(name), "a.json", [it], RECORD, vocabulary=99)[0]
         for name, it in (("one", one), ("other", other))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from surefoot.data import cut as cut_module
 from surefoot.data import encode as encode_module
 from surefoot.data import segments as segments_module
 from surefoot.data.batch import IGNORE, Example, collate
@@ -191,6 +193,26 @@ ASKED = Conversation(
 )
 
 
+@any_setting
+@given(conversations(turns=2), named, modes, st.integers(8, 900))
+def test_a_short_prompt_needs_no_look_at_which_text_a_token_is_of(llama3, conversation, name, train_on, max_length):
+    long = replace(conversation, turns=(*conversation.turns[:-1], Turn("assistant", "two " * 200)))
+    quick, _ = run(TextEncoder(llama3), name, long, max_length=max_length, train_on=train_on)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut_module, "_may_give_way", lambda prompt, max_length: True)
+        slow, _ = run(TextEncoder(llama3), name, long, max_length=max_length, train_on=train_on)
+    for field, own, other in zip(Encoded._fields, quick, slow, strict=True):
+        assert np.array_equal(own, other), field
+
+
+def test_a_short_prompt_is_not_encoded_again(llama3, monkeypatch):
+    monkeypatch.setattr(TextEncoder, "spans", lambda self, piece: pytest.fail("encoded again"))
+    long = Conversation((Turn("user", "Four"), Turn("assistant", "two " * 200)), 7, 1)
+    one, _ = run(TextEncoder(llama3), "llama3", long, max_length=400)
+    assert one.truncated
+    assert len(one.ids) == 400
+
+
 def test_a_question_that_is_gone_is_lost_whatever_else_of_the_prompt_is_left(llama3):
     """Its system text and the results of tools are prompt as well, and answer nothing without it."""
     encoder = TextEncoder(llama3)
@@ -370,7 +392,7 @@ def test_twin_with_chunks_side_by_side_loses_targets(llama3, monkeypatch):
     def side_by_side(whole, max_length):
         for start in range(0, len(whole.ids), max_length):
             part = slice(start, start + max_length)
-            yield replace(whole, ids=whole.ids[part], supervised=whole.supervised[part])
+            yield whole._replace(ids=whole.ids[part], supervised=whole.supervised[part])
 
     monkeypatch.setattr(encode_module, "in_chunks", side_by_side)
     with pytest.raises(AssertionError):
@@ -388,7 +410,7 @@ def test_twin_that_learns_what_the_data_marks(llama3, monkeypatch):
 
 
 def test_twin_that_doubles_bos(llama3, monkeypatch):
-    monkeypatch.setattr(segments_module.itertools, "dropwhile", lambda unwanted, ids: ids)
+    monkeypatch.setattr(segments_module, "itertools", SimpleNamespace(takewhile=lambda unwanted, ids: ()))
     with pytest.raises(AssertionError):
         test_every_example_is_well_formed.hypothesis.inner_test(llama3, LONG, "tokenizer", True, "responses")
 
@@ -417,3 +439,17 @@ def test_twin_that_cuts_the_end_first(llama3, monkeypatch):
     monkeypatch.setattr(encode_module, "keep", lambda *arguments: Kept(np.arange(arguments[-1]), False, False))
     with pytest.raises(AssertionError):
         test_what_is_cut_first(llama3, 3, "responses", "STUVWXYZQK|3456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|")
+
+
+def test_twin_that_takes_a_long_prompt_for_a_short_one(llama3, monkeypatch):
+    monkeypatch.setattr(cut_module, "_may_give_way", lambda prompt, max_length: prompt > max_length)
+    with pytest.raises(AssertionError):
+        test_a_short_prompt_needs_no_look_at_which_text_a_token_is_of.hypothesis.inner_test(
+            llama3, LONG, "llama3", "responses", 150
+        )
+
+
+def test_twin_that_looks_at_every_prompt(llama3, monkeypatch):
+    monkeypatch.setattr(cut_module, "_may_give_way", lambda prompt, max_length: True)
+    with pytest.raises(pytest.fail.Exception):
+        test_a_short_prompt_is_not_encoded_again(llama3, monkeypatch)

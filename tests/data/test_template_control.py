@@ -96,7 +96,7 @@ def test_private_characters_of_the_data_are_no_marks():
 
 def test_twin_contents_that_are_not_marked_become_control_tokens(monkeypatch):
     plain = named._text
-    monkeypatch.setattr(named, "_text", lambda *a, **k: replace(plain(*a, **k), content=False))
+    monkeypatch.setattr(named, "_text", lambda *a, **k: plain(*a, **k)._replace(content=False))
     with pytest.raises(AssertionError):
         test_control_tokens_are_the_templates_alone("chatml", "qwen")
 

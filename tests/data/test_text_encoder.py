@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from surefoot.data.segments import Run, Segment, pieces_of
+from surefoot.data.segments import Segment, pieces_of
 from surefoot.data.text_encoder import Piece, TextEncoder
 from surefoot.errors import InputError
 
@@ -123,7 +123,7 @@ def test_one_piece_only_where_no_control_token_is_the_datas(llama3, parts):
         at += len(segment.text)
     spelled = any(places_of_control(encoder, segment.text) for segment in segments if segment.content)
     together = not spelled and places_of_control(encoder, whole) == own
-    pieces = pieces_of(Run(tuple(segments)), encoder, opening=True)
+    pieces = pieces_of(segments, encoder, opening=True)
     assert together == (pieces == [Piece(whole, literal=False, opening=True)])
 
 

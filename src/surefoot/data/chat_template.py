@@ -20,7 +20,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.data import chat_jinja
@@ -152,7 +152,7 @@ class _Chat:
     def _before(self, bos: str, beginning: str) -> str:
         """BOS; with a blank behind it where the tokenizer puts one before a text, but not behind BOS in it."""
         bare = Piece(beginning, literal=False, opening=True)
-        pieces = [bare, *(replace(bare, text=bos + gap + beginning) for gap in ("", " "))]
+        pieces = [bare, *(bare._replace(text=bos + gap + beginning) for gap in ("", " "))]
         alone, joined, apart = self.encoder.encode(pieces)
         return f"{bos} " if apart[1:] == alone != joined[1:] else bos
 

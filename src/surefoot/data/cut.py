@@ -39,8 +39,10 @@ def keep(
     max_length: int,
 ) -> Kept:
     """At most max_length tokens. learned: turns whose answers are. supervised: [tokens]."""
-    turn_of = np.concatenate([_owners(run, place == 0, learned, encoder) for place, run in enumerate(runs)])
-    answer = np.repeat([run.answer and run.turn in learned for run in runs], [len(run.ids) for run in runs])
+    lengths, answers = [len(run.ids) for run in runs], [run.answer and run.turn in learned for run in runs]
+    turn_of, answer = np.full(sum(lengths), -1), np.repeat(answers, lengths)
+    if _may_give_way(len(answer) - int(np.count_nonzero(answer)), max_length):
+        turn_of = np.concatenate([_owners(run, place == 0, learned, encoder) for place, run in enumerate(runs)])
     end, protected = _end(turn_of >= 0, answer, supervised, max_length)
     positions = np.arange(end)
     cuttable = positions[turn_of[:end] >= 0]
@@ -50,10 +52,18 @@ def keep(
     older = max(0, len(spoken) - protected)
     order = np.concatenate([spoken[:older], system, spoken[older:]])
     gone = order[: max(0, end - max_length)]
-    kept = np.setdiff1d(positions, gone)[:max_length]
+    stays = np.ones(end, dtype=bool)
+    stays[gone] = False
+    kept = np.flatnonzero(stays)[:max_length]
     asked = (turn_of >= 0) & (roles[turn_of] == "user")
     lost = bool(asked.any() and not asked[kept].any())
     return Kept(kept, prompt_cut=lost or bool(asked[gone].any()), prompt_lost=lost)
+
+
+def _may_give_way(prompt: int, max_length: int) -> bool:
+    """Whether texts among so many tokens of prompts, the template's words included, are more than those that are
+    protected. Most too long examples have a short prompt, and then nobody needs to know which text a token is of."""
+    return _PROMPT_PART * prompt > max_length
 
 
 def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_length: int) -> tuple[int, int]:
@@ -72,7 +82,7 @@ def _owners(run: Run, opening: bool, learned: Collection[int], encoder: TextEnco
     count = len(run.ids)
     if not any(_is_prompt_text(segment, learned) for segment in run.segments):
         return np.full(count, -1)
-    pieces = pieces_of(run, encoder, opening)
+    pieces = pieces_of(run.segments, encoder, opening)
     groups = [run.segments] if len(pieces) == 1 else [(segment,) for segment in run.segments]
     owners = [np.full(count, -1)]
     for piece, segments in zip(pieces, groups, strict=True):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ Encoding = Literal["parts", "whole"]
 _CHUNK = 128
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_cut: cutting took the beginning of
     what the user says, or more; prompt_lost: all of it; stop_lost: the stop token of an answer, or left none.
     answers_lost: those it took whole. control_texts: names of control tokens that the row's texts spell out. continues,
@@ -57,8 +56,7 @@ class Encoded:
         return bool(self.supervised.any())
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A conversation laid out and encoded in parts, before anything is cut. learned: turns whose answers are."""
 
     conversation: Conversation
@@ -176,8 +174,7 @@ def _prompt(
 def _without_end(whole: Encoded, max_length: int, stop_ids: Sequence[int]) -> Encoded:
     kept = slice(max_length)
     stops = whole.supervised & np.isin(whole.ids, stop_ids)
-    return replace(
-        whole,
+    return whole._replace(
         ids=whole.ids[kept],
         supervised=whole.supervised[kept],
         truncated=True,
@@ -196,8 +193,7 @@ def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
         part = slice(start, start + max_length)
         supervised = whole.supervised[part].copy()
         supervised[0] = False
-        yield replace(
-            whole,
+        yield whole._replace(
             ids=whole.ids[part],
             supervised=supervised,
             continues=start > 0,
@@ -214,10 +210,10 @@ def _learned_turns(
 
 
 def _ids(runs: Sequence[Run]) -> np.ndarray:
-    """uint32. By way of Python's array, which reads whole numbers twice as fast as NumPy."""
+    """uint32."""
     ids = array("I")
     for run in runs:
-        ids.extend(run.ids)
+        ids += run.ids
     return np.frombuffer(ids, dtype=np.uint32)
 
 
@@ -225,14 +221,16 @@ def _mask(runs: Sequence[Run], learned: Collection[int], train_on: TrainOn) -> n
     marks = [run.turn in learned if run.answer else train_on == "everything" for run in runs]
     if train_on == "completion":
         marks = list(itertools.accumulate(marks, max))
-    mask = np.array(marks).repeat([len(run.ids) for run in runs])
+    mask = bytearray()  # an eighth of the time that NumPy takes for so few numbers
+    for run, mark in zip(runs, marks, strict=True):
+        mask += bytes([mark]) * len(run.ids)
     mask[0] = False
-    return mask
+    return np.frombuffer(mask, dtype=bool)
 
 
 def _answers(runs: Sequence[Run], learned: Collection[int]) -> np.ndarray:
-    """For each token the turn whose learned answer it belongs to, -1 for none: [tokens]."""
-    turns = [run.turn if run.answer and run.turn in learned else -1 for run in runs]
+    """For each token the turn, from 1, whose learned answer it belongs to, 0 for none: [tokens]."""
+    turns = [run.turn + 1 if run.answer and run.turn in learned else 0 for run in runs]
     return np.repeat(turns, [len(run.ids) for run in runs])
 
 
@@ -240,15 +238,15 @@ def cut_to(row: Row, cut: Kept, stop_ids: Sequence[int]) -> Encoded:
     """The row with what is kept alone, and what that took from it."""
     kept = cut.positions
     whole, answers = row.whole, _answers(row.runs, row.learned)
-    left = np.isin(answers, np.setdiff1d(answers[kept], [-1]))  # of the answers of which something is left, all tokens
+    before, after = (np.bincount(part, minlength=answers.max() + 1)[1:] > 0 for part in (answers, answers[kept]))
+    left = np.append(False, after)[answers]  # of the answers of which something is left, all tokens
     stops = left & whole.supervised & np.isin(whole.ids, stop_ids)
-    return replace(
-        whole,
+    return whole._replace(
         ids=whole.ids[kept],
         supervised=whole.supervised[kept],
         truncated=True,
         prompt_cut=cut.prompt_cut,
         prompt_lost=cut.prompt_lost,
         stop_lost=not left.any() or bool(stops.sum() > stops[kept].sum()),
-        answers_lost=len(np.unique(answers[~left & (answers >= 0)])),
+        answers_lost=int(np.count_nonzero(before & ~after)),
     )

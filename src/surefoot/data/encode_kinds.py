@@ -11,7 +11,6 @@ A prompt is never cut: a policy would answer something that nobody asked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +41,7 @@ def encode_pairs(
             raise InputError(Fault(f"{name}:{better.conversation.line}", what, "choose another data.template"))
         found = _pair(better, worse, prompt, encoder, max_length, template.stop_ids)
         if not all(one.usable for one in found):
-            found = [replace(one, supervised=np.zeros_like(one.supervised)) for one in found]
+            found = [one._replace(supervised=np.zeros_like(one.supervised)) for one in found]
         yield from found
 
 
@@ -76,7 +75,7 @@ def encode_prompts(
     with more than max_length tokens does not fit and is whole."""
     for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name):
         nothing = np.zeros(len(row.whole.ids), dtype=bool)
-        yield replace(row.whole, supervised=nothing, fits=len(row.whole.ids) <= max_length)
+        yield row.whole._replace(supervised=nothing, fits=len(row.whole.ids) <= max_length)
 
 
 def _pair(
@@ -113,4 +112,4 @@ def _end(row: Row) -> int:
 
 
 def _first(row: Row, end: int) -> Encoded:
-    return replace(row.whole, ids=row.whole.ids[:end], supervised=row.whole.supervised[:end])
+    return row.whole._replace(ids=row.whole.ids[:end], supervised=row.whole.supervised[:end])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from surefoot.data.chat_messages import call_ids
@@ -36,11 +35,11 @@ def _marked(segments: Iterable[Segment]) -> Iterator[Segment]:
     """Those with text; {alone} in a row's words marks the text behind it, which may be the data's, and goes."""
     alone = False
     for segment in segments:
-        parts = [segment.text] if segment.content else segment.text.split(ALONE)
+        parts = [segment.text] if segment.content or ALONE not in segment.text else segment.text.split(ALONE)
         for number, text in enumerate(parts):
             alone = alone or number > 0
             if text:
-                yield replace(segment, text=text, alone=alone) if alone or text != segment.text else segment
+                yield segment._replace(text=text, alone=alone) if alone or text != segment.text else segment
                 alone = False
 
 
@@ -54,23 +53,21 @@ def lay_out_prompt(row: Prompt, conversation: Conversation, eos: str) -> tuple[S
         raise RowFault(what, "choose data.template vicuna, chatml or tokenizer")
     if system and not row.system_as_header:
         raise RowFault(f"the {row.name} template has no place for a system text", "choose alpaca or a chat template")
-    return tuple(segment for segment in _prompt(row, system, prompt, answers, eos) if segment.text)
+    return tuple([segment for segment in _prompt(row, system, prompt, answers, eos) if segment.text])
 
 
-def _prompt(row: Prompt, system: Sequence[Turn], prompt: Turn, answers: Sequence[Turn], eos: str) -> Iterator[Segment]:
+def _prompt(row: Prompt, system: Sequence[Turn], prompt: Turn, answers: Sequence[Turn], eos: str) -> list[Segment]:
     place = len(system)
-    if system:
-        yield Segment(system[0].content, 0, content=True)
-    else:
-        yield _words(row.header_input if prompt.context else row.header, place)
-    yield from _around(row.instruction, [Segment(prompt.content, place, content=True)], place)
+    head = _words(row.header_input if prompt.context else row.header, place)
+    segments = [Segment(system[0].content, 0, content=True) if system else head]
+    segments += _around(row.instruction, [Segment(prompt.content, place, content=True)], place)
     if prompt.context:
-        yield from _around(row.input, [Segment(prompt.context, place, content=True)], place)
-    yield _words(row.response, place)
+        segments += _around(row.input, [Segment(prompt.context, place, content=True)], place)
+    segments.append(_words(row.response, place))
     for turn in answers:
-        yield _words(row.lead, place + 1, answer=True)
-        yield Segment(turn.content, place + 1, content=True, answer=True)
-        yield _words(eos, place + 1, answer=True)
+        answer = Segment(turn.content, place + 1, content=True, answer=True)
+        segments += [_words(row.lead, place + 1, answer=True), answer, _words(eos, place + 1, answer=True)]
+    return segments
 
 
 def _check(row: Dialogue, conversation: Conversation) -> None:
@@ -141,7 +138,7 @@ def _system(row: Dialogue, turns: Sequence[Turn], tools: Sequence[Mapping[str, A
         inside.append(_words(row.default_system, 0))
     if tools and row.tools is not None and row.tools.place == "system":
         inside += [*([_words("\n\n", 0)] if inside else []), *_definitions(row.tools, tools)]
-    return list(_around(row.system, inside, 0)) if inside else []
+    return _around(row.system, inside, 0) if inside else []
 
 
 def _definitions(layout: ToolLayout, tools: Sequence[Mapping[str, Any]]) -> list[Segment]:
@@ -181,7 +178,7 @@ def _answer(row: Dialogue, turn: Turn, ids: Sequence[str], place: int) -> Iterat
 def _result(row: Dialogue, layout: ToolLayout, turns: Sequence[Turn], place: int, own: str) -> Iterator[Segment]:
     text = turns[place].text
     content = json.dumps(text, ensure_ascii=False) if layout.result_json else text
-    inside = list(_around(layout.result.replace("{id}", own), [Segment(content, place, content=True)], place))
+    inside = _around(layout.result.replace("{id}", own), [Segment(content, place, content=True)], place)
     if not layout.in_user_turn:
         yield from inside
         return
@@ -203,8 +200,6 @@ def _words(text: str, turn: int, answer: bool = False) -> Segment:
     return Segment(text, turn, answer=answer)
 
 
-def _around(slot: str, inside: Sequence[Segment], place: int) -> Iterator[Segment]:
+def _around(slot: str, inside: Sequence[Segment], place: int) -> list[Segment]:
     left, right = slot.split("{content}")
-    yield _words(left, place)
-    yield from inside
-    yield _words(right, place)
+    return [_words(left, place), *inside, _words(right, place)]

@@ -13,16 +13,19 @@ template says so itself, because the tool whose layout it is encodes every slot 
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.text_encoder import Piece, TextEncoder
 
 
-@dataclass(frozen=True)
-class Segment:
-    """turn: index of the turn it belongs to; -1 for none (definitions of tools), which is never cut. content: written
+class Segment(NamedTuple):
+    """A named tuple, like all that is made for every text: a frozen dataclass takes three times as long to make.
+
+    turn: index of the turn it belongs to; -1 for none (definitions of tools), which is never cut. content: written
     in the data, not by the template. answer: the model's. alone: a text of its own begins here for the tokenizer."""
 
     text: str
@@ -57,14 +60,13 @@ class Template:
     at_once: Callable[[Conversation, bool], tuple[Segment, ...]] | None = None
 
 
-@dataclass(frozen=True)
-class Run:
-    """Neighbouring segments that are all prompt, or all one answer; with ids[T] once encoded, and how many names of
-    control tokens the data spells out in it."""
+class Run(NamedTuple):
+    """Neighbouring segments that are all prompt, or all one answer; their ids[T], and how many names of control tokens
+    the data spells out in them."""
 
-    segments: tuple[Segment, ...]
-    ids: tuple[int, ...] = ()
-    spelled_out: int = 0
+    segments: Sequence[Segment]
+    ids: array[int]
+    spelled_out: int
 
     @property
     def answer(self) -> bool:
@@ -74,34 +76,32 @@ class Run:
     def turn(self) -> int:
         return self.segments[0].turn
 
-    @property
-    def alone(self) -> bool:
-        return self.segments[0].alone
-
 
 def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None) -> list[list[Run]]:
     """The runs of each layout with their ids. BOS stands once at the start, or not at all where bos_id is None."""
     if bos_id is None:
         layouts = [_without_bos(segments, encoder) for segments in layouts]
-    runs = [list(_runs(segments, encoder)) for segments in layouts]
-    cut = [[pieces_of(run, encoder, opening=place == 0) for place, run in enumerate(layout)] for layout in runs]
+    texts = [list(_texts(segments, encoder)) for segments in layouts]
+    cut = [[pieces_of(text, encoder, opening=place == 0) for place, text in enumerate(layout)] for layout in texts]
     encoded = iter(encoder.encode([piece for layout in cut for pieces in layout for piece in pieces]))
     return [
         _begin(
-            [_encoded(run, pieces, encoded, encoder) for run, pieces in zip(layout, layout_pieces, strict=True)],
+            [_encoded(text, pieces, encoded, encoder) for text, pieces in zip(layout, layout_pieces, strict=True)],
             encoder,
             bos_id,
         )
-        for layout, layout_pieces in zip(runs, cut, strict=True)
+        for layout, layout_pieces in zip(texts, cut, strict=True)
     ]
 
 
-def _encoded(run: Run, pieces: Sequence[Piece], encoded: Iterator[list[int]], encoder: TextEncoder) -> Run:
-    """encoded: ids of all pieces from this run's on."""
-    ids = tuple(
-        next(encoded) if len(pieces) == 1 else itertools.chain.from_iterable(itertools.islice(encoded, len(pieces)))
-    )
-    return Run(run.segments, ids, sum([len(encoder.control_text(piece.text)) for piece in pieces if piece.literal]))
+def _encoded(
+    segments: Sequence[Segment], pieces: Sequence[Piece], encoded: Iterator[list[int]], encoder: TextEncoder
+) -> Run:
+    """encoded: ids of all pieces from these segments' on."""
+    ids = array("I", next(encoded))
+    for _ in pieces[1:]:
+        ids.extend(next(encoded))
+    return Run(segments, ids, sum([len(encoder.control_text(piece.text)) for piece in pieces if piece.literal]))
 
 
 def prompt_ids(conversation: Conversation, template: Template, encoder: TextEncoder, bos_id: int | None) -> list[int]:
@@ -122,38 +122,42 @@ def require_turns(conversation: Conversation, name: str) -> None:
         raise RowFault(f"the {name} template lays out turns, and a text record has none", "choose data.template plain")
 
 
-def pieces_of(run: Run, encoder: TextEncoder, opening: bool) -> list[Piece]:
-    """One piece, or one per segment where the data spells out a control token. opening: nothing comes before."""
-    opening = opening or run.alone
-    text = "".join([segment.text for segment in run.segments])
+def pieces_of(segments: Sequence[Segment], encoder: TextEncoder, opening: bool) -> list[Piece]:
+    """One piece, or one per segment where the data spells out a control token. segments: of one run, with text.
+    opening: nothing comes before."""
+    opening = opening or segments[0].alone
+    text = "".join([segment.text for segment in segments])
     found = encoder.control_places(text)
-    if not found or found == _own_places(run, encoder):  # so none arises where two segments meet, either
+    if not found or found == _own_places(segments, encoder):  # so none arises where two segments meet, either
         return [Piece(text, literal=False, opening=opening)]
     return [
         Piece(segment.text, literal=segment.content, opening=opening and place == 0)
-        for place, segment in enumerate(run.segments)
+        for place, segment in enumerate(segments)
     ]
 
 
-def _own_places(run: Run, encoder: TextEncoder) -> list[tuple[int, int]]:
-    """From where to where in the run's text the template itself writes control tokens."""
+def _own_places(segments: Sequence[Segment], encoder: TextEncoder) -> list[tuple[int, int]]:
+    """From where to where in their text the template itself writes control tokens."""
     places: list[tuple[int, int]] = []
     at = 0
-    for segment in run.segments:
+    for segment in segments:
         if not segment.content:
-            places += [(at + start, at + end) for start, end in encoder.control_places(segment.text)]
+            places += [(at + start, at + end) for start, end in encoder.words_places(segment.text)]
         at += len(segment.text)
     return places
 
 
-def _runs(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[Run]:
+def _texts(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[list[Segment]]:
+    """The segments of each run."""
     before = ""
-    for run in _groups(segments):
-        if before.endswith(encoder.swallows_blanks) and not (run[0].content or run[0].alone):  # as if encoded in one go
-            run[0] = replace(run[0], text=run[0].text.lstrip())
-        before = run[-1].text
-        if filled := tuple([segment for segment in run if segment.text]):
-            yield Run(filled)
+    for group in _groups(segments):
+        first = group[0]
+        if before.endswith(encoder.swallows_blanks) and not (first.content or first.alone):  # as if encoded in one go
+            stripped = first.text.lstrip()
+            group[:1] = [first._replace(text=stripped)] if stripped else []
+        if group:
+            yield group
+        before = group[-1].text if group else ""
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
@@ -178,11 +182,11 @@ def _without_bos(segments: Sequence[Segment], encoder: TextEncoder) -> Sequence[
     first, bos = segments[0], str(encoder.tokenizer.bos_token or "")
     if first.content or not bos:
         return segments
-    return [replace(first, text=first.text.removeprefix(bos)), *segments[1:]]
+    return [first._replace(text=first.text.removeprefix(bos)), *segments[1:]]
 
 
 def _begin(runs: list[Run], encoder: TextEncoder, bos_id: int | None) -> list[Run]:
     """A template may have written BOS already, or not, or a data file's template twice: exactly one remains."""
-    first, own = runs[0], () if bos_id is None else (bos_id,)
-    ids = (*own, *itertools.dropwhile(lambda number: number in (encoder.bos_id, bos_id), first.ids))
-    return [Run(first.segments, ids, first.spelled_out), *runs[1:]]
+    first, own = runs[0], array("I", () if bos_id is None else (bos_id,))
+    written = itertools.takewhile(lambda number: number in (encoder.bos_id, bos_id), first.ids)
+    return [first._replace(ids=own + first.ids[len(list(written)) :]), *runs[1:]]

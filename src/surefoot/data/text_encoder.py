@@ -7,13 +7,13 @@ blank before a piece that continues a sequence (SentencePiece-like tokenizers pu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -23,8 +23,7 @@ from surefoot.errors import Fault, InputError, is_panic
 _LEAD = "\n"  # never merges with what follows; takes the place of the text before a piece
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that is encoded at once. literal: names of control tokens in it are text. opening: nothing comes before."""
 
     text: str
@@ -68,6 +67,8 @@ class TextEncoder:
         self._backend.no_padding()
         longest_first = sorted(self.control.values(), key=len, reverse=True)
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        # `control_places` of a template's own words, which stand in every example
+        self.words_places = functools.lru_cache(maxsize=256)(self.control_places)
         self._lead_ids = self._encode([_LEAD], literal=False)[0]
         alone, after_lead = self._encode(["a", _LEAD + "a"], literal=False)
         self.puts_blank = after_lead != self._lead_ids + alone

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from surefoot.data.segments import Run, Segment, encode_runs, pieces_of
+from surefoot.data.segments import Segment, encode_runs, pieces_of
 from surefoot.data.text_encoder import TextEncoder
 
 
@@ -20,7 +19,7 @@ def encode_whole(
     layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None
 ) -> list[tuple[int, ...]]:
     """The ids of each layout; none for one without text."""
-    filled = [[replace(segment, answer=False) for segment in layout if segment.text] for layout in layouts]
+    filled = [[segment._replace(answer=False) for segment in layout if segment.text] for layout in layouts]
     runs = iter(encode_runs([layout for layout in filled if layout], encoder, bos_id))
     return [tuple(itertools.chain.from_iterable(run.ids for run in next(runs))) if layout else () for layout in filled]
 
@@ -39,8 +38,7 @@ def within_answers(
     filled = [segment for segment in layout if segment.text]
     marks: list[np.ndarray] = []
     for at, text in enumerate(_texts(filled)):
-        run = Run(tuple(replace(segment, answer=False) for segment in text))
-        pieces = pieces_of(run, encoder, opening=at == 0)
+        pieces = pieces_of(text, encoder, opening=at == 0)
         groups = [text] if len(pieces) == 1 else [[segment] for segment in text]
         for piece, segments in zip(pieces, groups, strict=True):
             starts, ends = np.array(encoder.spans(piece)[1], dtype=np.int64).reshape(-1, 2).T

@@ -34,7 +34,7 @@ class Turn:
     @property
     def text(self) -> str:
         """Content and context as one text, for templates that have no place for the latter."""
-        return "\n".join(part for part in (self.content, self.context) if part)
+        return f"{self.content}\n{self.context}" if self.content and self.context else self.content or self.context
 
 
 @dataclass(frozen=True)

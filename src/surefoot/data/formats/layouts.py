@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from surefoot.data.formats.alpaca import read_alpaca, read_commonsense
@@ -138,7 +138,7 @@ def converted(rows: Iterable[Row], read: Reader, name: str) -> list[Conversation
     def numbered(row: Row) -> list[Conversation]:
         found = read(row.value)
         several = found if isinstance(found, tuple) else (found,)
-        return [replace(one, number=row.number, line=row.line) for one in several]
+        return [Conversation(one.turns, row.number, row.line, one.tools, one.good) for one in several]
 
     return list(itertools.chain.from_iterable(each_row(rows, numbered, name)))
 
