@@ -72,7 +72,7 @@ SURFACE = {
         "--seed",
         "--json",
     ],
-    "init": ["model", "data", "--out"],
+    "init": ["model", "data", "--out", "--stage"],
     "tune": ["config", "overrides", "--out", "--seconds", "--json"],
     "migrate": ["config", "--to", "--out", "--hardware", "--try", "--json"],
     "plan": ["config", "overrides", "--hardware", "--json", "--scale"],

@@ -15,9 +15,14 @@ from surefoot.cli.printing import echo
 @click.option(
     "--out", "out", default="run.yaml", show_default=True, type=click.Path(path_type=Path), help="Where to write it."
 )
-def init(model: str, data: str, out: Path) -> None:
-    """Look at MODEL (folder or hub id) and DATA (file, folder or hub id) and write a config in which every line is
-    explained. Nothing is asked and nothing is overwritten.
+@click.option(
+    "--stage",
+    type=click.Choice(["sft", "pretrain", "dpo", "reward", "kto"]),
+    help="What to train.  [default: what DATA are for; ppo: see recipes]",
+)
+def init(model: str, data: str, out: Path, stage: str | None) -> None:
+    """Look at MODEL (folder or hub id) and DATA (file, folder or hub id) and write a config of what is wanted most, in
+    which every line is explained. Nothing is asked and nothing is overwritten.
 
     The JSON Schema that editors check the config against is written beside it, as surefoot.schema.json.
     """
@@ -32,7 +37,7 @@ def init(model: str, data: str, out: Path) -> None:
     from surefoot import durable
     from surefoot.stages.init import propose
 
-    text = propose(model, data, schema=schema.name)
+    text = propose(model, data, schema=schema.name, stage=stage)
     durable.make_folders(out.parent)
     durable.write_json(schema, config_schema())
     durable.write_text(out, text)

@@ -26,6 +26,20 @@ _LAYOUTS = {  # stage -> what its data may be called
 }
 _NEEDS = {"preference": "reward or dpo", "judged": "kto", "prompts": "ppo", "text": "pretrain or sft"}
 _WITHOUT_REFERENCE = ("orpo", "simpo")
+_LEARNS_TEXTS = ("pretrain", "sft")
+_FOR_ANSWERS = ("train_on", "encoding")  # keys of data for the stages that learn texts
+_WRITES = {"samples": "count", "metrics": "names"}  # section on answers that the model writes -> the key that asks
+
+
+def unread_keys(stage: str) -> frozenset[str]:
+    """Sections and keys that this stage does not read."""
+    found = {section for section, stages in _OWNERS.items() if stage not in stages}
+    found |= {f"alignment.{name}" for own, keys in _ONE_STAGE.items() if own != stage for name in keys}
+    if stage not in _LEARNS_TEXTS:
+        found |= {*(f"data.{name}" for name in _FOR_ANSWERS), "data.packing", "optim.neftune_alpha"}
+    if stage == "reward":
+        found |= set(_WRITES)
+    return frozenset(found)
 
 
 def changed_keys(section: Any) -> list[str]:
@@ -66,19 +80,19 @@ def _formats(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def preferences(config: RunConfig) -> Iterator[Problem]:
     """What supervised training may choose, and training on preferences or rewards may not."""
-    if config.stage in ("pretrain", "sft"):
+    if config.stage in _LEARNS_TEXTS:
         return
-    for key in ("train_on", "encoding"):
+    for key in _FOR_ANSWERS:
         if getattr(config.data, key) != DataConfig.model_fields[key].default:
             what = f"stage {config.stage} looks at answers alone, each encoded behind the same prompt"
             yield problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")
     if config.optim.neftune_alpha is not None:
         what = f"noise would fall on what stage {config.stage} compares"
         yield problem("optim.neftune_alpha", what, "leave it out, or use stage: sft", "stage")
-    for key, asked in (("samples.count", config.samples.count > 0), ("metrics.names", bool(config.metrics.names))):
-        if asked and config.stage == "reward":
+    for section, key in _WRITES.items():
+        if getattr(getattr(config, section), key) and config.stage == "reward":
             what = "stage reward trains a score, which writes no answers"
-            yield problem(key, what, f"leave {key.partition('.')[0]} out", "stage")
+            yield problem(f"{section}.{key}", what, f"leave {section} out", "stage")
 
 
 def alignment(config: RunConfig) -> Iterator[Problem]:

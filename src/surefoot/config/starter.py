@@ -1,38 +1,76 @@
-"""A config to start from: every key with its explanation, what is proposed written out, the rest left as comments.
+"""A config to start from: what its stage is asked for most, explained and in groups; the other keys by their names.
 
-The text follows the schema, so a key that is added there appears here. A line that is commented out shows the default.
+What is proposed is written out, the rest are comments that show the default. Keys and explanations come from the
+schema, so one that is added there is named here. Left out is what the stage does not read.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.config.keys import Key, all_keys
+from surefoot.config.method_contradictions import unread_keys
 from surefoot.config.words import as_yaml
 
 WIDTH = 110  # columns
+_GROUPS: Mapping[str, Sequence[str]] = {  # the most wanted sections and keys, in the order in which they are asked for
+    "What is trained, on what, and where it goes": ("stage", "model", "data", "output"),
+    "How it is trained": ("adapter", "reward", "alignment", "duration", "batch", "optim", "precision"),
+    "What is looked at and kept on the way": ("eval_every", "checkpoint", "early_stopping", "report_to", "seed"),
+}
+_WANTED: Mapping[str, Sequence[str]] = {  # section -> its most wanted keys
+    "data": ("train", "eval", "template", "max_length", "packing"),
+    "adapter": ("kind", "rank", "alpha", "targets"),
+    "reward": ("loss", "center", "init"),
+    "alignment": ("loss", "beta", "sft", "good", "bad", "reference"),
+    "batch": ("size", "micro"),
+    "optim": ("lr", "schedule", "warmup", "weight_decay", "name"),
+    "precision": ("compute", "base"),
+    "checkpoint": ("every", "keep", "best"),
+    "early_stopping": ("patience",),
+}
 
 
 def starting_config(given: Mapping[str, Any], reasons: Mapping[str, str], schema: str) -> str:
     """YAML. given: values by dotted key, of every required key at least. reasons: why, by dotted key.
     schema: path or address of the JSON Schema, for editors."""
-    keys = all_keys()
-    parts = [f"# yaml-language-server: $schema={schema}\n# `surefoot explain KEY` says more about each key.\n"]
-    parts += ["\n".join(_top(key, given, reasons)) + "\n" for key in keys.values() if not key.group]
+    parts = [f"# yaml-language-server: $schema={schema}\n"]
+    keys, unread = all_keys(), unread_keys(given["stage"])
+    for title, names in _GROUPS.items():
+        parts.append(f"# --- {title} ---\n")
+        parts += ["\n".join(_top(keys[name], given, reasons, unread)) + "\n" for name in names if name not in unread]
+    parts.append("\n".join(_others(unread)) + "\n")
     return "\n".join(parts)
 
 
-def _top(key: Key, given: Mapping[str, Any], reasons: Mapping[str, str]) -> list[str]:
+def _others(unread: frozenset[str]) -> Iterator[str]:
+    """What is not written, by name."""
+    written = {name for names in _GROUPS.values() for name in names}
+    top = [key for key in all_keys().values() if not key.group and key.name not in written | unread]
+    more = {name: [f"{name}.{child}" for child in _rest(all_keys()[name], unread)] for name in _WANTED}
+    names = [*(key.name for key in top), *(child for name in more if name not in unread for child in more[name])]
+    yield "# --- Everything else, at its default ---"
+    yield from _comment(f"{', '.join(names)}.", "")
+    yield "# `surefoot explain` lists all keys with their defaults, `surefoot explain KEY` says more about each."
+
+
+def _rest(section: Key, unread: frozenset[str]) -> list[str]:
+    """Keys of a section that are read and not written."""
+    children = [path.rpartition(".")[2] for path in section.children if path not in unread]
+    return [name for name in children if name not in _WANTED[section.name]]
+
+
+def _top(key: Key, given: Mapping[str, Any], reasons: Mapping[str, str], unread: frozenset[str]) -> list[str]:
     lines = [*_comment(key.help, ""), *_comment(reasons.get(key.path, ""), "")]
-    children = [all_keys()[path] for path in key.children]
     if key.path in given:
         return [*lines, f"{key.name}: {_written(given[key.path])}"]
-    if not children:
+    if not key.children:
         return [*lines, f"# {key.name}: {as_yaml(key.default)}"]
+    children = [all_keys()[f"{key.path}.{name}"] for name in _WANTED[key.name] if f"{key.path}.{name}" not in unread]
     if not any(child.path in given for child in children):
         return [*lines, f"# {key.name}:", *(f"#   {line}" for child in children for line in _default(child))]
     lines.append(f"{key.name}:")
@@ -41,7 +79,8 @@ def _top(key: Key, given: Mapping[str, Any], reasons: Mapping[str, str]) -> list
         if child.path in given:
             lines += [f"  {line}" for line in _explained(f"{child.name}: {_written(given[child.path])}", child)]
         else:
-            lines += [f"  # {line}" for line in _default(child)]
+            *above, last = _default(child)
+            lines += [*(f"  {line}" for line in above), f"  # {last}"]
     return lines
 
 

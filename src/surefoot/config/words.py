@@ -80,8 +80,10 @@ def _scalar(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """The shorter of 0.0002 and 2e-4."""
+    """The shorter of 0.0002 and 2e-4; whole numbers below a million as they are."""
     plain = repr(value)
+    if value.is_integer() and abs(value) < 1e6:
+        return plain
     digits, _, exponent = f"{value:e}".partition("e")
     short = f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else plain
     return short if float(short) == value and len(short) < len(plain) else plain

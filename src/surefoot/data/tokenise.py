@@ -25,14 +25,12 @@ from surefoot.data.formats import (
     Conversation,
     convert,
     convert_with,
-    layout_for,
-    recognise,
-    refuse_preferences,
+    layout_of,
     retag,
     unused_fields,
 )
 from surefoot.data.kind import Kind, rows_per_item
-from surefoot.data.rows import Row, Source, parse_rows
+from surefoot.data.rows import Source, parse_rows
 from surefoot.data.segments import Template
 from surefoot.data.templates import make_template, template_for_all, templates_to_try
 from surefoot.data.text_encoder import TextEncoder
@@ -137,28 +135,16 @@ def _read(source: Source, method: Method, limit: int | None) -> _Records:
         layout = "text" if conversations[0].turns[0].role == "text" else CUSTOM
         records = _Records(len(rows), len(used), layout, "read by your function", conversations, ())
         return _checked(source, method, records)
-    layout, reason = _layout(source, used, method)
+    layout, reason = layout_of(method.kind, source.format, used, source.name, texts=method.chunks)
     if not source.only_columns:  # else its notes name them
         reason = "; ".join((reason, *(f"{own!r} read as {field!r}" for field, own in source.columns.items())))
     if layout == "prompt-completion" and isinstance(used[0].value.get("prompt"), str):
         reason += "; a pair of texts goes through the template"
     conversations = convert(used, layout, source.name)
-    if layout == "preference" and method.kind == "answers":  # only where it is asked for: see `refuse_preferences`
+    if layout == "preference" and method.kind == "answers":  # only where it is asked for: see `layout_of`
         conversations, reason = conversations[::2], f"{reason}; the better answers are learned"
     records = _Records(len(rows), len(used), layout, reason, conversations, unused_fields(used, layout))
     return _checked(source, method, records)
-
-
-def _layout(source: Source, rows: Sequence[Row], method: Method) -> tuple[str, str]:
-    """Its name and how it is known. Where texts are learned, a `text` field is taken before any other layout."""
-    if method.kind != "answers":
-        return layout_for(method.kind, source.format, rows, source.name)
-    if source.format != "auto":
-        return source.format, "asked for"
-    refuse_preferences(rows, source.name)
-    if method.chunks and "text" in rows[0].value:
-        return recognise(rows, source.name, among=("text",))
-    return recognise(rows, source.name)
 
 
 def _checked(source: Source, method: Method, records: _Records) -> _Records:

@@ -1,19 +1,21 @@
 """What `surefoot init` proposes: a look at the model's and the data's files, without weights, and a config from it.
 
-The proposal is a start and no measurement: full fine-tuning for small models that fit, LoRA otherwise. What the plan
-would decide stands beside it as a comment.
+The proposal is a start and no measurement: full fine-tuning for small models that fit, LoRA otherwise; the stage that
+learns from such data, unless one is asked for. What the plan would decide stands beside it as a comment.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from surefoot.config.load import check_config
 from surefoot.config.starter import starting_config
-from surefoot.data.formats import recognise, refuse_preferences
+from surefoot.data.formats import kind_of_record, layout_of
+from surefoot.data.kind import Kind
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.models.hub import resolve_folder
@@ -23,47 +25,71 @@ from surefoot.planning.plan import RunPlan
 from surefoot.stages.planned import make_plan
 
 SMALL = 500_000_000  # parameters up to which all of them are trained where memory allows
-FULL_LR = 2e-5  # all weights move: a tenth of what suits an adapter
+FULL_SHARE = 0.1  # where all weights move, of the rate that suits an adapter
 HELD_OUT = 0.05
 ENOUGH = 200  # examples from which a held-out share is worth having
 
 
+class Start(NamedTuple):
+    """How a stage begins. kind: of its data. lr: of an adapter, as in recipes/."""
+
+    kind: Kind
+    lr: float
+
+
+STARTS: Mapping[str, Start] = {  # a stage stands before others that learn from the same data; ppo needs a score besides
+    "sft": Start("answers", 2e-4),
+    "pretrain": Start("answers", 5e-5),
+    "dpo": Start("pairs", 5e-6),
+    "reward": Start("pairs", 1e-4),
+    "kto": Start("judged", 5e-6),
+}
+
+
 @dataclass(frozen=True)
 class Records:
-    """What the data hold. seen: how the layout was recognised, in words, one for each file."""
+    """What the data hold. stage: that learns from them. seen: how the layout was recognised, in words, one for each
+    file."""
 
+    stage: str
     count: int
     seen: tuple[str, ...]
 
 
-def propose(model: str, data: str, output: str | None = None, *, schema: str) -> str:
+def propose(model: str, data: str, output: str | None = None, *, schema: str, stage: str | None = None) -> str:
     """The text of a config for a model (folder or hub id) and data (file, folder or hub id).
 
-    schema: what the first line names for editors. Raises InputError for what cannot be read or recognised.
+    schema: what the first line names for editors. stage: None takes the one that learns from such data. Raises
+    InputError for what cannot be read or recognised, or not be learned by that stage.
     """
     required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
     check_config(required)
-    records = _look_at(data)
+    records = _look_at(data, stage)
+    required["stage"] = records.stage
     full = make_plan(check_config(required), measure=False)
     adapted = make_plan(check_config(required | {"adapter": {"kind": "lora"}}), measure=False)
     whole = full.parameters <= SMALL and fits(full.memory)
     plan = full if whole else adapted
-    given: dict[str, Any] = {"stage": "sft", "model": model, "data.train": data, "output": required["output"]}
-    given |= {"optim.lr": FULL_LR} if whole else {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32}
+    given: dict[str, Any] = {"stage": records.stage, "model": model, "data.train": data, "output": required["output"]}
+    rate = STARTS[records.stage].lr
+    given["optim.lr"] = float(f"{FULL_SHARE * rate:.1g}") if whole else rate
+    given |= {} if whole else {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32}
     if records.count >= ENOUGH:
         given["data.eval"] = HELD_OUT
     return starting_config(given, _reasons(model, full, adapted, plan, records), schema)
 
 
-def _look_at(data: str) -> Records:
+def _look_at(data: str, stage: str | None) -> Records:
     count, seen = 0, []
     for source in open_sources(SourceSpec(data)):
         rows = parse_rows(source)
-        refuse_preferences(rows, source.name)
-        layout, why = recognise(rows, source.name) if source.format == "auto" else (source.format, "as described")
+        if stage is None:
+            kind = kind_of_record(rows[0].value)
+            stage = next(name for name, start in STARTS.items() if start.kind == kind)
+        layout, why = layout_of(STARTS[stage].kind, source.format, rows, source.name, texts=stage == "pretrain")
         count += len(rows)
         seen.append(f"{source.name}: {len(rows):,} records, {layout} ({why})")
-    return Records(count, tuple(seen))
+    return Records(stage or next(iter(STARTS)), count, tuple(seen))
 
 
 def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records: Records) -> dict[str, str]:
@@ -73,8 +99,8 @@ def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records
     held = f"{records.count * HELD_OUT:,.0f} of {records.count:,} examples are held out to see how training goes."
     few = f"With {records.count:,} examples nothing is held out; a file or a share such as 0.1 would be."
     return {
-        "model": f"Here: {facts.family.name if facts.family else facts.model_type}, {size}.",
-        "tokenizer": f"Here: PAD {tokens.pad_token.value} ({tokens.pad_token.reason}); "
+        "model": f"Here: {facts.family.name if facts.family else facts.model_type}, {size}; "
+        f"PAD {tokens.pad_token.value} ({tokens.pad_token.reason}); "
         f"BOS {'prepended' if tokens.bos.value else 'not prepended'} ({tokens.bos.reason}).",
         "adapter": _adapter_reason(full, adapted, plan is full),
         "data.train": f"Here: {'; '.join(records.seen[:3])}{'; …' if len(records.seen) > 3 else ''}.",
@@ -83,6 +109,7 @@ def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records
         "data.max_length": f"Here: {tokens.max_length.value} ({tokens.max_length.reason}).",
         "precision": f"Here: {plan.precision.compute.value} ({plan.precision.compute.reason}).",
         "optim": "All weights move, so the rate is a tenth of an adapter's." if plan is full else "",
+        "stage": "Here: pairs of answers; reward would learn a score from them." if records.stage == "dpo" else "",
     }
 
 

@@ -14,10 +14,10 @@ from surefoot.data.formats import (
     convert_with,
     fields,
     recognise,
-    refuse_preferences,
     unused_fields,
 )
 from surefoot.data.formats import turns as turns_module
+from surefoot.data.formats.preferences import refuse_preferences
 from surefoot.data.rows import Row
 from surefoot.errors import InputError
 

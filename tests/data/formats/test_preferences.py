@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from surefoot.data.formats import convert, preferences, recognise, refuse_preferences
+from surefoot.data.formats import convert, preferences, recognise
+from surefoot.data.formats.preferences import refuse_preferences
 from surefoot.data.rows import Row
 from surefoot.errors import InputError
 

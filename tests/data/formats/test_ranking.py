@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.data.formats import convert, layout_for, ranking, retag
+from surefoot.data.formats import convert, ranking, retag
+from surefoot.data.formats.preferences import layout_for
 from surefoot.data.rows import Row
 from surefoot.errors import InputError
 

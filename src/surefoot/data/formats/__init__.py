@@ -15,7 +15,7 @@ from surefoot.data.formats.layouts import (
     recognise,
     unused_fields,
 )
-from surefoot.data.formats.preferences import layout_for, refuse_preferences
+from surefoot.data.formats.preferences import kind_of_record, layout_of
 from surefoot.data.formats.tags import retag
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
     "convert_with",
     "each_row",
     "forms",
-    "layout_for",
+    "kind_of_record",
+    "layout_of",
     "recognise",
-    "refuse_preferences",
     "retag",
     "unused_fields",
 ]

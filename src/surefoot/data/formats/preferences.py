@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.data.formats.fields import RowFault, listed
 from surefoot.data.formats.judgements import MARKS, mark_field
-from surefoot.data.formats.layouts import LAYOUTS, forms
+from surefoot.data.formats.layouts import LAYOUTS, forms, recognise
 from surefoot.data.formats.messages import read_messages, read_prompt_completion
 from surefoot.data.formats.openings import OPENINGS, opening_field
 from surefoot.data.formats.ranking import PAIR
@@ -46,6 +46,26 @@ def refuse_preferences(rows: Sequence[Row], name: str) -> None:
             "them all"
         )
         raise InputError(Fault(f"{name}:{bad[0].line}", what, fix))
+
+
+def kind_of_record(record: Mapping[str, Any]) -> Kind:
+    """What can be learned from records like this one. Prompts are never meant by themselves."""
+    if all(column in record for column in PAIR):
+        return "pairs"
+    return "judged" if isinstance(record.get(mark_field(record) or ""), bool) else "answers"
+
+
+def layout_of(kind: Kind, asked: str, rows: Sequence[Row], name: str, *, texts: bool = False) -> tuple[str, str]:
+    """The layout of the records and how it is known. asked: auto or a layout's name. name: the file. texts: a `text`
+    field is taken before any other layout. InputError for records that a stage of this kind cannot learn from."""
+    if kind != "answers":
+        return layout_for(kind, asked, rows, name)
+    if asked != "auto":
+        return asked, "asked for"
+    refuse_preferences(rows, name)
+    if texts and "text" in rows[0].value:
+        return recognise(rows, name, among=("text",))
+    return recognise(rows, name)
 
 
 def layout_for(kind: Kind, asked: str, rows: Sequence[Row], name: str) -> tuple[str, str]:
