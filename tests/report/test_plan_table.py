@@ -10,7 +10,7 @@ from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import preset
 from surefoot.planning.resolve import resolve
-from surefoot.report.plan_table import choice_rows, plan_table
+from surefoot.report.plan_table import choice_rows, plan_changes, plan_table
 
 ENVIRONMENT = {"SDPA_BACKEND": "flash\x1b[31m\rX", "ACCELERATE_MIXED_PRECISION": "no"}
 
@@ -42,6 +42,20 @@ def test_every_choice_memory_environment_and_cautions_are_there(plan):
     assert "nothing reads this name" in text
     assert "overridden" in text
     assert "caution: look out" in text
+
+
+def test_only_what_changed_is_a_change(plan):
+    assert plan_changes(plan, plan) == []
+    other = dataclasses.replace(
+        plan,
+        report_to=dataclasses.replace(plan.report_to, value=("wandb",), reason="asked for"),
+        memory=dataclasses.replace(plan.memory, weights=plan.memory.weights + 2**30),
+    )
+    there, back = plan_changes(plan, other), plan_changes(other, plan)
+    assert there[0] == "report_to was not planned, is wandb: asked for"
+    assert back[0] == "report_to was wandb, is not planned"
+    assert [line.split(" was ")[0] for line in (there[1], back[1])] == ["memory forecast"] * 2
+    assert len(there) == len(back) == 2
 
 
 def test_a_dropped_row_would_be_noticed(plan, monkeypatch):

@@ -45,6 +45,19 @@ def _choices(plan: RunPlan) -> Table:
     return table
 
 
+def plan_changes(before: RunPlan, now: RunPlan) -> list[str]:
+    """A line for each choice that is another now, and for the forecast of memory; none where all is as it was."""
+    then, rows = {what: value for what, value, _, _ in choice_rows(before)}, list(choice_rows(now))
+    lines = [
+        f"{what} was {then.get(what, 'not planned')}, is {value}: {reason}"
+        for what, value, _, reason in rows
+        if then.get(what) != value
+    ]
+    lines += [f"{what} was {then[what]}, is not planned" for what in then if what not in {row[0] for row in rows}]
+    totals = [readable(plan.memory.total) for plan in (before, now)]
+    return lines + [f"memory forecast was {totals[0]}, is {totals[1]}"] * (totals[0] != totals[1])
+
+
 def choice_rows(plan: RunPlan) -> Iterator[Row]:
     """Every choice of the plan in the order in which a run meets them."""
     yield _row("device", plan.device)

@@ -31,12 +31,9 @@ def note_changes(found: Claim) -> None:
 
 def reminder(found: Claim, *, command: bool) -> list[str]:
     """Lines for right before the first step. command: whether a command line was given, so that one can answer."""
-    if not (warned := _warned(found)):
+    if not command or not (warned := _warned(found)):
         return []
-    lines = [sentence(change) for change in warned]
-    if command:
-        lines += ["to go on as before, stop this one (Ctrl-C) and type:", f"  {_unchanged(found.folder, warned)}"]
-    return lines
+    return ["to go on as before, stop this one (Ctrl-C) and type:", f"  {_unchanged(found.folder, warned)}"]
 
 
 def _warned(found: Claim) -> list[Change]:

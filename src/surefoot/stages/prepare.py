@@ -17,9 +17,10 @@ from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
 from surefoot.planning.packing import without_packing
+from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
-from surefoot.report.plan_table import plan_table
+from surefoot.report.plan_table import plan_changes, plan_table
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.changes import sentence
 from surefoot.stages.custom import Custom, check_custom
@@ -54,8 +55,8 @@ def prepare(
     commits: Commits | None = None,
     phases: Phases | None = None,
 ) -> Prepared:
-    """Plan, read the data; show each. Every refusal that needs no weights happens here. commits: those that another
-    rank found, in place of the hub's word. phases: is told how long each part took."""
+    """Plan, read the data; show each, of a resumed run what is new. Every refusal that needs no weights happens here.
+    commits: those that another rank found, in place of the hub's word. phases: is told how long each part took."""
     asked, phases = config, phases or Phases()
     with _together_with(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
@@ -76,8 +77,10 @@ def prepare(
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)
-    console.show(plan_table(plan))
-    console.show(audit_report(data))
+    if found.plan is None:
+        console.show(plan_table(plan))
+    if found.plan is None or any(change.key.startswith("data.eval") for change in found.changes):
+        console.show(audit_report(data))
     stage = make_stage(config, plan, data, found.rollbacks)
     if custom.objective is not None:
         stage = replace(stage, objective=custom.objective)
@@ -95,6 +98,7 @@ def prepare(
     )
     if found.checkpoint is not None:
         _refuse_what_is_over(config, found.checkpoint, timetable.total_steps)
+        _say_where_it_goes_on(console, found, found.checkpoint, plan, timetable)
     disk = disk_of(config, plan, len(timetable.save_steps))
     for caution in (
         *check_disk(found.folder, disk, resumed=found.checkpoint is not None),
@@ -158,6 +162,18 @@ def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) 
     if total <= checkpoint.step and total != planned:
         what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} is there already"
         raise InputError(Fault("duration", what, f"give more than {checkpoint.step:,} steps, or start another run"))
+
+
+def _say_where_it_goes_on(
+    console: Console, found: Claim, checkpoint: Checkpoint, plan: RunPlan, timetable: Timetable
+) -> None:
+    """In place of a plan and an audit that the run's first start has shown."""
+    changed = [] if found.plan is None else plan_changes(found.plan, plan)
+    after, total = checkpoint.step, timetable.total_steps
+    here = f"after step {after:,} of {total:,}" if after < total else f"at its end, step {total:,}"
+    console.say(f"it is {here}; the plan is {'as before, but for this:' if changed else 'as before'}")
+    for line in changed:
+        console.say(f"  {line}")
 
 
 def _say_what_was_found(console: Console, found: Claim) -> None:
