@@ -179,6 +179,51 @@ def test_lists_are_shown_as_the_config_has_them() -> None:
     assert [list(column.cells) for column in table.columns] == [["report_to"], ["[tensorboard]"], ["[]"]]
 
 
+def shown(**parts: Any) -> list[list[str]]:
+    """Cells of the only table."""
+    empty: dict[str, Any] = {"config": (), "plan": (), "environment": (), "data": (), "results": {}, "curves": {}}
+    found = Comparison(names=("a", "b"), first=None, alone=((), ()), weights=None, **empty | parts)
+    (table,) = comparison_tables(found)
+    return [list(cells) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+def test_figures_have_the_units_of_the_rest_of_the_screen() -> None:
+    results = {
+        "train_loss": (8.98975, 9.12783),
+        "eval_accuracy": (0.25, 0.5),
+        "train_runtime": (7.006, 634.0),
+        "train_tokens_per_second": (6222.0, 4563.95),
+        "peak_memory": (677_462_016, None),
+        "eval_tokens": (2686, 2686),
+    }
+    assert shown(results=results) == [
+        ["training loss", "8.990", "9.128"],
+        ["evaluation accuracy", "25.0%", "50.0%"],
+        ["training time", "7.0 s", "10 min 34 s"],
+        ["tokens per second", "6,222", "4,564"],
+        ["peak memory", "677.5 MB", "none"],
+        ["evaluation tokens", "2,686", "2,686"],
+    ]
+    assert shown(plan=(Difference("memory.holes", 148_041_728, 169_236_070),)) == [
+        ["memory.holes", "141 MiB", "161 MiB"]
+    ]
+    assert shown(config=(Difference("optim.lr", 2e-4, 1e-5),)) == [["optim.lr", "2e-4", "1e-5"]]
+
+
+def test_what_differs_never_reads_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    near: dict[str, Any] = {"curves": {"loss": ((1, 8.8160291, 8.8160294), (2, 0.5, 0.5000000000000001))}}
+    assert shown(**near) == [
+        ["step 1", "8.8160291", "8.8160294"],
+        ["step 2", "0.5", "0.5000000000000001"],
+    ]
+    assert shown(plan=(Difference("memory.weights", 4_531_200, 4_550_656),)) == [
+        ["memory.weights", "4.3 MiB (4,531,200)", "4.3 MiB (4,550,656)"]
+    ]
+    monkeypatch.setattr(comparison, "_DIGITS", (4,))  # twin: cut to one length they do
+    (step, *_) = shown(**near)
+    assert step[1] == step[2]
+
+
 def test_the_first_difference_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = [row(1, 0.5), row(2, 0.25)], [row(1, 0.5), row(2, 0.25000000000000006), row(3, 1.0)]
     assert first_difference(a, b) == "step 2: loss 0.25 and 0.25000000000000006"

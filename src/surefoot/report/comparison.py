@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.words import as_yaml
+from surefoot.planning.memory import readable
 from surefoot.planning.serial import Difference
 from surefoot.report.rows import Row, is_eval_row, without_timing
+from surefoot.report.wording import duration_text, number, size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,12 +24,14 @@ FIGURES = (  # of all_results.json, with what they are called on the screen
     ("eval_loss", "evaluation loss"),
     ("eval_accuracy", "evaluation accuracy"),
     ("train_steps", "steps"),
-    ("train_runtime", "seconds"),
+    ("train_runtime", "training time"),
     ("train_tokens_per_second", "tokens per second"),
-    ("peak_memory", "peak memory in bytes"),
+    ("peak_memory", "peak memory"),
 )
 GRID = 8  # steps of the curve that the table shows
 _SHOWN = 96  # characters of a value in a table
+_EXACT = 17
+_DIGITS = (4, 7, _EXACT)  # of a measured number; more only where two would read alike and are not
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,14 @@ def comparison_tables(found: Comparison) -> list[Table]:
     """One table for each part in which there is something to show."""
     tables = []
     for title in ("config", "plan", "environment", "data"):
-        rows = [(one.path, _short(one.old), _short(one.new)) for one in getattr(found, title)]
+        measured = title != "config"
+        rows = [(one.path, *_both(one.path, one.old, one.new, measured=measured)) for one in getattr(found, title)]
         tables += [_table(title, found.names, rows)] if rows else []
-    words = dict(FIGURES)
-    results = [(words.get(key, key), _short(one), _short(other)) for key, (one, other) in found.results.items()]
+    results = [(_called(key), *_both(key, *values)) for key, values in found.results.items()]
     tables += [_table("results", found.names, results)] if results else []
     for key, points in found.curves.items():
-        rows = [(f"step {step}", _short(one), _short(other)) for step, one, other in points]
-        tables += [_table(key, found.names, rows)] if rows else []
+        rows = [(f"step {step}", *_both(key, one, other)) for step, one, other in points]
+        tables += [_table(key.replace("eval_", "evaluation "), found.names, rows)] if rows else []
     return tables
 
 
@@ -157,12 +161,46 @@ def _table(title: str, names: tuple[str, str], rows: Sequence[tuple[str, str, st
     return table
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list | tuple | dict):
-        text = as_yaml(value)
-    else:
-        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    text = "none" if value is None else text
+def _called(key: str) -> str:
+    """A figure of all_results.json as the screen calls it."""
+    return dict(FIGURES).get(key, key.replace("eval_", "evaluation ", 1).replace("runtime", "time").replace("_", " "))
+
+
+def _both(key: str, one: Any, other: Any, *, measured: bool = True) -> tuple[str, str]:
+    """Two values with the units that the rest of the screen has. measured: else they stand as they were asked for."""
+    texts = ("", "")
+    for digits in _DIGITS if measured else (0,):
+        texts = _short(key, one, digits), _short(key, other, digits)
+        if texts[0] != texts[1] or one == other:
+            break
+    return texts
+
+
+def _short(key: str, value: Any, digits: int) -> str:
+    """digits: of a measured number; 0: as the config would have it."""
+    if value is None:
+        return "none"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if digits and is_number and (text := _with_unit(key, value)) is not None:
+        return text if digits == _DIGITS[0] else f"{text} ({value:,})"
+    if digits and isinstance(value, float):
+        return repr(value) if digits == _EXACT else number(value, digits)
+    text = (
+        as_yaml(value) if isinstance(value, float | list | tuple | dict) else f"{value:,}" if is_number else str(value)
+    )
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _with_unit(key: str, value: float) -> str | None:
+    """None: a number without one."""
+    if key.startswith("memory.") and key.count(".") == 1 and key != "memory.recomputed":
+        return readable(int(value))  # of the plan, as its own table has it
+    if key == "peak_memory":
+        return size_text(int(value))
+    if key.endswith("_accuracy"):
+        return f"{value:.1%}"
+    if key.endswith("_runtime"):
+        return duration_text(value)
+    if key.endswith("_tokens_per_second"):
+        return f"{value:,.0f}"
+    return None

@@ -15,7 +15,7 @@ _COLUMNS = ("GPUs", "engine", "memory each", "fits", "tokens/step", "compute", "
 def scale_cells(row: ScaleRow) -> tuple[str, ...]:
     """One text for each column."""
     fits = "no" if not row.fits else "checkpointed" if row.checkpointing else "yes"
-    rates = [f"{rate:,.0f}" for rate in (row.slowest, row.fastest)] if row.fits else ["", ""]
+    rates = [f"{float(f'{rate:.3g}'):,.0f}" for rate in (row.slowest, row.fastest)] if row.fits else ["", ""]
     return (
         str(row.gpus),
         row.engine,
