@@ -77,3 +77,54 @@ def test_bitsandbytes_comes_without_noise_and_without_a_look_at_the_hub(tmp_path
     done = subprocess.run([sys.executable, "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (tmp_path / "fetched").exists() == fetches
     assert ("kernels-community" in done.stdout + done.stderr) == fetches
+
+
+def _is_imported(name: str, line: str) -> bool:
+    """In a fresh process, after `line`."""
+    program = f"import sys\n{line}\nprint({name!r} in sys.modules)"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "True\n"
+
+
+@pytest.mark.parametrize(("line", "imports"), [(_OURS, False), ("import bitsandbytes", True)])
+def test_bitsandbytes_comes_without_the_compiler(line, imports):
+    assert _is_imported("torch._inductor.compile_fx", line) is imports
+
+
+def test_what_is_compiled_later_is_compiled_once_and_with_its_settings(monkeypatch):
+    asked = []
+
+    def compile_now(function, **settings):
+        asked.append(settings)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_now)
+    with module._compiled_when_called():
+        double = torch.compile(lambda x: 2 * x, dynamic=False)
+    assert (torch.compile, asked) == (compile_now, [])
+    assert (double(2), double(x=3), asked) == (4, 6, [{"dynamic": False}])
+
+
+def test_what_is_left_alone_passes_for_missing_unless_it_is_there_already():
+    with module.left_alone("deepspeed_of_nobody"):
+        assert not is_installed("deepspeed_of_nobody")
+    assert "deepspeed_of_nobody" not in sys.modules
+    with module.left_alone("torch"):
+        assert is_installed("torch")
+
+
+_SAVES = """
+import tempfile
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+from surefoot.models import save
+{change}
+shape = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+save.save_full(LlamaForCausalLM(LlamaConfig(**shape)), Path(tempfile.mkdtemp()))
+"""
+_TWIN = "from contextlib import nullcontext; save.left_alone = nullcontext"
+
+
+@pytest.mark.skipif(not is_installed("deepspeed"), reason="needs deepspeed")
+@pytest.mark.parametrize(("change", "imports"), [("", False), (_TWIN, True)])
+def test_a_model_is_saved_without_deepspeed(change, imports):
+    assert _is_imported("deepspeed", _SAVES.format(change=change)) is imports

@@ -15,7 +15,7 @@ import sys
 import textwrap
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,14 +30,15 @@ def is_installed(name: str) -> bool:
 
 
 def import_bitsandbytes() -> Any:
-    """The module. It is imported without its warnings, and without its look for kernels on the hub.
+    """The module. It is imported without its warnings, without its look for kernels on the hub, and without torch's
+    compiler, which it asks for in its first lines: that comes when it is needed.
 
     On CPUs with AVX512-BF16 it downloads and runs a kernel at import where the `kernels` package is installed. What it
     would be used for, generation from repacked weights, is switched off here (see `surefoot.models.quantised`).
     """
     if "bitsandbytes" in sys.modules:
         return sys.modules["bitsandbytes"]
-    with _silent("bitsandbytes"), _hidden("kernels"):
+    with _silent("bitsandbytes"), _hidden("kernels"), _compiled_when_called():
         return importlib.import_module("bitsandbytes")
 
 
@@ -117,6 +118,38 @@ def _silent(logger: str) -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+@contextmanager
+def left_alone(name: str) -> Iterator[None]:
+    """A package that nobody has imported passes for not installed inside. For libraries that import one wherever they
+    find it, needed or not, which can take seconds."""
+    if name in sys.modules:
+        yield
+        return
+    with _hidden(name):
+        yield
+
+
+@contextmanager
+def _compiled_when_called() -> Iterator[None]:
+    """What is given to torch.compile inside is compiled at its first call: to set the compiler up takes a second of
+    processor time."""
+    import torch
+
+    compile_now = torch.compile
+
+    def later(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
+        if function is None:
+            return compile_now(**settings)
+        made = functools.cache(lambda: compile_now(function, **settings))
+        return lambda *given, **named: made()(*given, **named)
+
+    torch.compile = later
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import nn
 
 from surefoot.convert.tensors import Tensors
 from surefoot.errors import Fault, InputError
+from surefoot.libraries import left_alone
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.forward import causal_model
@@ -96,7 +97,7 @@ def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) 
     of a file, which one tensor alone may exceed; transformers' own default.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet_libraries():
+    with quiet_libraries(), left_alone("deepspeed"):
         causal_model(model).save_pretrained(folder, max_shard_size=max_shard_size)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 4
+_TICKS = 5  # at most so many intervals of an axis: each tick takes time to draw, and a sheet has 48 axes
 _COLOURS = "viridis"  # even in brightness, for every kind of colour vision and in print
 
 
@@ -92,6 +93,8 @@ def difference_sheet(title: str, names: Sequence[str], layers: Sequence[str], va
 
 
 def _draw(figure: Figure, axes: Any, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     finite = panel.values[np.isfinite(panel.values)]
     low, high = np.percentile(finite, (1, 99.5)) if finite.size else (0.0, 1.0)
     extent = (-0.5, panel.size[1] - 0.5, panel.size[0] - 0.5, -0.5)
@@ -104,10 +107,12 @@ def _draw(figure: Figure, axes: Any, panel: Panel) -> None:
         interpolation="nearest",
         extent=extent,
     )
-    axes.set_title(panel.title, loc="left", fontsize=9)
+    axes.set_title(panel.title, loc="left", fontsize=9, y=1.0)  # y: else every label is measured to find its place
     axes.set_ylabel(panel.axes[0], fontsize=8)
     axes.set_xlabel(panel.axes[1], fontsize=8)
     axes.tick_params(labelsize=7)
     bar = figure.colorbar(image, ax=axes, pad=0.01).ax
     bar.tick_params(labelsize=7)
-    bar.set_title("|x|" if panel.values.shape == panel.size else "rms", fontsize=7)
+    bar.set_title("|x|" if panel.values.shape == panel.size else "rms", fontsize=7, y=1.0)
+    for axis in (axes.xaxis, axes.yaxis, bar.yaxis):
+        axis.set_major_locator(MaxNLocator(_TICKS))
