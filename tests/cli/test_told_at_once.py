@@ -39,6 +39,8 @@ CASES = {
     "evaluate loss OVER rows.json --max-length 513": "--max-length: 513 is more than the model's 512 positions",
     "tune run.yaml --out rows.json": "rows.json: already exists",
     "convert none --out out": "none: no such file or folder",
+    "convert rows.json --out out": "rows.json: is no file of weights",
+    "convert . --out out": "holds no weights",
     "verify none": "Directory 'none' does not exist",
     "replay none": "Directory 'none' does not exist",
     "board .  --port 99999": "99999 is not in the range",

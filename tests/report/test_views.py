@@ -120,6 +120,14 @@ def test_a_diverged_run_is_looked_at_and_begun_anew_with_a_lower_rate(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("which", "advice"), [("moment", "--resume"), ("grad_norm", "optim.lr=2e-05")])
+def test_a_lower_rate_is_named_only_where_the_rate_may_be_the_reason(tmp_path, which, advice):
+    record = boom(tmp_path, "failure-9")
+    last = {**record.rows[-1], "non_finite": which}
+    told = [command for _, command in views.commands(replace(record, rows=(*record.rows[:-1], last)), "diverged")]
+    assert [advice in command for command in told] == [False, True, False]
+
+
 def test_twin_taken_for_a_stopped_one_it_would_diverge_again(tmp_path):
     told = views.commands(boom(tmp_path, "failure-5", "failure-9"), "stopped")
     assert told[0] == ("continue", f"surefoot train '{tmp_path}/my runs/boom/config.yaml' --resume")

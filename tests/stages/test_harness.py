@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from surefoot.errors import InputError
 from surefoot.libraries import is_installed
 from surefoot.models.forward import causal_model
 from surefoot.report.score_table import Cell
-from surefoot.stages import harness
+from surefoot.stages import harness, harness_needs, open_model
 from surefoot.stages.harness import HarnessRequest, check_tasks, measured, metrics_of, run_harness, share_rows
 from surefoot.stages.harness_needs import task_names
 from surefoot.stages.open_model import open_for_use
@@ -309,3 +310,27 @@ def test_both_sides_get_the_same_requests(model, tasks, tmp_path, monkeypatch):
     run_harness(open_for_use(str(run)), wanted)  # twin: seeded once, as the harness does
     first, second = requests
     assert first != second
+
+
+@pytest.fixture
+def a_harness_of_two_tasks(monkeypatch):
+    """As far as its list of tasks goes."""
+    manager = SimpleNamespace(all_tasks=["arc_easy", "piqa"])
+    monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", SimpleNamespace(TaskManager=lambda include_path: manager))
+    for module in (harness, harness_needs):
+        monkeypatch.setattr(module, "require_harness", lambda: None)
+
+
+def test_an_unknown_task_is_told_before_a_model_is_opened(a_harness_of_two_tasks, model, monkeypatch):
+    def opened(*given):
+        raise AssertionError("a model was opened")
+
+    monkeypatch.setattr(open_model, "open_for_use", opened)
+    arguments = ["evaluate", "harness", str(model), "--tasks", "arc_esay"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "there is no task 'arc_esay'; did you mean arc_easy?" in result.stderr
+    monkeypatch.setattr(harness, "check_tasks", lambda asked, known: None)  # twin: unchecked, the model comes first
+    result = CliRunner().invoke(main, arguments)
+    assert "a model was opened" in result.output + str(result.exception)

@@ -53,6 +53,10 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
     if out is None and not dry_run:
         raise click.UsageError("missing option '--out'; or look first with --dry-run")
 
+    from surefoot.convert.source import weight_files
+
+    weight_files(source)
+
     from surefoot.stages.convert import RECORD
     from surefoot.stages.convert import convert as run_convert
 

@@ -73,11 +73,9 @@ def harness(
     from surefoot.report.harness_table import harness_table
     from surefoot.report.plots import png
     from surefoot.report.score_table import draw_scores
-    from surefoot.stages.harness import HarnessRequest, metrics_of, run_harness, share_rows
+    from surefoot.stages.harness import HarnessRequest, known_tasks, metrics_of, run_harness, share_rows
     from surefoot.stages.open_model import open_for_use
 
-    opened = open_for_use(model, adapter)
-    introduce(opened, template=False)
     asked = HarnessRequest(
         names,
         include_path,
@@ -87,7 +85,10 @@ def harness(
         apply_chat_template,
         only,  # pyright: ignore[reportArgumentType]
     )
-    found = run_harness(opened, asked)
+    manager = known_tasks(asked)
+    opened = open_for_use(model, adapter)
+    introduce(opened, template=False)
+    found = run_harness(opened, asked, manager)
     as_plain = {"model": model, "adapter": adapter, "opened": opened.described, "limit": limit, "sides": found}
     if out is not None:
         durable.make_folders(out)

@@ -16,6 +16,7 @@ from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 
 VALUE_HEAD_FILE = "value_head.safetensors"
+WEIGHTS = (".safetensors", *PICKLED)  # suffixes
 _ADAPTER = "adapter_model"
 _ORDER = ("model", "pytorch_model", _ADAPTER)  # which weights of a folder are meant where it has several
 
@@ -44,19 +45,18 @@ class Scratch:
 
 def open_source(path: Path, scratch: Scratch) -> Source:
     """The weights at `path`, unread. scratch: kept until they are. Raises InputError for what holds none."""
-    if path.is_file():
-        return Source(path.parent, [path], _read([path], scratch)[0])
-    if not path.is_dir():
-        raise InputError(Fault(str(path), "no such file or folder"))
-    if (checkpoint := zero.find_checkpoint(path)) is not None:
+    files_or_checkpoint = weight_files(path)
+    if isinstance(files_or_checkpoint, Path):
         files: list[Path] = []
 
         def opened(wanted: Sequence[tuple[Path, Sequence[str]]]) -> list[Any]:
             files.extend(file for file, _ in wanted if file not in files)
             return open_pickled([Wanted(file, tuple(keys)) for file, keys in wanted], scratch.next())
 
-        return Source(path, files, zero.consolidate(checkpoint, opened), zero=True)
-    files = _weights(path)
+        return Source(path, files, zero.consolidate(files_or_checkpoint, opened), zero=True)
+    files = files_or_checkpoint
+    if path.is_file():
+        return Source(path.parent, files, _read(files, scratch)[0])
     tensors: dict[str, LazyTensor] = {}
     for file, more in zip(files, _read(files, scratch), strict=True):
         if twice := sorted(more.keys() & tensors.keys()):
@@ -69,12 +69,20 @@ def open_source(path: Path, scratch: Scratch) -> Source:
     return Source(path, files, tensors)
 
 
+def weight_files(path: Path) -> list[Path] | Path:
+    """The files of weights at `path`, or the folder of a ZeRO checkpoint. Raises InputError for what holds none, by
+    names alone: nothing is opened, and torch not imported."""
+    if path.is_file():
+        if path.suffix not in WEIGHTS:
+            raise InputError(Fault(str(path), f"is no file of weights: {', '.join(WEIGHTS)} are read"))
+        return [path]
+    if not path.is_dir():
+        raise InputError(Fault(str(path), "no such file or folder"))
+    return zero.find_checkpoint(path) or _weights(path)
+
+
 def _read(files: Sequence[Path], scratch: Scratch) -> list[dict[str, LazyTensor]]:
     """The weights in each file. Pickled ones are opened together, by one child process."""
-    for path in files:
-        if path.suffix not in (".safetensors", *PICKLED):
-            what = f"is no file of weights: {', '.join(('.safetensors', *PICKLED))} are read"
-            raise InputError(Fault(str(path), what))
     pickled = [path for path in files if path.suffix in PICKLED]
     values = open_pickled([Wanted(path) for path in pickled], scratch.next()) if pickled else []
     opened = {path: state_dict(value, path) for path, value in zip(pickled, values, strict=True)}
@@ -87,10 +95,10 @@ def _weights(folder: Path) -> list[Path]:
         if (folder / index).is_file() and not (folder / SINGLE).is_file():
             return _shards(folder, index)
     for stem in _ORDER:
-        for suffix in (".safetensors", *PICKLED):
+        for suffix in WEIGHTS:
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]
-    loose = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", *PICKLED))
+    loose = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
     loose = [path for path in loose if path.name != VALUE_HEAD_FILE and not path.name.startswith("training_args")]
     if len(loose) == 1:
         return loose

@@ -245,14 +245,15 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
 
 def _after_failure(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     """A run that diverged would come to the same numbers again from its last checkpoint: it is looked at, and begun
-    anew with a lower rate. One with a loss of a Python caller's own goes on in Python, and cannot be replayed."""
+    anew with a lower rate; but a moment that is not finite where gradients are says nothing of the rate. One with a
+    loss of a Python caller's own goes on in Python, and cannot be replayed."""
     own = "objective" in record.verified
     found: list[tuple[str, str]] = []
     failure = newest_failure(record.run, _ended_at(record, status)) if status in ("diverged", "failed") else None
     if failure is not None and not own:
         replay = f"surefoot replay {shlex.quote(str(failure))}"
         found.append(("run the failed step again, to see what is to blame", replay))
-    if status != "diverged":
+    if status != "diverged" or (record.rows and record.rows[-1].get("non_finite") == "moment"):
         found.append(("continue", _continue(record, own)))
     elif (rate := _lower_rate(record)) is not None:
         found.append(("train anew with a lower rate", _anew(record, own, rate)))

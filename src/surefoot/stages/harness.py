@@ -34,20 +34,27 @@ class HarnessRequest:
     only: Only | None = None
 
 
-def run_harness(opened: OpenModel, asked: HarnessRequest) -> dict[str, dict[str, Any]]:
-    """Side -> what the harness found. Raises InputError for an unknown task, EnvironmentFault for one whose data cannot
-    be had."""
-    compared = sides(opened, asked.only)
+def known_tasks(asked: HarnessRequest) -> Any:
+    """The harness' TaskManager, which knows all that is asked for: no model is needed to say so. Raises InputError for
+    an unknown task."""
     require_harness()
-    from lm_eval.evaluator import evaluate  # pyright: ignore[reportMissingImports]  # an extra
-    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
-
-    from surefoot.stages.harness_model import SurefootLM
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]  # an extra
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     manager = TaskManager(include_path=None if asked.include is None else str(asked.include))
     check_tasks(asked.tasks, manager.all_tasks)
-    tasks = _load(manager, asked)
+    return manager
+
+
+def run_harness(opened: OpenModel, asked: HarnessRequest, manager: Any = None) -> dict[str, dict[str, Any]]:
+    """Side -> what the harness found. manager: of `known_tasks`; None asks it. Raises InputError for an unknown task,
+    EnvironmentFault for one whose data cannot be had."""
+    compared = sides(opened, asked.only)
+    tasks = _load(known_tasks(asked) if manager is None else manager, asked)
+    from lm_eval.evaluator import evaluate  # pyright: ignore[reportMissingImports]
+
+    from surefoot.stages.harness_model import SurefootLM
+
     model = SurefootLM(opened, asked.rows)
 
     def measure() -> dict[str, Any]:
