@@ -16,6 +16,7 @@ MANIFEST = "MANIFEST.json"
 CERTIFICATE = "export.json"
 FAILURE, FAILED_BATCH = "failure.json", "batch.safetensors"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+AVERAGE = "ema"  # in a run or a checkpoint of stage ppo: the moving average of the policy
 
 
 def require_run(folder: Path) -> None:
@@ -42,6 +43,17 @@ def is_run(folder: Path) -> bool:
     """A failure-STEP, which has plan and config as well, is none."""
     failure = any((folder / name).is_file() for name in (FAILURE, FAILED_BATCH))
     return not failure and all((folder / name).is_file() for name in (PLAN, CONFIG))
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run that wrote this folder: itself, or the one in which it lies as a checkpoint or as an average. None where
+    surefoot did not write it, or where it was taken out of its run."""
+    for place in (folder, *folder.resolve().parents):
+        if (place / PLAN).is_file():
+            return place
+        if not is_checkpoint(place.resolve()) and place.resolve().name != AVERAGE:
+            break
+    return None
 
 
 def require_failure(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from surefoot import durable, hardware
 from surefoot.convert.source import VALUE_HEAD_FILE
 from surefoot.families.templates import OWN
+from surefoot.made_folders import run_of
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.export_card import CERTIFICATE, ExportFacts, export_card
@@ -65,7 +66,7 @@ def write_guides(
         record=record,
         has_template=(folder / "chat_template.jinja").is_file(),
         modelfile=modelfile,
-        trained=_trained_sections(parts) if parts.plan is not None else "",
+        trained=_trained_sections(parts.trained),
         puts_bos_itself=parts.bos_id is not None and not parts.tokenizer_writes_bos,
     )
     durable.write_text(folder / "README.md", export_card(facts))
@@ -133,13 +134,12 @@ def _served(parts: ExportParts, folder: Path) -> Served:
     )
 
 
-def _trained_sections(parts: ExportParts) -> str:
+def _trained_sections(trained: Path) -> str:
     """Data, training and results as the run's card tells them, without its pictures."""
-    place = parts.trained.resolve()
-    card = next((f / "README.md" for f in (place, place.parent) if (f / "README.md").is_file()), None)
-    if card is None:
+    run = run_of(trained)
+    if run is None or not (run / "README.md").is_file():
         return ""
-    sections = card.read_text(encoding="utf-8").split("\n## ")
+    sections = (run / "README.md").read_text(encoding="utf-8").split("\n## ")
     kept = [f"## {section}" for section in sections[1:] if f"## {section}".startswith(_TRAINED)]
     lines = "\n".join(kept).splitlines()
     return "\n".join(line for line in lines if not line.startswith("![")).strip()

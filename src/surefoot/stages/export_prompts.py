@@ -15,7 +15,7 @@ from surefoot.data.segments import Template, prompt_ids, text_ids
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json_if_there, read_text
-from surefoot.made_folders import is_checkpoint
+from surefoot.made_folders import run_of
 
 LONGEST = 256  # tokens of one text
 TOGETHER = 1024  # tokens of all: at 128,000 logits per token, half a GB for each model that is compared
@@ -67,8 +67,8 @@ def _lines(file: Path) -> list[str]:
 
 def _examples(trained: Path) -> list[str]:
     """Texts of the audit's samples, as the template wrote them."""
-    place = trained.resolve().parent if is_checkpoint(trained) else trained
-    audit: dict[str, Any] = read_json_if_there(place / "data.json").get("train") or {}
+    run = run_of(trained)
+    audit: dict[str, Any] = {} if run is None else read_json_if_there(run / "data.json").get("train") or {}
     return ["".join(part["text"] for part in sample["parts"]) for sample in audit.get("samples", ())]
 
 

@@ -22,6 +22,7 @@ from surefoot.data.loader import all_laid_out, counted
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.families.templates import OWN, is_file
+from surefoot.made_folders import CONFIG, run_of
 from surefoot.models.attention import decoding_context
 from surefoot.models.precision import autocast
 from surefoot.objectives.sft import sft_loss
@@ -30,7 +31,6 @@ from surefoot.stages.asked_data import DataRequest, config_for, words_of_the_com
 from surefoot.stages.asked_model import require_positions
 from surefoot.stages.measured_rows import as_the_run_evaluates
 from surefoot.stages.open_model import OpenModel
-from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.stages.sft import PREPARE
 from surefoot.stages.side_by_side import Only, sides
 from surefoot.training.report import EvalReport
@@ -105,14 +105,14 @@ def progress(tell: Callable[[str], None], of: str, total: int, unit: str) -> Cal
 
 
 def saved_config(trained: Path) -> RunConfig | None:
-    """That of the run that wrote this folder; a checkpoint's stands beside it. None where it is not one of ours."""
-    for folder in (trained, trained.resolve().parent):
-        if (folder / CONFIG).is_file() and (folder / PLAN).is_file():
-            try:
-                return RunConfig.model_validate(read_yaml(folder / CONFIG).data)
-            except ValueError:  # of another version of surefoot
-                return None
-    return None
+    """That of the run that wrote this folder. None where none did."""
+    run = run_of(trained)
+    if run is None or not (run / CONFIG).is_file():
+        return None
+    try:
+        return RunConfig.model_validate(read_yaml(run / CONFIG).data)
+    except ValueError:  # of another version of surefoot
+        return None
 
 
 def evaluation_settings(opened: OpenModel, device: torch.device) -> StepSettings:

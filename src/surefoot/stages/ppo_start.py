@@ -15,6 +15,7 @@ from surefoot.data.episodes import PpoBatch, episode_batches, with_texts
 from surefoot.data.loader import dealt
 from surefoot.data.order import ANSWERS
 from surefoot.data.rollout_order import Cycles, Place
+from surefoot.made_folders import AVERAGE
 from surefoot.models.cast import Cast
 from surefoot.models.dropout import highest_dropout
 from surefoot.models.rollout import Rollout
@@ -36,8 +37,6 @@ from surefoot.training.checkpoint import load_carried
 if TYPE_CHECKING:
     from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
-
-AVERAGE_FOLDER = "ema"
 
 
 def start_ppo(run: Prepared, setup: Setup, say: Say) -> Stage:
@@ -70,8 +69,8 @@ def start_ppo(run: Prepared, setup: Setup, say: Say) -> Stage:
         tokenizer.save_pretrained(folder / CRITIC_FOLDER)
         if average is not None:
             with average.in_place():
-                write_policy(setup.policy, plan, folder / AVERAGE_FOLDER)
-            tokenizer.save_pretrained(folder / AVERAGE_FOLDER)
+                write_policy(setup.policy, plan, folder / AVERAGE)
+            tokenizer.save_pretrained(folder / AVERAGE)
 
     held_out = stage.data.eval
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from surefoot.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.families.files import read_json
-from surefoot.made_folders import is_checkpoint
+from surefoot.made_folders import PLAN, run_of
 from surefoot.models.hub import resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
@@ -23,7 +23,7 @@ _HASHED_UP_TO = 500_000_000  # bytes: half a second or so; of larger files only 
 def require_weights(folder: Path, path: str) -> None:
     """InputError for a run that has published no model yet. path: as the user gave it. Needs no torch."""
     published = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
-    if published or not (folder / "plan.json").is_file():
+    if published or not (folder / PLAN).is_file():
         return
     newest = _newest_checkpoint(folder)
     fix = f"use {path.rstrip('/')}/{newest.name}" if newest else "it has no checkpoint yet; continue it with --resume"
@@ -53,11 +53,9 @@ def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> P
 
 
 def saved_plan(folder: Path) -> RunPlan | None:
-    """The plan of the run that wrote this folder; a checkpoint's stands beside it."""
-    for place in (folder, folder.resolve().parent) if is_checkpoint(folder) else (folder,):
-        if (place / "plan.json").is_file():
-            return plan_from_json(read_json(place / "plan.json").get("plan", {}))
-    return None
+    """The plan of the run that wrote this folder; None where none did."""
+    run = run_of(folder)
+    return None if run is None else plan_from_json(read_json(run / PLAN).get("plan", {}))
 
 
 def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
@@ -67,7 +65,7 @@ def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
     from surefoot.training.manifest import MANIFEST, check_files, read_manifest
 
     if not (trained / MANIFEST).is_file():
-        if not (trained / "plan.json").is_file():
+        if not (trained / PLAN).is_file():
             return ()
         return (f"{trained} is not finished, so there is nothing to check its files against",)
     try:

@@ -1,0 +1,53 @@
+"""Which run a folder belongs to, by one rule for its plan, config, data and card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from surefoot import made_folders
+from surefoot.made_folders import PLAN, run_of
+from surefoot.stages.export_files import _trained_sections
+from surefoot.stages.export_prompts import _examples
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "mine"
+    for inner in ("checkpoint-7/ema", "ema", "exports/merged", "failure-3"):
+        (folder / inner).mkdir(parents=True)
+    (folder / PLAN).write_text("{}")
+    sample = {"parts": [{"text": "Name a bird. "}, {"text": "Heron"}]}
+    (folder / "data.json").write_text(json.dumps({"train": {"samples": [sample]}}))
+    (folder / "README.md").write_text("# mine\n\n## Data\n\nrows.json\n")
+    return folder
+
+
+def check_what_a_run_wrote(run: Path) -> None:
+    for inner in ("", "checkpoint-7", "ema", "checkpoint-7/ema"):
+        found = run_of(run / inner)
+        assert found is not None, inner
+        assert found.resolve() == run.resolve()
+        assert _examples(run / inner) == ["Name a bird. Heron"]
+
+
+def test_a_run_its_checkpoints_and_averages_are_of_that_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_what_a_run_wrote(run)
+    monkeypatch.chdir(run / "checkpoint-7")
+    assert run_of(Path()) == run.resolve()
+    for inner in ("exports/merged", "failure-3", ".."):
+        assert run_of(run / inner) is None, inner
+    assert _examples(run / "exports" / "merged") == []
+    assert _trained_sections(run / "exports" / "merged") == ""
+
+
+def test_twin_by_its_name_alone_a_checkpoint_has_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_folders, "is_checkpoint", lambda folder: False)
+    with pytest.raises(AssertionError):
+        check_what_a_run_wrote(run)
+
+
+def test_a_checkpoint_that_was_moved_away_has_none(run: Path, tmp_path: Path) -> None:
+    assert run_of((run / "checkpoint-7").rename(tmp_path / "checkpoint-7")) is None
