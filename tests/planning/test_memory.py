@@ -390,16 +390,16 @@ class TestForecast:
         assert with_holes.activations == without.activations
 
     @pytest.mark.parametrize(
-        ("documents", "precision", "kind", "more"),
+        ("varies", "precision", "kind", "more"),
         [
-            ("matmul", "bf16", "cpu", 154 << 20),
-            ("plain", "bf16", "cpu", 0),  # few shapes
-            ("matmul", "fp32", "cpu", 0),  # no programs: products of 32 bits are another library's
-            ("varlen", "bf16", "cuda", 0),
+            (True, "bf16", "cpu", 154 << 20),
+            (False, "bf16", "cpu", 0),  # few shapes
+            (True, "fp32", "cpu", 0),  # no programs: products of 32 bits are another library's
+            (True, "bf16", "cuda", 0),
         ],
     )
-    def test_packed_rows_of_16_bits_fill_the_places_for_programs(self, tmp_path, documents, precision, kind, more):
-        work = replace(workload(tmp_path, adapter=LORA, precision=precision), documents=documents, kind=kind)
+    def test_steps_of_many_sizes_in_16_bits_fill_the_places_for_programs(self, tmp_path, varies, precision, kind, more):
+        work = replace(workload(tmp_path, adapter=LORA, precision=precision), varies=varies, kind=kind)
         kinds = {"examples": 1, "length": 256, "supervised": 0.5, "checkpointing": OFF, "available": 80 * GIB}
         plan = forecast(replace(work, holes="few"), **kinds)
         alone = forecast(replace(work, holes="few", kind="mps"), **kinds)
@@ -414,18 +414,18 @@ class TestForecast:
 
     @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
     @pytest.mark.parametrize(
-        ("holes", "documents", "left", "of_layer", "of_kept"),
+        ("holes", "varies", "left", "of_layer", "of_kept"),
         [
-            ("few", "plain", 40, 1.0, 0.1),
-            ("few", "matmul", 40 + 154, 1.0, 0.1),  # and programs
-            ("many", "plain", 32, 3.4, 0.1),
-            ("many", "matmul", 32 + 154, 3.4, 0.1),
+            ("few", False, 40, 1.0, 0.1),
+            ("few", True, 40 + 154, 1.0, 0.1),  # and programs
+            ("many", False, 32, 3.4, 0.1),
+            ("many", True, 32 + 154, 3.4, 0.1),
         ],
     )
-    def test_holes_by_hand(self, tmp_path, holes, documents, left, of_layer, of_kept, again):
+    def test_holes_by_hand(self, tmp_path, holes, varies, left, of_layer, of_kept, again):
         """Per layer and by what is kept, whether layers are computed again or not."""
         work = workload(tmp_path, adapter=LORA, precision="bf16")
-        work = replace(work, holes=holes, documents=documents, loss_rows=16, kind="cpu")
+        work = replace(work, holes=holes, varies=varies, loss_rows=16, kind="cpu")
         kinds = {"examples": ROWS, "length": 96, "supervised": 1.0, "available": 80 * GIB}
         plan = forecast(work, checkpointing=Choice(again, "", "user"), **kinds)
         layer = layer_bytes(work, ROWS * 96, 96)
@@ -437,7 +437,7 @@ class TestForecast:
     def test_twin_a_kind_of_holes_left_out_would_be_noticed(self, tmp_path, monkeypatch, name):
         monkeypatch.setitem(module._HOLES, "few", replace(module._HOLES["few"], **{name: 0}))
         with pytest.raises(AssertionError):
-            self.test_holes_by_hand(tmp_path, "few", "plain", 40, 1.0, 0.1, True)
+            self.test_holes_by_hand(tmp_path, "few", False, 40, 1.0, 0.1, True)
 
     def test_logits_leave_none(self, tmp_path):
         """Each piece has the place of the one before."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from surefoot.allocator import LARGE, Holes
 from surefoot.hardware import GIB
 from surefoot.planning.layer_memory import layer_bytes, mlp_tensors, unread_bytes
-from surefoot.planning.plan import PLAIN, Choice, MemoryPlan
+from surefoot.planning.plan import Choice, MemoryPlan
 from surefoot.planning.workload import BYTES, Workload
 
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
@@ -27,8 +27,8 @@ _LIBRARIES = GIB
 _WORTH_IT = 0.9
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
-# Programs for products of 16 bits, 0.6 MiB each, of which a CPU run keeps 256 (`process.bound_product_caches`): every
-# packed row has a length of its own, so that all places are taken before long.
+# Programs for products of 16 bits, 0.6 MiB each, of which a CPU run keeps 256 (`process.bound_product_caches`): where
+# micro-batches have other numbers of tokens from step to step, all places are taken before long.
 _PROGRAMS = 154 << 20
 # Gradients inside the layer that is going backward, as a share of what the layer keeps.
 _BACKWARD = 0.5
@@ -119,7 +119,7 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
 
 
 def _programs(work: Workload) -> int:
-    counted = work.holes != "none" and work.kind == "cpu" and work.autocast and work.documents != PLAIN
+    counted = work.holes != "none" and work.kind == "cpu" and work.autocast and work.varies
     return _PROGRAMS if counted else 0
 
 

@@ -117,7 +117,7 @@ def resolve(
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     if precision.base.value == "nf4":
         check_packed_base(model, adapter, notes)
-    work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value)
+    work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths)
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
     ppo = None

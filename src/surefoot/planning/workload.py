@@ -9,6 +9,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.hardware import Hardware
 from surefoot.planning.fast_paths import head_rows
+from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
 from surefoot.planning.pointwise import FUSED, gate_width
@@ -40,6 +41,7 @@ class Workload:
     fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
     fused_gates: bool = False  # silu(gate) up by arithmetic of our own, which keeps gate and up alone
     prunes: bool = False  # behind its attention, the last layer computes rows that are read and no others
+    varies: bool = False  # whether micro-batches have other numbers of tokens from step to step
     kind: str = "cuda"  # of device: cpu | cuda | mps
     holes: Holes = "none"  # that the C library leaves in memory
 
@@ -62,6 +64,7 @@ def workload_of(
     attention: AttentionPlan,
     adapter: AdapterPlan | None,
     documents: str,
+    lengths: LengthFacts | None,
 ) -> Workload:
     """Of the language model that trains, by the libraries' own arithmetic. documents: see `Workload`."""
     parameters = model.parameters + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
@@ -78,6 +81,7 @@ def workload_of(
         rows=_ROWS.get(config.stage, 1),
         logits=config.stage != "reward",
         documents=documents,
+        varies=documents != PLAIN or (lengths is not None and len(set(lengths.mix)) > 1),
         kind=hardware.kind,
         holes=hardware.holes,
     )
