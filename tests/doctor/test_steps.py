@@ -128,6 +128,19 @@ def scores_in_fp32(layer):
     layer.forward = forward
 
 
+def test_what_the_math_kernel_multiplies_in_fp32_is_not_the_modules_fault(folder, base, monkeypatch):
+    forced = {"implementation": "sdpa", "flash": "off", "mem_efficient": "off", "cudnn": "off", "math": "on"}
+    data = {"train": str(folder / "train.json"), "max_length": 128, "packing": "off"}
+    with ready(clean_run(folder, base, precision="bf16", attention=forced, data=data), STEPS) as one:
+        assert product_line(one, "bf16", Measurements()).verdict == "ok"
+        monkeypatch.setattr(steps, "observe_kernels", lambda run: run() or set())
+        monkeypatch.setattr(steps, "FP32", 0.001)
+        line = product_line(one, "bf16", Measurements())  # the twin: nobody knows which kernel runs
+        assert (line.verdict, "self_attn" in line.value) == ("caution", True)
+        monkeypatch.setattr(steps, "observe_kernels", lambda run: run() or {"math"})
+        assert product_line(one, "bf16", Measurements()).verdict == "ok"
+
+
 def test_an_fp32_run_has_fp32_products(one):
     assert product_line(one, "fp32", Measurements()).verdict == "ok"
 
