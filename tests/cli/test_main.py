@@ -74,7 +74,7 @@ SURFACE = {
     ],
     "init": ["model", "data", "--out", "--stage"],
     "tune": ["config", "overrides", "--out", "--seconds", "--json"],
-    "migrate": ["config", "--to", "--out", "--hardware", "--try", "--json"],
+    "migrate": ["config", "overrides", "--to", "--out", "--hardware", "--try", "--json"],
     "plan": ["config", "overrides", "--hardware", "--json", "--scale"],
     "push": ["run", "name", "--public", "--base", "--dry-run"],
     "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],

@@ -57,6 +57,21 @@ def test_the_config_is_written_and_runs(place):
     assert (place / "run.yaml").read_text(encoding="utf-8") == CONFIG
 
 
+def test_overrides_are_moved_as_what_the_file_sets(place):
+    (place / "run.yaml").write_text(CONFIG.replace("model: opt", "model: not-here"), encoding="utf-8")
+    result = migrate("run.yaml", "--to", "llama3", "model=opt", "batch.size=2")
+    assert result.exit_code == 0, result.output
+    assert "opt -> llama3" in result.output
+    assert yaml.safe_load((place / "run-llama3.yaml").read_text(encoding="utf-8"))["batch"]["size"] == 2
+
+
+def test_twin_without_the_override_the_file_is_blamed(place):
+    (place / "run.yaml").write_text(CONFIG.replace("model: opt", "model: not-here"), encoding="utf-8")
+    result = migrate("run.yaml", "--to", "llama3")
+    assert result.exit_code == 2
+    assert "run.yaml:2:8: error: model.path: folder not-here does not exist" in result.output
+
+
 def said_at_once(output):
     return int(re.search(r"(\d+) examples at once", output)[1])
 

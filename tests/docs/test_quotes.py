@@ -58,7 +58,8 @@ def workplace(tmp_path, monkeypatch):
 
 
 def furnish(folder: Path) -> None:
-    runs, captures = ("runs/my-run/checkpoint-200", "runs/other-run"), ("captures/base", "captures/tuned")
+    runs = ("runs/my-run/checkpoint-200", "runs/other-run", "runs/profiled")
+    captures = ("captures/base", "captures/tuned")
     failures = ("runs/my-run/failure-12", "runs/broken/failure-2")
     for name in ("data", "models/base", "runs/reward", *runs, *captures, *failures):
         (folder / name).mkdir(parents=True)
@@ -194,6 +195,26 @@ def test_twin_a_place_that_is_gone_would_be_noticed(tmp_path, monkeypatch, word,
         load_offline(tmp_path, offline_lines().replace(word, "elsewhere"))
 
 
+def trained_twice(commands) -> list[str]:
+    """Commands that begin a run in a folder in which one before has begun another."""
+    begun, twice = set(), []
+    for one in commands:
+        if one.words[1] == "train" and not {"--resume", "--overwrite", "--dry-run"} & set(one.words):
+            output = next((word for word in one.words if word.startswith("output=")), "the config's")
+            twice += [one.text] if output in begun else []
+            begun.add(output)
+    return twice
+
+
+def test_the_readmes_commands_run_one_behind_the_other():
+    assert trained_twice([one for one in commands() if one.page == README]) == []
+
+
+def test_twin_a_second_run_in_the_same_folder_would_be_noticed():
+    typed = ["surefoot train my-run.yaml", "surefoot train my-run.yaml --profile 5"]
+    assert trained_twice([Quote(README, line) for line in typed]) == typed[1:]
+
+
 def test_every_command_is_shown_somewhere():
     assert {command.words[1] for command in commands()} >= set(COMMANDS) - {"explain", "schema"}
     assert {mention.words[1] for mention in mentions()} >= {"explain", "schema"}
@@ -229,6 +250,7 @@ def finished(server, tmp_path_factory):
     for name in ("my-run", "other-run"):
         code, log = run(server, folder, ["train", "my-run.yaml", f"output=runs/{name}"])
         assert code == 0, log
+    shutil.copytree(folder / "runs" / "other-run", folder / "runs" / "profiled")
     return folder
 
 

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from surefoot.cli.options import load_or_exit
+from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.printing import echo_json
 from surefoot.cli.translated import recognised
 
 
 @click.command()
-@click.argument("config", metavar="CONFIG.yaml", type=click.Path(path_type=Path))
+@config_arguments
 @click.option("--to", "model", required=True, metavar="MODEL", help="The new model: a folder or hub id.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write it; else beside CONFIG.")
 @click.option("--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, h200, a100, rtx4090, cpu.")
 @click.option("--try", "try_out", is_flag=True, help="Take two steps on eight records with the new config.")
 @click.option("--json", "as_json", is_flag=True, help="Print changes and checklist as JSON.")
-def migrate(config: Path, model: str, out: Path | None, machine: str | None, try_out: bool, as_json: bool) -> int:
+def migrate(
+    config: Path,
+    overrides: tuple[str, ...],
+    model: str,
+    out: Path | None,
+    machine: str | None,
+    try_out: bool,
+    as_json: bool,
+) -> int:
     """Rewrite CONFIG.yaml for MODEL: module names, padding, template, learning rate, batch; then a checklist of what
     could be verified here and what is left to do.
 
-    CONFIG.yaml stays as it is; comments are not carried over.
+    CONFIG.yaml stays as it is; comments are not carried over. What KEY=VALUE sets stands in the new config.
     """
-    given = _given(config)
+    given = _given(config, overrides)
     out = out or config.with_name(f"{config.stem}-{_name(model)}.yaml")
 
     from surefoot import durable, hardware, process
@@ -61,16 +70,14 @@ def migrate(config: Path, model: str, out: Path | None, machine: str | None, try
     return 3 if any(one.state == "failed" for one in found.checks) else 0
 
 
-def _given(config: Path) -> dict[str, Any]:
-    """The keys that the file sets, short forms written out; of another tool's file what it means."""
+def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The keys that the file and the overrides set, short forms written out; of another tool's file what it means."""
     from surefoot.config.overrides import expand_short_forms
-    from surefoot.config.yaml_reader import read_yaml
 
-    translation = recognised(config, ())
+    translation = recognised(config, overrides)
     if translation is not None:
         return expand_short_forms(dict(translation.config))
-    load_or_exit(config)
-    return expand_short_forms(read_yaml(config).data)
+    return load_or_exit(config, overrides).given
 
 
 def _name(model: str) -> str:
