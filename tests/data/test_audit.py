@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -263,15 +264,24 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
     assert cautions(audit) == (
         "a note",
         "fields that nothing reads: answer",
-        "records with placeholders that nobody filled in: 1 (lines 10), such as {{name}}; the model would learn to say "
-        "them",
-        "rows dropped, because no label fits into max_length: 5 (lines 50, 60, 70 …)",
+        "records with placeholders that nobody filled in: 1 (row 1, line 10), such as {{name}}; the model would learn "
+        "to say them",
+        "rows dropped, because no label fits into max_length: 5 (row 5, line 50; row 6, line 60; row 7, line 70; …)",
         "examples cut to max_length: 2 of 4; what the user says lost its beginning in 2, and was lost whole in 1; the "
         "end of an answer was lost in 1; whole answers lost: 2",
         "examples that spell out control tokens, encoded as plain text: 1",
-        "examples that are exact copies of others: 2 (lines 20, 30)",
-        "evaluation examples that the training data hold as well: 4 of 4 (lines 10, 20, 30 …)",
+        "examples that are exact copies of others: 2 (row 2, line 20; row 3, line 30)",
+        "evaluation examples that the training data hold as well: 4 of 4 (row 1, line 10; row 2, line "
+        "20; row 3, line 30; …)",
     )
+
+
+def test_rows_of_a_file_of_one_line_are_told_apart(encoder, ids):
+    good = (numbers("bos 5 6 eot", ids), "..##")
+    audit = audited(dataset(good), encoder, ids)
+    facts = replace(audit.source, dropped=(("d.json", 97, 1), ("d.json", 98, 1)))
+    (said,) = cautions(replace(audit, source=facts))
+    assert said == "rows dropped, because no label fits into max_length: 2 (row 97, line 1; row 98, line 1)"
 
 
 def test_twin_a_list_that_is_cut_without_a_word(encoder, ids, monkeypatch):

@@ -242,10 +242,10 @@ def cautions(audit: Audit) -> tuple[str, ...]:
 
 
 def _places(records: Sequence[Place]) -> str:
-    """Where the first of them are: lines of one file, or file:line."""
+    """Where the first of them are. The row as well as the line: a JSON file of one line has all its rows there."""
     several = len({file for file, _, _ in records}) > 1
-    shown = ", ".join(f"{file}:{line}" if several else str(line) for file, _, line in records[:_SAMPLES])
-    return f"{'' if several else 'lines '}{shown}{' …' if len(records) > _SAMPLES else ''}"
+    shown = [f"{f'{file} ' if several else ''}row {row}, line {line}" for file, row, line in records[:_SAMPLES]]
+    return "; ".join([*shown, *(["…"] if len(records) > _SAMPLES else [])])
 
 
 def _lengths(dataset: TokenisedDataset) -> dict[str, int]:
