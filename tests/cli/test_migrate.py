@@ -88,6 +88,21 @@ def test_memory_is_that_of_the_micro_batches_which_plan_says(place):
     assert said_at_once(result.output) != blind.batch.micro.value
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    {
+        "models/other": "--to: folder models/other does not exist; ",
+        "llama33": "--to: folder llama33 does not exist; did you mean llama3?",
+        "train.json": "--to: train.json is a file; give its folder: .",
+    }.items(),
+)
+def test_a_new_model_that_is_none_is_no_fault_of_the_file(place, name, message):
+    (place / "models").mkdir()  # without it, models/other is a hub id
+    result = migrate("run.yaml", "--to", name)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"error: {message}")
+
+
 @pytest.mark.parametrize("name", ["opt", "./opt", "elsewhere/../opt"])
 def test_the_same_model_is_nothing_to_move(place, name):
     (place / "elsewhere").mkdir()

@@ -446,6 +446,19 @@ def test_a_wrong_override_is_named(tmp_path: Path, override: str, message: str) 
     assert fault.startswith(message)
 
 
+def test_an_override_that_replaces_a_group_is_named_and_not_the_file(tmp_path: Path) -> None:
+    path = write_config(tmp_path, precision="{compute: bf16}", data="{train: {path: gone.json}}")
+    (message,) = faults(path, "precision=fp8", f"data.train={tmp_path / 'train.jsonl'}")
+    assert message.startswith("override precision=fp8: precision.compute: ")
+    origins = load_config(path, ["precision=fp16", f"data.train={tmp_path / 'train.jsonl'}"]).origins
+    assert origins["precision.compute"] == "override"
+
+
+def test_twin_an_override_beside_a_value_leaves_that_to_the_file(tmp_path: Path) -> None:
+    (message,) = faults(write_config(tmp_path, precision="{compute: fp8}"), "precision.tf32=on")
+    assert message.startswith("run.yaml:6:22: precision.compute: ")
+
+
 @pytest.mark.parametrize("value", ["auto", "8", "4096"])
 def test_lengths_of_examples(tmp_path: Path, value: str) -> None:
     assert faults(write_config(tmp_path), f"data.max_length={value}") == []

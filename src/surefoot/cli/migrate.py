@@ -39,8 +39,13 @@ def migrate(
     given = _given(config, overrides)
     out = out or config.with_name(f"{config.stem}-{_name(model)}.yaml")
 
-    from surefoot import durable, hardware, process
+    from surefoot.config.paths import model_problems
     from surefoot.errors import Fault, InputError
+
+    if faults := [Fault("--to", problem.what, problem.fix) for problem in model_problems(model)]:
+        raise InputError(faults)
+
+    from surefoot import durable, hardware, process
     from surefoot.report.console import open_console
     from surefoot.report.migration_table import migration_report
     from surefoot.stages.migrate import migrate_config

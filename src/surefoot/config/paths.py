@@ -41,7 +41,7 @@ def expand_home(data: dict[str, Any]) -> dict[str, Any]:
 def path_problems(config: RunConfig) -> list[Problem]:
     """What the model path, the data sources and the run folder lack, and where they are in each other's way."""
     model = config.model.path
-    problems = [*_model(model), *_revision(model, config.model.revision), *_output(config.output, model)]
+    problems = [*model_problems(model), *_revision(model, config.model.revision), *_output(config.output, model)]
     named = {"ppo.reward": config.ppo.reward, "ppo.critic": config.ppo.critic, "reward.init": config.reward.init}
     for key, text in named.items():
         problems += _scored(key, text)
@@ -74,7 +74,8 @@ def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] =
     return f"{folder} has {listed}" if neighbours else f"{folder} has nothing like it"
 
 
-def _model(text: str) -> Iterator[Problem]:
+def model_problems(text: str) -> Iterator[Problem]:
+    """Why a path that could be local is no model's folder. Nothing of what could be a hub id."""
     if not looks_local(text):
         return
     path = Path(text)

@@ -37,20 +37,25 @@ class Sources:
 
     def origin(self, key: str) -> str:
         """ "override" or "file:line", of a key that was given."""
+        if self._override(key) is not None:
+            return "override"
         for name in _upwards(key):
-            if name in self.overrides:
-                return "override"
             if name in self.document.keys:
                 return f"{self.document.path}:{self.document.keys[name].line}"
         raise KeyError(key)
 
     def _where(self, key: str, positions: dict[str, Any]) -> str:
+        typed = self._override(key)
+        if typed is not None:
+            return f"override {typed}"
         for name in _upwards(key):
-            if name in self.overrides:
-                return f"override {self.overrides[name]}"
             if name in positions:
                 return place(self.document.path, positions[name])
         return self.document.path
+
+    def _override(self, key: str) -> str | None:
+        """The one that `key` comes from, which may have replaced a group that the file spells out."""
+        return next((self.overrides[name] for name in _upwards(key) if name in self.overrides), None)
 
 
 def _upwards(key: str) -> Iterator[str]:
