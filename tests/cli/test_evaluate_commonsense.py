@@ -244,6 +244,46 @@ def test_a_model_that_knows_the_answers_scores_all(place, tmp_path, monkeypatch)
     assert average["interval_95"] == pytest.approx([0.5655, 1.0], abs=1e-4)  # Wilson's, of 5 in 5
 
 
+@pytest.fixture
+def with_long_rows(place, tmp_path) -> Path:
+    """A place whose boolq has two more records, in front and among the others, that no model of 512 positions can be
+    asked."""
+    long = {**BOOLQ[0], "instruction": "so " * 600 + BOOLQ[0]["instruction"]}
+    (tmp_path / "tiny").symlink_to(place / "tiny")
+    folder = tmp_path / "data" / "boolq"
+    folder.mkdir(parents=True)
+    (folder / "test.json").write_text(json.dumps([long, *BOOLQ[:2], long, *BOOLQ[2:]]))
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", ["published", "fast"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_row_without_room_is_wrong_and_the_others_are_answered(place, with_long_rows, mode, size):
+    out = with_long_rows / "out"
+    result = call(with_long_rows, out, "--mode", mode, "--batch-size", size)
+    assert result.exit_code == 0, result.stderr
+    assert "positions count as wrong (boolq 2 of 7)" in " ".join(result.stdout.split())
+    found = answers(out)
+    assert ["too_long" in one for one in found] == [True, False, False, True, False, False, False]
+    assert [one["flag"] for one in found if "too_long" in one] == [False, False]
+    assert call(place, with_long_rows / "without", "--mode", mode, "--batch-size", size).exit_code == 0
+    alone = answers(with_long_rows / "without")
+    assert [one["pred"] for one in found if "too_long" not in one] == [one["pred"] for one in alone]
+    scored = json.loads((out / "tiny-base-commonsense.json").read_text())["sides"]["model"]["sets"]["boolq"]
+    assert (scored["correct"], scored["total"]) == (sum(one["flag"] for one in alone), 7)
+
+
+def test_twin_without_a_long_row_nothing_is_said_of_it(place, tmp_path):
+    assert "count as wrong" not in call(place, tmp_path, "--mode", "fast").stdout
+
+
+def test_a_set_of_which_no_prompt_fits_is_refused_before_the_first_question(with_long_rows):
+    result = call(with_long_rows, with_long_rows / "out", "--max-samples", 1)
+    assert result.exit_code == 2
+    assert "boolq/test.json: even its shortest prompt has" in result.stderr
+    assert "leave the set out" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -56,14 +56,19 @@ class CommonsenseRequest:
 
 @dataclass(frozen=True)
 class _Questions:
-    """One set, ready to be asked. prompts: token ids of each record. sha256: of the records and prompts. asked_by: what
-    else of the way of asking the answers depend on."""
+    """One set, ready to be asked. prompts: token ids of each record. room: the longest prompt that leaves positions for
+    an answer; a longer one is not asked. sha256: of the records and prompts. asked_by: what else of the way of asking
+    the answers depend on."""
 
     set: AnswerSet
     records: list[Record]
     prompts: list[list[int]]
+    room: int
     sha256: str
     asked_by: Mapping[str, Any]
+
+    def is_too_long(self, prompt: list[int]) -> bool:
+        return len(prompt) > self.room
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,13 @@ class _Task:
 
 @dataclass(frozen=True)
 class CommonsenseFound:
-    """scores: side -> set -> score. labels: side -> name of its rows and files. files: all that were written."""
+    """scores: side -> set -> score. labels: side -> name of its rows and files. files: all that were written. too_long:
+    set -> records that were not asked and count as wrong, where there are any."""
 
     scores: Mapping[str, Mapping[str, Score]]
     labels: Mapping[str, str]
     files: tuple[Path, ...]
+    too_long: Mapping[str, int]
 
 
 def evaluate_commonsense(
@@ -91,7 +98,10 @@ def evaluate_commonsense(
 ) -> CommonsenseFound:
     """Answer and score. model, adapter: as the user named them. say: gets `test:i/total | accuracy …` after each batch.
 
-    Raises InputError for a record or set that is not right, a prompt that does not fit, and a file in the way.
+    A record whose prompt leaves no room for an answer counts as wrong, as one whose answer names no option does: left
+    out, it would make the set another one for a model with fewer positions.
+
+    Raises InputError for a record or set that is not right, a set of which no prompt fits, and a file in the way.
     """
     template = chosen_template(opened, asked.template)
     questions = [_questions(opened, template, one, asked) for one in asked.sets]
@@ -108,7 +118,9 @@ def evaluate_commonsense(
         say(f"{labels[task.side.name]} on {task.questions.set.name}")
         with task.side.entered(), opened.context():
             scores[task.side.name][task.questions.set.name] = _run(opened, template, task, asked, say)
-    return CommonsenseFound(scores, labels, tuple(task.file for task in tasks))
+    too_long = {one.set.name: sum(map(one.is_too_long, one.prompts)) for one in questions}
+    left = {name: count for name, count in too_long.items() if count}
+    return CommonsenseFound(scores, labels, tuple(task.file for task in tasks), left)
 
 
 def chosen_template(opened: OpenModel, name: str) -> Template:
@@ -125,18 +137,12 @@ def _questions(opened: OpenModel, template: Template, one: AnswerSet, asked: Com
     records = read_set(asked.data, one, asked.max_samples)
     prompts = [prompt_ids(conversation(record), template, opened.encoder, opened.bos_id) for record in records]
     room = opened.positions - (NEW_TOKENS if asked.mode == "published" else OPTION_TOKENS)
-    for number, prompt in enumerate(prompts, start=1):
-        if len(prompt) > room:
-            what = f"row {number}: its prompt has {len(prompt)} tokens, and of the model's {opened.positions} positions"
-            raise InputError(
-                Fault(
-                    str(set_file(asked.data, one)),
-                    f"{what} an answer takes {opened.positions - room}",
-                    "leave the set out",
-                )
-            )
+    if (shortest := min(map(len, prompts))) > room:
+        what = f"even its shortest prompt has {shortest} tokens, and of the model's {opened.positions} positions"
+        what += f" an answer takes {opened.positions - room}"
+        raise InputError(Fault(str(set_file(asked.data, one)), what, "leave the set out"))
     digest = hashlib.sha256(json.dumps([records, prompts], ensure_ascii=False).encode()).hexdigest()
-    return _Questions(one, records, prompts, digest, _asked_by(opened, template, one, records[0], asked.mode))
+    return _Questions(one, records, prompts, room, digest, _asked_by(opened, template, one, records[0], asked.mode))
 
 
 def _asked_by(opened: OpenModel, template: Template, one: AnswerSet, record: Record, mode: Mode) -> dict[str, Any]:
@@ -176,8 +182,12 @@ def _run(
     answer = generated if asked.mode == "published" else likeliest
     for start in range(len(graded), total, asked.rows):
         batch = slice(start, start + asked.rows)
-        records, prompts = questions.records[batch], questions.prompts[batch]
-        for record, found in zip(records, answer(opened, template, questions.set, records, prompts), strict=True):
+        asks = list(zip(questions.records[batch], questions.prompts[batch], strict=True))
+        fit = [(record, prompt) for record, prompt in asks if not questions.is_too_long(prompt)]
+        records, prompts = [record for record, _ in fit], [prompt for _, prompt in fit]
+        answers = iter(answer(opened, template, questions.set, records, prompts)) if fit else iter(())
+        for record, prompt in asks:
+            found = _unanswered(prompt) if questions.is_too_long(prompt) else next(answers)
             graded.append({**record, **found, "flag": found["pred"] == record["answer"]})
             texts.append(json.dumps(graded[-1], indent=2, ensure_ascii=False))
         durable.write_text(task.file, "[\n" + ",\n".join(texts) + "\n]\n")
@@ -185,3 +195,7 @@ def _run(
         say(f"test:{len(graded)}/{total} | accuracy {correct}  {correct / len(graded)}")
     say("test finished")
     return Score(sum(one["flag"] for one in graded), total)
+
+
+def _unanswered(prompt: list[int]) -> Record:
+    return {"output_pred": "", "pred": "", "too_long": len(prompt)}

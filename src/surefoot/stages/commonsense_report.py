@@ -48,6 +48,9 @@ def cautions(found: CommonsenseFound, asked: CommonsenseRequest) -> Iterator[str
     if parts:
         listed = ", ".join(parts)
         yield f"samples of the published test sets ({listed}): read the 95 % interval under each number"
+    if found.too_long:
+        listed = ", ".join(f"{name} {count:,} of {counts[name].total:,}" for name, count in found.too_long.items())
+        yield f"records whose prompt leaves no room for an answer in the model's positions count as wrong ({listed})"
     if asked.mode == "fast":
         yield "fast mode compares how likely the options are; the published numbers are of generated answers"
     yield "published rows are of 7B and 8B models fine-tuned on 170k records; repetitions differ by several points"
