@@ -97,6 +97,20 @@ def test_added_rows_count_where_they_train(decide, config, request_):
     assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan, ROWS)
 
 
+def test_a_rank_that_a_matrix_cannot_have_is_told(decide):
+    (caution,) = decide(rank=5000)[1].cautions
+    assert caution.startswith(
+        "adapter.rank 5,000 reaches the narrower side of 14 of 14 matrices with an adapter, such as "
+    )
+    assert "self_attn.k_proj (32 inputs, 16 outputs): no update of it has a higher rank than 16" in caution
+    (caution,) = decide(rank=16)[1].cautions
+    assert caution.startswith("adapter.rank 16 reaches the narrower side of 4 of 14 matrices")  # keys and values
+
+
+def test_twin_a_rank_below_every_side_is_no_caution(decide):
+    assert decide(rank=15)[1].cautions == []
+
+
 def test_forgetting_the_added_rows_would_be_noticed(decide, monkeypatch):
     monkeypatch.setattr(module, "_with_rows", lambda model, rows: model)
     with pytest.raises(AssertionError):

@@ -123,7 +123,7 @@ def test_what_it_tells():
     assert (
         "LoRA adapter of rank 4 for [meta-llama/Llama-3.1-8B](https://huggingface.co/meta-llama/Llama-3.1-8B)" in card
     )
-    assert "4,096 of 30,000 parameters trained" in card
+    assert "4,096 of 34,096 parameters trained" in card
     assert f"| training | alpaca.json | 999 | 990 | 120,000 | 40,000 | `{'ab' * 32}` |" in card
     assert "| evaluation accuracy of supervised tokens | 61.2% |" in card
     assert "perplexity" not in card

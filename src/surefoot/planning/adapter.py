@@ -22,6 +22,7 @@ def plan_adapter(request: AdapterConfig, model: ModelFacts, added_rows: int, not
     model = _with_rows(model, added_rows)
     targets = _targets(request, model, notes)
     saved = _saved_in_full(request.modules_to_save, targets, model, notes)
+    _look_at_rank(request.rank, targets, notes)
     per_output = 1 if request.kind == "dora" else 0
     added = sum(request.rank * sum(_sizes(target)) + per_output * _sizes(target)[1] for target in targets)
     names = tuple(target.name for target in targets)
@@ -38,6 +39,21 @@ def plan_adapter(request: AdapterConfig, model: ModelFacts, added_rows: int, not
         targets=choice,
         modules_to_save=tuple(_short(name, model) for name in request.modules_to_save),
         trainable=added + _size_in_full(saved, model),
+    )
+
+
+def _look_at_rank(rank: int, targets: Sequence[ModuleFact], notes: Notes) -> None:
+    """An update of an m × n matrix has no more than rank min(m, n): from there on an adapter only costs."""
+    reached = [target for target in targets if rank >= min(_sizes(target))]
+    if not reached:
+        return
+    narrowest = min(reached, key=lambda target: min(_sizes(target)))
+    inputs, outputs = _sizes(narrowest)
+    side = min(inputs, outputs)
+    notes.caution(
+        f"adapter.rank {rank:,} reaches the narrower side of {len(reached)} of {len(targets)} matrices with an adapter"
+        f", such as {narrowest.name} ({inputs:,} inputs, {outputs:,} outputs): no update of it has a higher rank than "
+        f"{side:,}, and its adapter holds more numbers than it does; a lower rank is meant, or full fine-tuning"
     )
 
 

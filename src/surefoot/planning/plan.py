@@ -210,3 +210,8 @@ class RunPlan:
     ppo: PpoPlan | None = None  # of stage ppo
     dropout: Choice[Dropout] | None = None  # of the model's own layers; None: made before there was the choice
     kernels: KernelsPlan = KernelsPlan()
+
+    @property
+    def with_adapter(self) -> int:
+        """All parameters and what an adapter adds. As PEFT counts, a module that trains in full is a copy beside it."""
+        return self.parameters + (self.trainable if self.adapter else 0)

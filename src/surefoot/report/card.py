@@ -142,7 +142,7 @@ def _summary(facts: CardFacts) -> str:
     revision = f" (revision `{facts.base_revision}`)" if facts.base_revision else ""
     method = _METHODS[facts.stage]
     plan = facts.plan
-    share = f"{plan.trainable:,} of {plan.parameters:,} parameters trained"
+    share = f"{plan.trainable:,} of {plan.with_adapter:,} parameters trained"
     if plan.adapter is None:
         return f"{base}{revision} after {method} of all weights ({share})."
     kind = {"lora": "LoRA", "dora": "DoRA"}[plan.adapter.kind.value]

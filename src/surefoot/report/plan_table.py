@@ -147,7 +147,7 @@ def _parallel_rows(parallel: ParallelPlan) -> Iterator[Row]:
 
 
 def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
-    share = f"{plan.trainable:,} of {plan.parameters:,} parameters train ({plan.trainable / plan.parameters:.2%})"
+    share = f"{plan.trainable:,} of {plan.with_adapter:,} parameters train ({plan.trainable / plan.with_adapter:.2%})"
     adapter = plan.adapter
     if adapter is None:
         yield "adapter", "none", "default", f"full fine-tuning: {share}"
