@@ -60,7 +60,8 @@ def test_a_config_and_a_picture_are_written_and_nothing_else(place):
     assert load_config("run-tuned.yaml").config.output == "runs/tuned"
     assert "the plan's own choices" in result.output
     assert "not varied: precision.compute, the config sets it" in result.output
-    assert "next: surefoot train run-tuned.yaml" in result.output
+    stays = "the plan's own choices stay" in result.output
+    assert f"next: surefoot train {'run' if stays else 'run-tuned'}.yaml\n" in result.output
     again = tune("run.yaml")
     assert again.exit_code == 2
     assert "run-tuned.yaml: already exists" in again.output
@@ -121,6 +122,18 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(Workshop, "attempt", attempt)
     return state
+
+
+def test_what_is_faster_is_trained_next(place, measured):
+    assert "next: surefoot train run-tuned.yaml\n" in tune("run.yaml").output
+
+
+def test_where_nothing_is_faster_the_config_itself_is(place, measured, monkeypatch):
+    monkeypatch.setattr(Workshop, "attempt", lambda self, request, *, limit=None: Answer(made_up(1.0)))
+    result = tune("run.yaml", "optim.lr=1e-4")
+    assert "the plan's own choices stay" in result.output
+    assert "next: surefoot train run.yaml optim.lr=1e-4\n" in result.output
+    assert (place / "run-tuned.yaml").is_file()
 
 
 def test_ctrl_c_writes_the_best_so_far_and_the_same_command_goes_on(place, measured):

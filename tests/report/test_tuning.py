@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from surefoot.report import tuning
 from surefoot.report.tuning import outcome_lines, picture, trial_line
 from surefoot.tune.search import Tried
 
@@ -40,3 +43,10 @@ def test_a_picture_of_whatever_there_is():
         ((LARGE, FAST), FAST),
     ):
         assert picture(tried, tried[0], best, "run").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("held_up", [0.0, 0.4])
+def test_the_picture_says_what_spoils_its_figures(monkeypatch, held_up):
+    monkeypatch.setattr(tuning, "png", lambda figure: figure)
+    said = picture((START, FAST), START, FAST, "run", held_up=held_up).get_suptitle()
+    assert said == ("other programs had the processor for 40% of the time, which spoils figures" if held_up else "")

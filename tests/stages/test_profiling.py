@@ -14,6 +14,7 @@ from surefoot.counters import Counters
 from surefoot.data.batch import collate
 from surefoot.families.model_facts import read_model_facts
 from surefoot.planning.limits import Work, step_flops
+from surefoot.report import profile_picture
 from surefoot.report.html import write_report
 from surefoot.report.profile import ProfileReport, headline, notes, profile_table
 from surefoot.report.profile_picture import _LONGEST, _fitted
@@ -123,6 +124,17 @@ def test_it_is_said_that_others_had_the_processor(arithmetic):
     (line,) = told(waited=2.0, throttled=0.5)
     assert "in 4.0 s the run's threads had it for 5.5 s and waited for it 2.5 s" in line
     assert told(waited=0.3) == []  # twin: a little is nothing
+
+
+@pytest.mark.parametrize(("waited", "disturbed"), [(2.0, True), (0.3, False)])
+def test_the_picture_says_it_too(arithmetic, monkeypatch, waited, disturbed):
+    monkeypatch.setattr(profile_picture, "png", lambda figure: figure)
+    one = recorded(counted=Counters(seconds=4.0, own=5.5, waited=waited))
+    figure = profile_picture.draw_profile(profiling.profile_report(one, Work(10, 100, 5), arithmetic))
+    first, *more = figure.get_suptitle().splitlines()
+    assert first.startswith("profile of steps 3 to 4")
+    assert ("these times are too long" in " ".join(more)) == disturbed
+    assert all(len(line) < 100 for line in more)
 
 
 def test_a_profile_has_what_the_system_counted(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     about = about.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
     durable.write_text(out, about + dump_plain(found.config))
     drawn = out.with_suffix(".png")
-    durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem))
+    durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem, held_up=found.held_up))
     if as_json:
         echo_json({"config": str(out), **_as_json(found)})
     else:
@@ -70,7 +71,8 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
         console.say(f"broken off after {len(found.tried)} settings, which {kept} keeps: the same command goes on")
         return STOPPED_EXIT_CODE
     if not as_json:
-        console.say(f"next: surefoot train {out}")
+        words = [str(out)] if found.best is not found.start else [str(config), *overrides]
+        console.say(f"next: surefoot train {shlex.join(words)}")
     return 0
 
 

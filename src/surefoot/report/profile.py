@@ -120,13 +120,20 @@ def notes(report: ProfileReport) -> Iterator[str]:
     for name in BETWEEN:
         if report.between.get(name):
             yield f"{name} between these steps: {_ms(report.between[name])} ms in all"
-    if report.waited > _WAITED * report.clocked:
-        yield (
-            f"other programs had the processor: in {report.clocked:,.1f} s the run's threads had it for "
-            f"{report.processor:,.1f} s and waited for it {report.waited:,.1f} s, so these times are too long"
-        )
+    if said := disturbance(report):
+        yield said
     if report.operators:
         yield f"operators: own time, in {report.traced} more steps under the profiler, which slows small ones down"
+
+
+def disturbance(report: ProfileReport) -> str:
+    """That other programs had the processor; empty where they left it to the run."""
+    if report.waited <= _WAITED * report.clocked:
+        return ""
+    return (
+        f"other programs had the processor: in {report.clocked:,.1f} s the run's threads had it for "
+        f"{report.processor:,.1f} s and waited for it {report.waited:,.1f} s, so these times are too long"
+    )
 
 
 def profile_table(report: ProfileReport) -> RenderableType:

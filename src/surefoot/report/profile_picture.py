@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from surefoot.report.plots import png
-from surefoot.report.profile import IN_STEP, ProfileReport, headline
+from surefoot.report.profile import IN_STEP, ProfileReport, disturbance, headline
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 _COLOURS = {"data": "#999999", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#E69F00", "other": "#CCCCCC"}
 _MOST = 12  # operators
 _LONGEST = 44  # letters in a line of a name, which has two at most
+_TITLE = 95  # letters in a line of the title
 _LEAST_LABELLED = 0.06  # share of the step in which its name has room
 
 
@@ -37,7 +40,8 @@ def draw_profile(report: ProfileReport) -> bytes:
     operators.set_xlabel("own milliseconds per step, under the profiler" if shown else "no step was traced")
     for axes in (bar, operators):
         axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.suptitle(headline(report).partition(" (")[0], x=0.01, ha="left", fontsize=11)
+    title = [headline(report).partition(" (")[0], *textwrap.wrap(disturbance(report), _TITLE)]
+    figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=11)
     return png(figure)
 
 

@@ -54,10 +54,7 @@ def outcome_lines(
     for key, why in left_out:
         yield f"not varied: {key}, {why}"
     if held_up:
-        yield (
-            f"caution: other programs had the processor for {held_up:.0%} of the time, which spoils figures; "
-            "tune again on an idle machine"
-        )
+        yield f"caution: {_disturbance(held_up)}; tune again on an idle machine"
     if best is start:
         yield f"the plan's own choices stay: nothing is clearly faster than {start.rate:,.0f} tokens/s"
         return
@@ -67,9 +64,13 @@ def outcome_lines(
     )
 
 
-def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str) -> bytes:
+def _disturbance(held_up: float) -> str:
+    return f"other programs had the processor for {held_up:.0%} of the time, which spoils figures"
+
+
+def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, held_up: float = 0.0) -> bytes:
     """Tokens a second over memory, a point for each setting that was timed, as a PNG. Points have the numbers of their
-    lines; start and best stand where they were measured last."""
+    lines; start and best stand where they were measured last. held_up: as `outcome_lines` takes it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -92,6 +93,8 @@ def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str) -> byt
         for place, (_, number) in zip(places, points, strict=True):
             axes.annotate(str(number), place, xytext=(7, 4), textcoords="offset points", fontsize=8, color=_GREY)
     axes.set_title(f"{name}: speed and memory of the settings tried", loc="left", fontsize=12)
+    if held_up:
+        figure.suptitle(_disturbance(held_up), x=0.01, ha="left", fontsize=10, color=_ORANGE)
     axes.set_xlabel("peak memory above the libraries' (MiB)")
     axes.set_ylabel("real tokens per second")
     axes.margins(x=0.08, y=0.1)
