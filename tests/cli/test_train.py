@@ -223,6 +223,17 @@ def test_resume_and_overwrite_contradict(run):
     assert "give one of them" in log
 
 
+def test_a_cut_base_is_refused_before_anything_is_shown(run, base, tmp_path, finished):
+    shutil.copytree(base, tmp_path / "cut")
+    with (tmp_path / "cut" / "model.safetensors").open("rb+") as file:
+        file.truncate(3000)
+    code, log = run(model=str(tmp_path / "cut"))()
+    assert code == 2
+    assert "model.safetensors: damaged: 3,000 bytes, expected" in log
+    shown = ("precision.compute", "training data:")
+    assert all(words in finished[1] and words not in log for words in shown)
+
+
 @pytest.mark.parametrize(
     "tensor", ["model.embed_tokens.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"]
 )

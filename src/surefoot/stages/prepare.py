@@ -13,6 +13,7 @@ from pathlib import Path
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families.files import read_json
+from surefoot.models.folder import stored_tensors
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
@@ -65,6 +66,7 @@ def prepare(
         config, commits = pin(asked, known if commits is None else commits)
         draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
+    stored_tensors(base)  # a cut download is refused by its header before data are read and tokens counted
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     kind = KINDS[config.stage]
     phases.end("planning")
