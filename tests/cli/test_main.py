@@ -232,6 +232,14 @@ def test_version_names_what_surefoot_stands_on() -> None:
             "run.yaml",
         ): "error: no such command: run.yaml. Did you mean `surefoot train run.yaml`? See `surefoot --help`.",
         ("zebra",): "error: no such command: zebra. See `surefoot --help`.",
+        ("report", "runs/a"): (
+            "error: no such command: report. The report of a run is report.html in its folder; `surefoot board` shows "
+            "it. See `surefoot --help`."
+        ),
+        ("verify", "/", "/tmp"): (
+            "error: one folder is checked; two are compared with --same-as: `surefoot verify / --same-as /tmp`. See "
+            "`surefoot verify --help`."
+        ),
         (
             "explain",
             "--debgu",

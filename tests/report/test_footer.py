@@ -34,6 +34,7 @@ def test_early_stopping_and_skipped_steps_are_said(tmp_path):
     lines = closing(tmp_path, early=True, skipped=2)
     assert lines[0] == "stopped at step 300 of 900: evaluation no longer improves (12 min 05 s)"
     assert "all weights are finite; 2 non-finite steps were skipped" in lines
+    assert "all weights are finite; 1 non-finite step was skipped" in closing(tmp_path, early=True, skipped=1)
 
 
 def test_nothing_is_said_about_figures_that_are_not_there(tmp_path):

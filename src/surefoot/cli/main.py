@@ -122,6 +122,11 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in self.table or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
+        if "train" in self.table and name == "report":  # a file that people ask for as if it were a command
+            what = (
+                "no such command: report. The report of a run is report.html in its folder; `surefoot board` shows it"
+            )
+            raise click.UsageError(what, ctx)
         config = "train" in self.table and name.endswith((".yaml", ".yml"))
         near = f"train {name}" if config else nearest_word(name, self.table)
         advice = f" Did you mean `{ctx.command_path} {near}`?" if near else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from surefoot.cli.printing import echo
+from surefoot.few import counted
 
 
 @click.command()
@@ -38,4 +39,4 @@ def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) ->
     for file in files:
         echo(f"{file.size:>16,}  {file.name}")
     total, kind = sum(file.size for file in files), "public" if public else "private"
-    echo(f"{total:>16,}  bytes in {len(files)} files would go to {name} ({kind}); nothing was sent")
+    echo(f"{total:>16,}  bytes in {counted(len(files), 'file')} would go to {name} ({kind}); nothing was sent")

@@ -11,6 +11,7 @@ import click
 
 from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.printing import echo_json
+from surefoot.few import counted
 
 if TYPE_CHECKING:
     from surefoot.tune.run import Tuned
@@ -68,7 +69,9 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
             console.say(line)
         console.say(f"wrote {out} and {drawn.name}")
     if not found.finished:
-        console.say(f"broken off after {len(found.tried)} settings, which {kept} keeps: the same command goes on")
+        console.say(
+            f"broken off after {counted(len(found.tried), 'setting')}, which {kept} keeps: the same command goes on"
+        )
         return STOPPED_EXIT_CODE
     if not as_json:
         words = [str(out)] if found.best is not found.start else [str(config), *overrides]

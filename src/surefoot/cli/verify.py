@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
 from surefoot.cli.printing import echo_json
+from surefoot.few import counted
 
 
-@click.command()
+@click.command(context_settings={"allow_extra_args": True})
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--same-as",
@@ -18,11 +20,16 @@ from surefoot.cli.printing import echo_json
     help="Compare with another run or checkpoint, bit for bit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def verify(folder: Path, other: Path | None, as_json: bool) -> None:
+@click.pass_context
+def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) -> None:
     """Check FOLDER, a run, a checkpoint or an export, against its manifests.
 
     Exit 0: every file is as it was written (and the two are identical). Exit 4: something is not.
     """
+    if ctx.args:
+        meant = f"surefoot verify {shlex.join([str(folder), '--same-as', ctx.args[0]])}"
+        raise click.UsageError(f"one folder is checked; two are compared with --same-as: `{meant}`", ctx)
+
     from surefoot.made_folders import require_written
 
     for one in (folder, other):
@@ -63,4 +70,4 @@ def verify(folder: Path, other: Path | None, as_json: bool) -> None:
     if faults:
         raise IntegrityError(faults)
     if differences:
-        raise IntegrityError(f"{folder} and {other} differ in {len(differences)} places")
+        raise IntegrityError(f"{folder} and {other} differ in {counted(len(differences), 'place')}")

@@ -15,6 +15,7 @@ import yaml
 
 from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
+from surefoot.few import counted, was
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.reward_card import scoring_lines
@@ -168,7 +169,7 @@ def _usage_notes(facts: CardFacts) -> str:
         )
     if facts.plan.tokenizer.added_rows and facts.needs_base:
         count = facts.plan.tokenizer.added_rows
-        rows = "1 row was" if count == 1 else f"{count} rows were"
+        rows = f"{counted(count, 'row')} {was(count)}"
         notes += f"{rows} added to the embeddings, so the base **must be resized** before the adapter is loaded.\n\n"
     return notes
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.words import as_yaml
+from surefoot.few import counted
 from surefoot.planning.memory import readable
 from surefoot.planning.serial import Difference
 from surefoot.report.rows import Row, is_eval_row, without_timing
@@ -122,7 +123,8 @@ def verdict_lines(found: Comparison) -> list[str]:
     agree = "the logs agree bit for bit" + (" in what both hold" if alone else "")
     lines.append(f"first difference in the logs: {found.first}" if found.first else agree)
     if found.weights is not None:
-        differ = f"{found.weights} tensors of the trained weights differ"
+        verb = "differs" if found.weights == 1 else "differ"
+        differ = f"{counted(found.weights, 'tensor')} of the trained weights {verb}"
         lines.append(differ if found.weights else "the trained weights are identical, bit for bit")
     return lines
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from surefoot.few import counted, was
 from surefoot.report.wording import duration_text, size_text, times
 
 _FILES = (
@@ -47,7 +48,8 @@ def finished(
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
-        "all weights are finite" + (f"; {skipped} non-finite steps were skipped" if skipped else ""),
+        "all weights are finite"
+        + (f"; {counted(skipped, 'non-finite step')} {was(skipped)} skipped" if skipped else ""),
         *([f"went back to a checkpoint {times(rollbacks)}: see rollbacks.json"] if rollbacks else []),
         "",
         f"left in {run}:",
@@ -104,7 +106,7 @@ def files_left(run: Path) -> list[str]:
 def _ending(step: int, total_steps: int, early: bool, seconds: float) -> str:
     if early:
         return f"stopped at step {step} of {total_steps}: evaluation no longer improves ({duration_text(seconds)})"
-    return f"done: {step} steps in {duration_text(seconds)}"
+    return f"done: {counted(step, 'step')} in {duration_text(seconds)}"
 
 
 def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from surefoot import durable
 from surefoot.errors import Diverged, EnvironmentFault
+from surefoot.few import counted
 from surefoot.report import wording
 from surefoot.report.console import Console
 from surefoot.report.events import Kind, append_event, append_profile, append_samples, cut_events
@@ -71,7 +72,7 @@ class RunObserver:
         if self._started:
             self._note("resume", f"resumed after step {self._started} of {self._total}")
         else:
-            self._note("start", f"started: {self._total} steps")
+            self._note("start", f"started: {counted(self._total, 'step')}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from surefoot.counters import Counters
-from surefoot.report.wording import size_text
+from surefoot.report.wording import size_text, times
 
 _FAULTS = 20.0  # major page faults per second: each is a wait of a tenth of a millisecond at least
 _SWAP = 10e6  # bytes per second
@@ -61,7 +61,7 @@ def causes(moment: Moment) -> Iterator[str]:
     if slow.recompiles > 0:
         yield f"torch.compile has compiled {slow.recompiles} more graphs: lengths or settings change from step to step"
     if slow.alloc_retries > 0:
-        yield f"the GPU's memory was full {slow.alloc_retries} times and had to be emptied: lower batch.micro"
+        yield f"the GPU's memory was full {times(slow.alloc_retries)} and had to be emptied: lower batch.micro"
     if moment.clock is not None and moment.clock < _CLOCK:
         yield f"the GPU's clock is at {moment.clock:.0%} of what it was: heat or a power limit"
     if moment.used > _NEAR * moment.memory:

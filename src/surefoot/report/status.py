@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from surefoot.few import counted, was
 from surefoot.report.events import last_of_the_process
 from surefoot.report.journal import Record
 from surefoot.report.rows import Row
@@ -58,7 +59,7 @@ def verdict(status: Status, rows: Sequence[Row], events: Sequence[Record]) -> Ve
     if status == "finished":
         early = f" of {total:,}, when evaluation no longer improved" if done < total else ""
         told = f"{_soundness(rows)}{_ways_back(events)}{_changes(events)} {_last_text(events, 'published')}".strip()
-        return Verdict(status, f"{done:,} steps{early}. {told}".strip())
+        return Verdict(status, f"{counted(done, 'step')}{early}. {told}".strip())
     if status == "stopped":
         return Verdict(status, f"Ended at {place}; it continues from its last checkpoint. {_soundness(rows)}")
     return Verdict(status, _last_text(events, status))
@@ -86,8 +87,7 @@ def duration(rows: Sequence[Row]) -> str:
 def _soundness(rows: Sequence[Row]) -> str:
     skipped = sum(row.get("skipped") == "non_finite" for row in rows)
     if skipped:
-        steps = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-        return f"{steps} skipped: the loss or a gradient was not finite."
+        return f"{counted(skipped, 'step')} {was(skipped)} skipped: the loss or a gradient was not finite."
     return "Every logged loss and gradient is finite." if rows else ""
 
 

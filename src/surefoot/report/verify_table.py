@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from surefoot.few import counted
 from surefoot.report.verification import FolderCheck
 from surefoot.training.compare import Difference
 
@@ -36,7 +37,7 @@ def counts_line(checks: Sequence[FolderCheck]) -> str:
     files = [file for check in checks for file in check.files]
     well = sum(file.fault is None for file in files)
     of = f"{well}" if well == len(files) else f"{well} of {len(files)}"
-    return f"{of} files in {len(checks)} {'folder' if len(checks) == 1 else 'folders'} are as written"
+    return f"{of} files in {counted(len(checks), 'folder')} are as written"
 
 
 MOST_SHOWN = 10  # differences listed one by one; two unlike runs differ in every tensor

@@ -16,6 +16,7 @@ from surefoot.config.nested import value
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families import FAMILIES
+from surefoot.few import counted
 from surefoot.hub.access import is_signed_in
 from surefoot.locations import looks_local
 from surefoot.models.hub import resolve_folder
@@ -101,7 +102,7 @@ def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Ha
             raise
         return Check(what, "failed", f"{memory[0].what}; {memory[0].fix}")
     room = f"{readable(usable(plan.memory.available))} usable on {plan.device.reason}"
-    said = f"{was}{readable(plan.memory.total)} at {plan.batch.micro.value} examples at once; {room}"
+    said = f"{was}{readable(plan.memory.total)} at {counted(plan.batch.micro.value, 'example')} at once; {room}"
     if fits(plan.memory):
         return Check(what, "done", said)
     return Check(what, "failed", f"{said}: add an adapter, hold the base in 16 bits, or share it among processes")

@@ -13,6 +13,7 @@ from pathlib import Path
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.families.files import read_json
+from surefoot.few import counted
 from surefoot.models.folder import stored_tensors
 from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
@@ -151,10 +152,12 @@ def _cautions(config: RunConfig, base: Path, stage: Stage, timetable: Timetable)
         yield caution
     warmup = make_schedule(config, stage, timetable).warmup
     if warmup >= timetable.total_steps:
-        yield f"optim.warmup takes {warmup} steps and the run has {timetable.total_steps}: optim.lr is never reached"
+        takes = counted(warmup, "step")
+        yield f"optim.warmup takes {takes} and the run has {timetable.total_steps}: optim.lr is never reached"
     count = _FEW if stage.data.eval is None else len(stage.data.eval)
     if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
-        yield f"{count} evaluation example{'s' if count > 1 else ''} decide which checkpoint is best: chance will, too"
+        few = counted(count, "evaluation example") + (" decides" if count == 1 else " decide")
+        yield f"{few} which checkpoint is best: chance will, too"
 
 
 def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) -> None:
@@ -163,7 +166,9 @@ def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) 
     planned = read_json(checkpoint.folder / TRAINER_STATE)["max_steps"]
     if total <= checkpoint.step and total != planned:
         what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} is there already"
-        raise InputError(Fault("duration", what, f"give more than {checkpoint.step:,} steps, or start another run"))
+        raise InputError(
+            Fault("duration", what, f"give more than {counted(checkpoint.step, 'step')}, or start another run")
+        )
 
 
 def _say_where_it_goes_on(

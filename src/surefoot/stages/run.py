@@ -21,6 +21,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import Voice
 from surefoot.errors import STOPPED_EXIT_CODE, InputError, SurefootError
+from surefoot.few import counted
 from surefoot.redaction import veiled
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
@@ -137,7 +138,7 @@ def _lead(
         return hand_over_end(session)
     if asked.dry_run:
         steps = run.timetable.total_steps
-        console.say(f"dry run: {steps} steps planned; nothing was written to {run.folder}")
+        console.say(f"dry run: {counted(steps, 'step')} planned; nothing was written to {run.folder}")
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)

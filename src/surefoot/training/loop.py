@@ -14,6 +14,7 @@ import torch
 
 from surefoot.data.batch import Weighted
 from surefoot.errors import Diverged, Fault, SurefootError
+from surefoot.few import counted
 from surefoot.objectives.base import Objective
 from surefoot.training import spikes
 from surefoot.training.engine import Engine
@@ -256,7 +257,9 @@ def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive:
     what = "the loss" if report.non_finite == "loss" else "the gradient norm"
     guard = state.guard
     in_a_row = guard.consecutive >= max_consecutive
-    times = f"{guard.consecutive} times in a row" if in_a_row else f"{len(guard.recent)} times in {RECENT} steps"
+    times = (
+        f"{counted(guard.consecutive, 'time')} in a row" if in_a_row else f"{len(guard.recent)} times in {RECENT} steps"
+    )
     named = f"examples {example_list(report.examples)}"
     told = origin if named in origin else f"{named}; {origin}"  # a step of one micro-batch: the same examples
     return StepsLost(

@@ -13,6 +13,7 @@ from surefoot import hardware
 from surefoot.config.load import check_config
 from surefoot.config.nested import with_settings
 from surefoot.errors import EnvironmentFault, Fault
+from surefoot.few import counted
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
 from surefoot.stages.custom import NOTHING
@@ -82,10 +83,12 @@ def tune(
     space = make_space(
         config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
     )
-    said(f"{len(space.axes)} keys to vary, one after the other: {', '.join(axis.key for axis in space.axes)}")
+    said(
+        f"{counted(len(space.axes), 'key')} to vary, one after the other: {', '.join(axis.key for axis in space.axes)}"
+    )
     journal = Journal(kept, _about(given, seconds, clock, run, space))
     if journal.known:
-        said(f"going on after {journal.known} trials that {kept} has; delete it to measure them again")
+        said(f"going on after {counted(journal.known, 'trial')} that {kept} has; delete it to measure them again")
     with workshop(forks=can_fork(run.plan.device.value)) as shop:
 
         def attempt(request: Request, limit: float | None) -> Answer:
