@@ -88,3 +88,20 @@ def test_what_cannot_be_read_again_goes_on(monkeypatch, program):
     process.restart_without_thread_cache()
     assert not started
     assert process.holes() == "many"
+
+
+@pytest.mark.skipif(not is_glibc(), reason="glibc's allocator")
+@pytest.mark.parametrize("parent", [object(), None], ids=["a child", "twin: a program"])
+def test_a_child_of_multiprocessing_goes_on(monkeypatch, parent):
+    """The words that it was started with are its parent's."""
+    started = []
+    monkeypatch.setattr(sys, "argv", [__file__])
+    monkeypatch.setattr(sys, "gettrace", lambda: None)
+    monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
+    monkeypatch.setattr(process, "_GPU_FILES", ())
+    monkeypatch.setattr(process.multiprocessing, "parent_process", lambda: parent)
+    for name in process._ALLOCATOR_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    process.restart_without_thread_cache()
+    assert bool(started) == (parent is None)

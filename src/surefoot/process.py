@@ -4,6 +4,7 @@ launcher that started it, if any.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -220,9 +221,11 @@ def holes() -> Holes:
 def restart_without_thread_cache() -> None:
     """Begin this program again, as the same process with the same words, so that glibc starts without a thread's cache.
     Does nothing where it did so already, where the environment settles the allocator, beside a GPU, which has memory of
-    its own, under a debugger, and where the program cannot be begun again, as one that was read from stdin."""
+    its own, under a debugger, and where the program cannot be begun again, as one that was read from stdin, or a child
+    of `multiprocessing`."""
     again = is_glibc() and not _has_own_allocator() and not os.environ.get(_TUNABLES)
-    if not again or any(map(os.path.exists, _GPU_FILES)) or sys.gettrace() or not os.path.isfile(sys.argv[0]):
+    is_program = os.path.isfile(sys.argv[0]) and multiprocessing.parent_process() is None
+    if not again or any(map(os.path.exists, _GPU_FILES)) or sys.gettrace() or not is_program:
         return
     os.environ[_TUNABLES] = NO_THREAD_CACHE
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
