@@ -40,7 +40,7 @@ from surefoot.stages.run_folder import Claim
 from surefoot.tune.attempt import Request, can_fork, workshop
 from surefoot.tune.run import tune
 from surefoot.tune.search import grid
-from surefoot.tune.space import Space, given_keys, make_space
+from surefoot.tune.space import Space, beside_the_plan, given_keys, make_space
 from surefoot.tune.trials import ROUNDS, with_settings
 
 SIZES = {"2 layers, 256 wide": (2, 256), "4 layers, 384 wide": (4, 384)}
@@ -115,9 +115,10 @@ def _grid(given: dict[str, Any], steps: int, clock: Any) -> list[tuple[float, An
             except InputError as error:
                 found.append((0.0, settings, str(error.faults[0])))
                 continue
-            if any(not diff_plans(made, other) for other in seen):
+            beside = beside_the_plan(settings)
+            if any(beside == with_it and not diff_plans(made, other) for other, with_it in seen):
                 continue
-            seen.append(made)
+            seen.append((made, beside))
             answer = shop.attempt(Request(config, steps, ROUNDS, clock=clock))
             found.append((answer.trial.rate if answer.trial else 0.0, settings, answer.failure))
     return found

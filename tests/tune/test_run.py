@@ -77,6 +77,13 @@ def test_settings_that_plan_the_same_are_tried_once(monkeypatch):
     assert len(bench.asked) == 2
 
 
+def test_threads_that_prepare_batches_are_tried_though_no_plan_knows_them(monkeypatch):
+    bench = Bench(monkeypatch, Answer(made_up()), Answer(made_up()))
+    without = bench.trials.look({"data.workers": 0})
+    assert bench.trials.look({"data.workers": 1}) is not without
+    assert len(bench.asked) == 2
+
+
 def test_nobody_keeps_up_with_what_is_not_taken(monkeypatch):
     wrong = made_up(0.1, losses=(9.0, 9.0))
     bench = Bench(monkeypatch, Answer(wrong), Answer(made_up()))

@@ -18,6 +18,7 @@ from surefoot.planning.packing import STAGES
 from surefoot.planning.plan import PLAIN, DType, RunPlan
 
 Settings = Mapping[str, Any]  # dotted key -> value
+_BESIDE_THE_PLAN = ("data.workers",)  # keys that change how fast a run is, and nothing in its plan
 _PADDED: Settings = {"data.packing": "off"}
 _MUCH_SLOWER = 3.0  # times: a type whose products are so much slower than the fastest one's is not tried
 _WAITING = 0.02  # share of a step: with less, threads that prepare batches have nothing to win
@@ -85,6 +86,11 @@ def given_keys(config: Mapping[str, Any], group: str = "") -> Iterator[str]:
             yield from given_keys(value, f"{group}{name}.")
         elif value != "auto":
             yield f"{group}{name}"
+
+
+def beside_the_plan(settings: Settings) -> dict[str, Any]:
+    """What two settings may differ in although they plan the same."""
+    return {key: settings[key] for key in _BESIDE_THE_PLAN if key in settings}
 
 
 def needs_threads(waiting: float) -> bool:

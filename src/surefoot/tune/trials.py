@@ -18,7 +18,7 @@ from surefoot.stages.trial import Clock, Rival, Trial
 from surefoot.tune.attempt import Answer, Request
 from surefoot.tune.gate import Numbers, failure
 from surefoot.tune.search import Tried
-from surefoot.tune.space import Settings
+from surefoot.tune.space import Settings, beside_the_plan
 
 ROUNDS = 2
 # A trial is given up where its steps have taken so many times as long as the best one's, times the most that two rounds
@@ -67,7 +67,7 @@ class Trials:
         if isinstance(made, str):
             return Tried(settings, failure=made)
         for other, tried in self._seen:
-            if not diff_plans(other, made):
+            if beside_the_plan(tried.settings) == beside_the_plan(settings) and not diff_plans(other, made):
                 return tried
         self._seen.append((made, found := self._first_look(settings)))
         return found
