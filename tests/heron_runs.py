@@ -24,6 +24,11 @@ def heron_folder(folder: Path) -> Path:
 def heron_train(folder: Path, name: str, *arguments: str, **changes: Any) -> Result:
     """Train into `folder/name`, two micro-batches to a step, with dropout. changes: sections of the config; None leaves
     one out."""
+    return CliRunner().invoke(main, ["train", str(heron_config(folder, name, **changes)), *arguments])
+
+
+def heron_config(folder: Path, name: str, **changes: Any) -> Path:
+    """The YAML of that run, written."""
     config = {
         "stage": "sft",
         "model": str(folder / "base"),
@@ -34,7 +39,7 @@ def heron_train(folder: Path, name: str, *arguments: str, **changes: Any) -> Res
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in (config | changes).items() if value is not None}))
-    return CliRunner().invoke(main, ["train", str(path), *arguments])
+    return path
 
 
 def heron_trained(folder: Path, name: str, *arguments: str, **changes: Any) -> str:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny import tiny_llama
 
 
 def sky_rows(count: int, *, more: int = 0) -> list[dict[str, str]]:
@@ -15,3 +20,11 @@ def write_sky(folder: Path, count: int, *, more: int = 0) -> Path:
     path = folder / "rows.json"
     path.write_text(json.dumps(sky_rows(count, more=more)))
     return path
+
+
+def sky_workplace(factory: pytest.TempPathFactory, count: int, **model: Any) -> Path:
+    """A new folder with `rows.json` and a tiny Llama, `base`. model: see `tiny_llama`."""
+    folder = factory.mktemp("work")
+    write_sky(folder, count)
+    tiny_llama(folder / "base", **model)
+    return folder

@@ -1,6 +1,7 @@
 """The environment that this process reads, and the launcher that started it."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def test_a_child_of_multiprocessing_goes_on(monkeypatch, parent):
     monkeypatch.setattr(sys, "gettrace", lambda: None)
     monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
     monkeypatch.setattr(process, "_GPU_FILES", ())
-    monkeypatch.setattr(process.multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
     for name in process._ALLOCATOR_NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", dict(os.environ))

@@ -4,7 +4,6 @@ launcher that started it, if any.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -224,8 +223,11 @@ def restart_without_thread_cache() -> None:
     its own, under a debugger, and where the program cannot be begun again, as one that was read from stdin, or a child
     of `multiprocessing`."""
     again = is_glibc() and not _has_own_allocator() and not os.environ.get(_TUNABLES)
-    is_program = os.path.isfile(sys.argv[0]) and multiprocessing.parent_process() is None
-    if not again or any(map(os.path.exists, _GPU_FILES)) or sys.gettrace() or not is_program:
+    if not again or any(map(os.path.exists, _GPU_FILES)) or sys.gettrace() or not os.path.isfile(sys.argv[0]):
+        return
+    from multiprocessing import parent_process  # a hundredth of a second, which other commands need not pay
+
+    if parent_process() is not None:
         return
     os.environ[_TUNABLES] = NO_THREAD_CACHE
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

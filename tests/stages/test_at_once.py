@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from layouts import run_config
-from sky import write_sky
+from sky import sky_workplace
 from surefoot.errors import EnvironmentFault
 from surefoot.models import documents, fast_adapters
 from surefoot.report.console import Console
 from surefoot.stages import at_once, fast_paths, packed_rows
 from surefoot.stages.run import train_run
-from tiny import tiny_llama
 
 ALL = {"adapter", "documents", "last_block", "loss"}
 TOGETHER = 2  # passes: plain and with everything
@@ -24,10 +23,7 @@ TOGETHER = 2  # passes: plain and with everything
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("work")
-    write_sky(folder, 16)
-    tiny_llama(folder / "base", hidden=64)
-    return folder
+    return sky_workplace(tmp_path_factory, 16, hidden=64)
 
 
 @pytest.fixture

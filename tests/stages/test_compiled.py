@@ -13,22 +13,18 @@ import torch
 from torch import nn
 
 from layouts import run_config
-from sky import write_sky
+from sky import sky_workplace
 from surefoot.errors import EnvironmentFault
 from surefoot.report.console import Console
 from surefoot.stages import required, steps
 from surefoot.stages.run import train_run
-from tiny import tiny_llama
 
 DIFFERENT = 1.02  # within what bf16 allows, and far outside of what fp32 does
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("work")
-    write_sky(folder, 16)
-    tiny_llama(folder / "base", layers=1)
-    return folder
+    return sky_workplace(tmp_path_factory, 16, layers=1)
 
 
 def train(workplace, output, **way):

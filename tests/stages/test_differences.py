@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from layouts import run_config
-from sky import write_sky
+from sky import sky_workplace
 from surefoot.errors import EnvironmentFault
 from surefoot.models import fast_adapters, fast_pointwise
 from surefoot.objectives import sft
@@ -22,7 +22,6 @@ from surefoot.stages import fast_paths
 from surefoot.stages.differences import Differences, Pass, differences
 from surefoot.stages.run import train_run
 from surefoot.training.scaling import LossScale
-from tiny import tiny_llama
 from toy import toy_engine
 
 WITHOUT = 1e9  # a limit that nothing passes
@@ -30,10 +29,7 @@ WITHOUT = 1e9  # a limit that nothing passes
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("work")
-    write_sky(folder, 16)
-    tiny_llama(folder / "base", hidden=64)
-    return folder
+    return sky_workplace(tmp_path_factory, 16, hidden=64)
 
 
 @pytest.fixture

@@ -10,23 +10,19 @@ import shutil
 import pytest
 
 from layouts import run_config
-from sky import write_sky
+from sky import sky_workplace
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
 from surefoot.stages import planned
 from surefoot.stages.run import train_run
 from surefoot.stages.run_folder import Mode
-from tiny import tiny_llama
 
 STEPS = 3
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("work")
-    write_sky(folder, 22)
-    tiny_llama(folder / "base", hidden=NARROW)
-    return folder
+    return sky_workplace(tmp_path_factory, 22, hidden=NARROW)
 
 
 def train(workplace, output, mode: Mode = "new"):

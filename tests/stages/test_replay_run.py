@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 
 import died_runs
 from died_runs import STEP
 from forkserver import ForkServer
-from heron_runs import heron_folder
+from heron_runs import heron_config, heron_folder
 from rollback_runs import rollback_world, write_config
 from surefoot.cli.main import main
 from surefoot.errors import IntegrityError
@@ -41,18 +40,7 @@ def world(tmp_path_factory):
 
 
 def config(world, name):
-    told = {
-        "stage": "sft",
-        "model": str(world / "base"),
-        "adapter": {"kind": "lora", "rank": 4, "dropout": 0.1},
-        "data": {"train": str(world / "train.json"), "max_length": 128},
-        "batch": {"size": 4, "micro": 2},
-        "duration": "6 steps",
-        "checkpoint": {"every": "2 steps"},
-        "output": str(world / name),
-    }
-    (world / f"{name}.yaml").write_text(yaml.safe_dump(told))
-    return str(world / f"{name}.yaml")
+    return str(heron_config(world, name, duration="6 steps", checkpoint={"every": "2 steps"}))
 
 
 @pytest.fixture(scope="module")

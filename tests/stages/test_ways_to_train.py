@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from layouts import run_config
-from sky import write_sky
+from sky import sky_workplace
 from surefoot.errors import EnvironmentFault, InputError
 from surefoot.models.neftune import embedding_noise
 from surefoot.models.quantised import is_quantised
@@ -16,7 +16,6 @@ from surefoot.stages import required
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
-from tiny import tiny_llama
 
 LORA, DORA = {"kind": "lora", "rank": 64}, {"kind": "dora", "rank": 64}  # of rank 64, moments are held in 8 bits
 NF4 = {"compute": "fp32", "base": "nf4"}
@@ -47,10 +46,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("work")
-    write_sky(folder, 12)
-    tiny_llama(folder / "base", hidden=64)
-    return folder
+    return sky_workplace(tmp_path_factory, 12, hidden=64)
 
 
 def config(workplace, output, **way):

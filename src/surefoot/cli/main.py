@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from surefoot import process
 from surefoot.cli.errors import (
     BUG_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
@@ -143,6 +142,8 @@ class LazyGroup(click.Group):
         words = list(sys.argv[1:] if typed is None else typed)
         command = next((self.table[word] for word in words if word in self.table), None)
         if typed is None and command is not None and command.plans:  # the command of this program
+            from surefoot import process
+
             process.restart_without_thread_cache()
         invocation = Invocation(typed=tuple(words))
         sys.exit(self._outcome(invocation, words, *args[1:], **extra))

@@ -227,7 +227,7 @@ def _lacking(memory: MemoryPlan, found: Hardware) -> str:
 
 
 def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
-    return fits(memory) and (found.free is None or memory.total <= found.free)
+    return fits(memory) and not _lacking(memory, found)
 
 
 def _micro_with_room(one: Ready, found: Hardware) -> int | None:
