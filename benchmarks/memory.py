@@ -96,7 +96,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from surefoot.config.load import load_config
     from surefoot.data.batch import Batch
     from surefoot.objectives.sft import sft_loss
-    from surefoot.stages.fast_paths import planned_paths
+    from surefoot.stages.parity.fast_paths import planned_paths
     from surefoot.stages.planned import make_plan
     from surefoot.stages.setup import planned_tokenizer, set_up
     from surefoot.training.step import train_step

@@ -22,7 +22,7 @@ from surefoot.report.overlay import layer_chart, overlay_page, position_chart, r
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
 from surefoot.report.views import Table
-from surefoot.stages.measure_norms import measure_model_norms, report_to_json
+from surefoot.stages.measure.norms import measure_model_norms, report_to_json
 
 SCALES = (1.0, 0.2, 0.1, 0.05, 0.0)
 SHOWN = 16  # positions in the charts

@@ -9,8 +9,8 @@ import pytest
 
 from surefoot import made_folders
 from surefoot.made_folders import PLAN, run_of
-from surefoot.stages.export_files import _trained_sections
-from surefoot.stages.export_prompts import _examples
+from surefoot.stages.export.files import _trained_sections
+from surefoot.stages.export.prompts import _examples
 
 
 @pytest.fixture

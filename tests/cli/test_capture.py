@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from surefoot.cli.main import main
-from surefoot.stages import capture_pictures
+from surefoot.stages.measure import capture_pictures
 from tiny import tiny_llama
 
 

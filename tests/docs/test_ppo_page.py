@@ -8,8 +8,8 @@ import torch
 
 from pages import ROOT, table
 from surefoot.objectives.ppo import policy_loss
-from surefoot.stages.ppo_brakes import Figures
-from surefoot.stages.ppo_checks import START_TOLERANCE
+from surefoot.stages.ppo.brakes import Figures
+from surefoot.stages.ppo.checks import START_TOLERANCE
 
 PAGE = ROOT / "docs" / "ppo.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ NOT_RUN = {
     "push": "sends to a hub; tests/stages/test_push.py",
     "evaluate commonsense": "needs the eight sets; tests/cli/test_evaluate_commonsense.py",
     "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
-    "evaluate harness": "needs the extra eval; tests/stages/test_harness.py",
+    "evaluate harness": "needs the extra eval; tests/stages/harness/test_harness.py",
     "recipes/": "tests/recipes",
     "surefoot tune": "many trials; tests/cli/test_tune.py runs it",
     "replay": "needs a run that went wrong; tests/docs/test_failures_page.py runs them",

@@ -11,8 +11,8 @@ from surefoot.doctor.parity import own_pass, parity_lines
 from surefoot.kernels import adapters, documents
 from surefoot.models import fast_adapters, fast_pointwise
 from surefoot.models.forward import causal_model
-from surefoot.stages import formulas
-from surefoot.stages.differences import LIMITS
+from surefoot.stages.parity import formulas
+from surefoot.stages.parity.differences import LIMITS
 from surefoot.stages.trial import ready
 
 ROUNDING = 2e-5  # of sums in fp32 taken in another order

@@ -86,6 +86,6 @@ PROVEN_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "K4": ("tests/faults/test_ppo_faults.py::test_k4_a_model_that_only_stops_ends_the_run_in_one_line",),
     "K5": ("tests/faults/test_ppo_faults.py::test_k5_one_score_for_all_answers_makes_no_nan_and_ends_the_run",),
     "K7": ("tests/exactness/test_ppo_resume.py::test_killed_anywhere_and_resumed_equals_uninterrupted",),
-    "E3": ("tests/stages/test_export.py::test_a_broken_merge_is_refused_and_leaves_nothing",),
+    "E3": ("tests/stages/export/test_export.py::test_a_broken_merge_is_refused_and_leaves_nothing",),
     "E5": ("tests/cli/test_export.py::test_the_code_of_the_card_runs_in_a_fresh_process",),
 }

@@ -23,7 +23,7 @@ from surefoot.models.merge import cast_weights, merge_adapter, tensor_digests
 from surefoot.models.peft import LoraLayer, PeftModel
 from surefoot.models.save import save_full
 from surefoot.models.vocabulary import embedding_and_head, is_tied
-from surefoot.stages.certificate import MERGED_LIMIT, NOISE_LIMIT
+from surefoot.stages.export.certificate import MERGED_LIMIT, NOISE_LIMIT
 
 CPU = torch.device("cpu")
 FORMULA = 2e-6  # of the largest weight: units in the last place of fp32, after products of rank 4

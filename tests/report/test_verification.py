@@ -7,7 +7,7 @@ import pytest
 from surefoot.errors import InputError
 from surefoot.report.export_card import CERTIFICATE
 from surefoot.report.verification import verify_folder
-from surefoot.stages.certificate import hashes
+from surefoot.stages.export.certificate import hashes
 
 FILES = {"model.safetensors": b"weights", "config.json": b"{}"}
 

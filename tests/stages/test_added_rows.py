@@ -17,7 +17,7 @@ import surefoot
 from surefoot.errors import InputError
 from surefoot.models import saved_adapter
 from surefoot.report.verification import compare_folders
-from surefoot.stages.export import export_model
+from surefoot.stages.export.whole import export_model
 from surefoot.stages.open_model import open_for_use
 from tiny import tiny_llama
 

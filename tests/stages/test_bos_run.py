@@ -23,7 +23,7 @@ from surefoot.models.bos import install_bos_scaling, installed_scaling
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.verification import compare_folders, verify_folder
-from surefoot.stages.export_parts import find_export_parts
+from surefoot.stages.export.parts import find_export_parts
 from surefoot.stages.open_model import conversation_ids, open_for_use
 from surefoot.stages.push import pushed_files
 from surefoot.stages.sft import batches_by_length, prepare_sft

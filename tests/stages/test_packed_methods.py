@@ -15,13 +15,14 @@ from surefoot.errors import Diverged
 from surefoot.models import documents
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
-from surefoot.stages import evaluating, measured_rows, reference_cache
+from surefoot.stages import evaluating, reference_cache
 from surefoot.stages.asked_data import DataRequest
-from surefoot.stages.measure_loss import measure_loss
-from surefoot.stages.measure_reward import measure_reward
+from surefoot.stages.failures.replay import replay
+from surefoot.stages.measure import rows as measured_rows
+from surefoot.stages.measure.loss import measure_loss
+from surefoot.stages.measure.reward import measure_reward
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.open_reward import open_reward
-from surefoot.stages.replay import replay
 from surefoot.training import loop as loop_module
 from surefoot.training import step as step_module
 from surefoot.training.failure import read_failure
@@ -249,5 +250,5 @@ def test_a_packed_step_that_failed_is_replayed(train, tmp_path, monkeypatch, sta
     assert read_failure(kept).batches[0].rows.documents
     assert replay(kept).same_bits
     assert replay(kept, plain=True).same_place
-    monkeypatch.setattr("surefoot.stages.replay._load", lambda *arguments: None)
+    monkeypatch.setattr("surefoot.stages.failures.replay._load", lambda *arguments: None)
     assert not replay(kept).same_place  # twin: the weights are sound

@@ -111,7 +111,7 @@ def test_twin_that_leaks_is_found_where_no_two_documents_of_a_row_are_compared(w
     def one_document(q, k, v, found, scale):
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
-    monkeypatch.setattr("surefoot.stages.fast_paths._COMPARED", 1)
+    monkeypatch.setattr("surefoot.stages.parity.fast_paths._COMPARED", 1)
     train(config(workplace, tmp_path / "right", adapter=LORA))
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
     with pytest.raises(EnvironmentFault, match=r"data\.packing.*lets one document move another"):
@@ -214,7 +214,7 @@ def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(w
     uninterrupted, plan = ends(tmp_path / "run"), chosen(tmp_path / "run")
     forget_the_last_steps(tmp_path / "run")
     with monkeypatch.context() as strict:
-        strict.setattr("surefoot.stages.differences.LIMITS", {"fp32": -1.0})
+        strict.setattr("surefoot.stages.parity.differences.LIMITS", {"fp32": -1.0})
         screen = " ".join(train(wanted, "resume").split())
         assert "caution: data.packing: sdpa differs from padded rows by" in screen
         assert "allowed is -1; it stays, as the run began with it" in screen

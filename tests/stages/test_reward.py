@@ -18,8 +18,8 @@ from surefoot.models.value_head import VALUE_HEAD_FILE, ValueHead
 from surefoot.report.console import Console
 from surefoot.stages import reward as stage_reward
 from surefoot.stages.asked_data import DataRequest
-from surefoot.stages.export import export_model
-from surefoot.stages.measure_reward import measure_reward, reward_to_json
+from surefoot.stages.export.whole import export_model
+from surefoot.stages.measure.reward import measure_reward, reward_to_json
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.open_reward import open_reward
 from surefoot.stages.planned import make_plan

@@ -86,7 +86,7 @@ def capture(
     from surefoot import process
     from surefoot.report.capture_table import layer_table, warning_lines
     from surefoot.report.console import open_console
-    from surefoot.stages.capture import capture as run_capture
+    from surefoot.stages.measure.capture import capture as run_capture
 
     captured = run_capture(
         model,
@@ -126,7 +126,7 @@ def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
     open_capture(reference)
     require_room_to_compare(out, overwrite)
 
-    from surefoot.stages.capture import compare_folders
+    from surefoot.stages.measure.capture import compare_folders
 
     _show_comparison(compare_folders(reference, other, out, overwrite=overwrite), out)
 

@@ -90,8 +90,8 @@ def commonsense(
     from surefoot.report.console import open_console
     from surefoot.report.plots import png
     from surefoot.report.score_table import draw_scores, score_table
-    from surefoot.stages.commonsense import CommonsenseRequest, evaluate_commonsense
-    from surefoot.stages.commonsense_report import cautions, found_to_json, score_rows
+    from surefoot.stages.commonsense.evaluation import CommonsenseRequest, evaluate_commonsense
+    from surefoot.stages.commonsense.report import cautions, found_to_json, score_rows
     from surefoot.stages.open_model import open_for_use
 
     opened = open_for_use(model, adapter)

@@ -46,7 +46,7 @@ def harness(
     """
     from surefoot import durable
     from surefoot.out_folder import require_same_request
-    from surefoot.stages.harness_needs import require_harness, task_names
+    from surefoot.stages.harness.needs import require_harness, task_names
 
     check_models(model, adapter, only=only)
     names = task_names(tasks)
@@ -73,7 +73,7 @@ def harness(
     from surefoot.report.harness_table import harness_table
     from surefoot.report.plots import png
     from surefoot.report.score_table import draw_scores
-    from surefoot.stages.harness import HarnessRequest, known_tasks, metrics_of, run_harness, share_rows
+    from surefoot.stages.harness.tasks import HarnessRequest, known_tasks, metrics_of, run_harness, share_rows
     from surefoot.stages.open_model import open_for_use
 
     asked = HarnessRequest(

@@ -61,7 +61,7 @@ def reward(
     from surefoot.report.console import open_console
     from surefoot.report.plots import png
     from surefoot.report.reward_table import calibration_table, reward_lines
-    from surefoot.stages.measure_reward import measure_reward, reward_to_json
+    from surefoot.stages.measure.reward import measure_reward, reward_to_json
     from surefoot.stages.open_reward import open_reward
 
     opened = open_reward(model, adapter)

@@ -38,7 +38,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     from surefoot.report.capture import captured_libraries
     from surefoot.report.console import open_console
     from surefoot.report.replay_view import bad_weights, origin_json, value_words, verdict
-    from surefoot.stages.replay import replay as run_again
+    from surefoot.stages.failures.replay import replay as run_again
 
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     with captured_libraries(console):
@@ -78,7 +78,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
 
 def _replay_run(run: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> int:
     from surefoot.report.replay_view import death_verdict, end_words
-    from surefoot.stages.replay_apart import replay_run
+    from surefoot.stages.failures.replay_apart import replay_run
 
     found = replay_run(run, moved=moved, plain=plain)
     ended = end_words(found.ended, found.where, found.line, found.error, found.place, found.report)

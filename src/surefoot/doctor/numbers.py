@@ -19,8 +19,8 @@ from surefoot.few import first_few
 from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import evaluating
 from surefoot.planning.plan import PLAIN, DType, RunPlan
-from surefoot.stages.differences import LIMITS, largest_difference
-from surefoot.stages.fast_paths import nothing_at_zero, one_pass
+from surefoot.stages.parity.differences import LIMITS, largest_difference
+from surefoot.stages.parity.fast_paths import nothing_at_zero, one_pass
 from surefoot.stages.trial import Ready
 
 _LOOKED_FOR = 3  # steps, before a tensor counts as one without a gradient: an expert may have no token in one

@@ -21,9 +21,9 @@ from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import readable, usable
 from surefoot.planning.plainest import plainly
 from surefoot.planning.plan import PLAIN, RunPlan
-from surefoot.stages.differences import Pass, largest_difference
-from surefoot.stages.fast_paths import compared_batches, nothing_at_zero, one_pass
-from surefoot.stages.formulas import LIMIT, Formulas, compare_formulas, paths_of
+from surefoot.stages.parity.differences import Pass, largest_difference
+from surefoot.stages.parity.fast_paths import compared_batches, nothing_at_zero, one_pass
+from surefoot.stages.parity.formulas import LIMIT, Formulas, compare_formulas, paths_of
 from surefoot.stages.planned import make_plan
 from surefoot.stages.trial import Ready, ready
 

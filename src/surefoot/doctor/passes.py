@@ -12,7 +12,7 @@ from surefoot.models.attention import attention_context
 from surefoot.models.compiled import as_written
 from surefoot.planning.plan import Choice, SdpaKernel
 from surefoot.stages.kinds import KINDS
-from surefoot.stages.rehearsal import rehearsal
+from surefoot.stages.parity.rehearsal import rehearsal
 from surefoot.stages.trial import Ready
 from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.step import StepSettings, add_gradient, draw

@@ -18,7 +18,7 @@ from surefoot.evaluate.answers import METRICS, Metric
 from surefoot.nearest import nearest_word
 from surefoot.objectives.base import LossSum, Objective
 from surefoot.report.rows import EVAL_FIELDS
-from surefoot.stages.rehearsal import rehearsal
+from surefoot.stages.parity.rehearsal import rehearsal
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import RewardFunction, Stage
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from surefoot.stages.ppo import ppo_stage, prepare_ppo
-from surefoot.stages.ppo_models import build_ppo
-from surefoot.stages.ppo_start import start_ppo
+from surefoot.stages.ppo.models import build_ppo
+from surefoot.stages.ppo.stage import ppo_stage, prepare_ppo
+from surefoot.stages.ppo.start import start_ppo
 from surefoot.stages.preference import dpo_stage, kto_stage, start_dpo, start_kto
 from surefoot.stages.reward import build_reward, reward_stage
 from surefoot.stages.sft import prepare_judged, prepare_pairs, prepare_sft, sft_stage

@@ -96,7 +96,7 @@ def _roles(config: RunConfig, base: Path) -> Roles:
     """Who plays what in PPO; other stages need no look at other models."""
     if config.stage != "ppo":
         return Roles()
-    from surefoot.stages.ppo_parts import find_roles
+    from surefoot.stages.ppo.parts import find_roles
 
     return find_roles(config, base)
 

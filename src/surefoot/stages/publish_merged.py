@@ -12,8 +12,8 @@ from pathlib import Path
 from surefoot import durable
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
-from surefoot.stages.export import export_model
-from surefoot.stages.export_files import TOKENIZER_FILES
+from surefoot.stages.export.files import TOKENIZER_FILES
+from surefoot.stages.export.whole import export_model
 
 ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS})
 _STAGING = ".merged"

@@ -9,7 +9,7 @@ from surefoot.errors import Fault, InputError
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import PLAIN, RunPlan
-from surefoot.stages.fast_paths import SWITCHED
+from surefoot.stages.parity.fast_paths import SWITCHED
 from surefoot.stages.planned import make_plan
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.run_folder import Claim

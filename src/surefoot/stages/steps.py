@@ -17,21 +17,21 @@ from surefoot.models.forward import hidden_states
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
-from surefoot.stages.at_once import settle_at_once
-from surefoot.stages.compiled import try_compiled
 from surefoot.stages.custom import Custom, check_objective
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.evaluating import make_evaluate
-from surefoot.stages.failures import FailureRecorder
-from surefoot.stages.fast_paths import Settled, planned_paths, settle
+from surefoot.stages.failures.recorder import FailureRecorder
 from surefoot.stages.job import make_job
 from surefoot.stages.kinds import with_models
 from surefoot.stages.pace import PaceObserver
-from surefoot.stages.packed_rows import as_planned, settle_packing
+from surefoot.stages.parity.at_once import settle_at_once
+from surefoot.stages.parity.compiled import try_compiled
+from surefoot.stages.parity.fast_paths import Settled, planned_paths, settle
+from surefoot.stages.parity.packed_rows import as_planned, settle_packing
+from surefoot.stages.parity.room import settle_room
 from surefoot.stages.phases import Phases
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
-from surefoot.stages.room import settle_room
 from surefoot.stages.setup import Setup, set_up
 from surefoot.training.background import background_writer
 from surefoot.training.beat import Activity

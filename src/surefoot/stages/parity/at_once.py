@@ -1,0 +1,111 @@
+"""Before step 1, in two passes: the run as it will be, held against the plainest way to compute the same.
+
+Packed rows and every fast path are put in together, and a part of two micro-batches goes forward and backward with all
+of them, and without any, in padded rows. What is compared, and within which limits, is as in `stages.packed_rows` and
+`stages.fast_paths`, which take two passes more for each path. Which of several is at fault this cannot tell: so it only
+ever says yes, and where it cannot, all is as it was and the others look one by one.
+
+They also look where something is drawn at random: what is dropped falls otherwise in packed rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.data.batch import Weighted
+from surefoot.data.comparable import in_padded_rows
+from surefoot.errors import EnvironmentFault, Fault
+from surefoot.models.dropout import highest_dropout
+from surefoot.models.fast import FastPath, Undo
+from surefoot.models.packing import NAME, NO_LEAK, packed_attention, reason_of
+from surefoot.planning.plan import PLAIN
+from surefoot.stages.parity.differences import Differences, differences
+from surefoot.stages.parity.fast_paths import (
+    GO_ON,
+    Settled,
+    compared_batches,
+    judged,
+    nothing_at_zero,
+    obstacles_of,
+    of_form,
+    one_pass,
+    planned_paths,
+    without_blocked,
+)
+from surefoot.stages.parity.packed_rows import leak_of
+from surefoot.stages.prepared import Prepared
+from surefoot.stages.setup import Setup
+from surefoot.training.device_errors import is_of_the_environment
+
+
+def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled | None:
+    """Put in packed attention and every fast path of the plan, and leave them in, where together they compute what the
+    plain model does; None where that is not seen here, and nothing is put in then. say: is told of paths that this
+    model has no room for. Every rank must ask."""
+    plan, engine, resumed = setup.plan, setup.engine, run.resumed
+    form = plan.kernels.documents.value
+    paths = [*([] if form == PLAIN else [packed_attention(form)]), *planned_paths(plan)]
+    obstacles = obstacles_of(paths, engine)
+    possible = [path for path in paths if path.name not in obstacles]
+    if len(possible) < 2 or NAME in obstacles or setup.packing_fault or _draws(run, setup):
+        return None
+    step = run.timetable.next_step(setup.state.step)
+    batches = compared_batches(run.stage, engine, step)
+    with nothing_at_zero(engine.parameters.values()):
+        seen = _all_in(run, setup, possible, batches, step, leaks=form != PLAIN, resumed=resumed)
+    if seen is None:
+        return None
+    record = judged(seen.found, plan, resumed=resumed)
+    plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
+    together: dict[str, Any] = {path.name: of_form(path, record | {"together": True}) for path in possible}
+    if form != PLAIN:
+        together[NAME] |= {"form": form, "leak": seen.leak}
+    return Settled(plan, found | together)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """found: differences to padded rows of the plain model. leak: of packed rows, see `leak_of`; 0 of others."""
+
+    found: Differences
+    leak: float
+
+
+def _all_in(
+    run: Prepared,
+    setup: Setup,
+    paths: Sequence[FastPath],
+    batches: Sequence[Weighted],
+    step: int,
+    *,
+    leaks: bool,
+    resumed: bool,
+) -> _Seen | None:
+    """The paths, put in, and what was seen; None, and the paths taken out, where that is more than rounding, or one
+    fails. Where other ranks wait in the middle of a pass a failure ends the run."""
+    engine, moved, fault = setup.engine, 0.0, ""
+    undos: list[Undo] = []
+    plain = one_pass(setup, run.stage, [in_padded_rows(one, setup.plan.tokenizer.pad_id) for one in batches], step)
+    try:
+        undos.extend(path.install(engine.model) for path in paths)
+        if leaks:
+            moved, fault = leak_of(setup, batches[0].rows)
+        if not fault and moved <= NO_LEAK:
+            found = differences(engine, plain, one_pass(setup, run.stage, batches, step))
+            if not judged(found, setup.plan, resumed=resumed)["outside"]:
+                return _Seen(found, moved)
+    except RuntimeError as caught:
+        if is_of_the_environment(caught) or (engine.world > 1 and not resumed):
+            raise
+        if engine.world > 1:
+            what = f"fast paths fail on this model ({reason_of(caught)}), and the run began with them"
+            raise EnvironmentFault(Fault("kernels", what, GO_ON)) from None
+    for undo in reversed(undos):
+        undo()
+    return None
+
+
+def _draws(run: Prepared, setup: Setup) -> bool:
+    return run.config.optim.neftune_alpha is not None or highest_dropout(setup.engine.model) > 0

@@ -1,0 +1,89 @@
+"""Stage ppo: the policy answers prompts, its answers are scored, and it learns from them.
+
+Which prompts, which answers and which draws belong to a step is a function of seed and step; what the models say to
+them is made once per cycle, when its first step is due (`surefoot.stages.ppo.start`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Batch, PromptBatch
+from surefoot.data.loader import prompt_batches
+from surefoot.data.prepare import PreparedData
+from surefoot.data.rollout_order import Cycles
+from surefoot.data.tokenise import ReadRecord
+from surefoot.models.cast import Cast
+from surefoot.objectives.ppo import PpoSettings, ppo_objective
+from surefoot.objectives.sft import supervised_places
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.ppo.scores import named_scorer, reward_model
+from surefoot.stages.ppo.texts import prepare_texts
+from surefoot.stages.sft import prepare_prompts
+from surefoot.stages.stage import Stage
+
+
+def ppo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The prompts under a plan; `ppo_start` adds the models."""
+    cycles = cycles_of(config, plan, data)
+    lengths = data.train.lengths
+
+    def step_batches(step: int) -> Sequence[PromptBatch]:
+        """The prompts of the step's answers."""
+        place = cycles.place(step)
+        prompts = cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
+        return prompt_batches(data.train, prompts, plan.batch.micro.value, plan.tokenizer.pad_id)
+
+    def step_tokens(step: int) -> int:
+        """Of the prompts: how long answers will be is not known."""
+        place = cycles.place(step)
+        return int(lengths[cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]].sum())
+
+    return Stage(
+        objective=ppo_objective(settings_of(config), actor_logits, critic_values),
+        data=data,
+        steps_per_epoch=cycles.steps_per_epoch,
+        step_batches=step_batches,
+        step_tokens=step_tokens,
+        eval_batches=None,
+        bounds={"ratio": config.ppo.ratio_bound},
+        begins_at=cycles.begins_at,
+    )
+
+
+def prepare_ppo(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """The prompts. Scorer and texts are looked at here for the first time, so that bad ones are refused early."""
+    if config.ppo.reward is not None and reward_model(config) is None:
+        named_scorer(config.ppo.reward)
+    prepare_texts(config, tokens, tokenizer)
+    return prepare_prompts(config, tokens, tokenizer, read_record=read_record)
+
+
+def cycles_of(config: RunConfig, plan: RunPlan, data: PreparedData) -> Cycles:
+    return Cycles(data.mixture, plan.batch.size.value, config.ppo.rollout_batches, config.ppo.epochs)
+
+
+def settings_of(config: RunConfig) -> PpoSettings:
+    ppo = config.ppo
+    return PpoSettings(ppo.ratio_clip, ppo.value_clip, ppo.entropy, ppo.unsup_coef, ppo.temperature)
+
+
+def actor_logits(cast: Cast, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [N, V] at the supervised places, and their targets [N]."""
+    places, targets = supervised_places(rows)
+    return cast.actor_logits_at(rows, places), targets
+
+
+def critic_values(cast: Cast, rows: Batch) -> torch.Tensor:
+    """[B, T], at the supervised places."""
+    return cast.values(rows, supervised_places(rows)[0])
