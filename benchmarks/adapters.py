@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.models.adapters import add_adapter
-from surefoot.models.fast_adapters import install
+from surefoot.models.fast.adapters import install
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.plan import AdapterPlan, Choice
 

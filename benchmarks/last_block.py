@@ -24,11 +24,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefoot.data.batch import Batch, Example
 from surefoot.data.pack import pack
 from surefoot.models.adapters import add_adapter
-from surefoot.models.chunked_head import loss_path
-from surefoot.models.fast_adapters import adapter_path
+from surefoot.models.fast.adapters import adapter_path
+from surefoot.models.fast.chunked_head import loss_path
+from surefoot.models.fast.last_block import last_block_path
+from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
-from surefoot.models.last_block import last_block_path
-from surefoot.models.packing import packed_attention
 from surefoot.models.product_flops import ProductFlops
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.plan import AdapterPlan, Choice

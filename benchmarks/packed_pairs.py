@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefoot.data.batch import Example, PairBatch
 from surefoot.data.layout import Layout
 from surefoot.data.loader import common_beginning
-from surefoot.models.packing import packed_attention
+from surefoot.models.fast.packing import packed_attention
 from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.objectives.preference import Constants, preference_loss

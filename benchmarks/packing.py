@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example, Weighted, collate
 from surefoot.data.pack import pack, packed_rows, padded_rows
-from surefoot.models.packing import packed_attention
+from surefoot.models.fast.packing import packed_attention
 from surefoot.objectives.base import Objective
 from surefoot.objectives.sft import sft_loss
 

@@ -69,7 +69,7 @@ def _plant(crash: Any) -> None:
 
 
 if __name__ == "__main__":
-    from surefoot.stages.failures.recorder import replay_run
+    from surefoot.stages.failures import replay_run
 
     globals()[sys.argv[1]]()
     replay_run.main()

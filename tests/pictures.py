@@ -3,7 +3,8 @@
     with blank_pictures():
         main(["train", "run.yaml"])
 
-That the pictures are right, and that one that cannot be drawn is a caution, is proven in tests/report/test_plots.py.
+That the pictures are right, and that one that cannot be drawn is a caution, is proven in
+tests/report/pictures/test_plots.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from surefoot.report import plots
+from surefoot.report.pictures import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

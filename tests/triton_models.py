@@ -25,10 +25,10 @@ from casting import a_batch
 from layouts import run_config
 from sky import write_sky
 from surefoot.kernels.forms import triton_arithmetic
-from surefoot.models import fast_pointwise
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.fast_gates import gates
-from surefoot.models.fast_pointwise import install
+from surefoot.models.fast import pointwise as fast_pointwise
+from surefoot.models.fast.gates import gates
+from surefoot.models.fast.pointwise import install
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import PointwiseSizes
 from surefoot.probe import pointwise

@@ -25,7 +25,7 @@ from surefoot.report.comparison import (
     shared_curve,
     verdict_lines,
 )
-from surefoot.report.verify_table import MOST_SHOWN
+from surefoot.report.tables.verify import MOST_SHOWN
 from surefoot.training.manifest import sealed
 from tiny import tiny_llama
 

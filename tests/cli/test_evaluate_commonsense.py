@@ -16,7 +16,7 @@ from plans import choice
 from surefoot.cli.main import main
 from surefoot.models import generate
 from surefoot.planning.serial import plan_to_json
-from surefoot.stages.commonsense.evaluation import answers as stage
+from surefoot.stages.commonsense import answers as stage
 from zoo import ZOO
 
 ROUNDING = 2e-4  # nats; sums of a dozen fp32 log probabilities

@@ -14,7 +14,7 @@ from surefoot.compat import write_scripts
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command, translate_file
 from surefoot.errors import EnvironmentFault, InputError
-from surefoot.report.plots import draw_history
+from surefoot.report.pictures.plots import draw_history
 
 ROOT = Path(__file__).parents[2]
 NAMED = (

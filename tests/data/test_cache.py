@@ -131,7 +131,7 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [
-    "data/encode.py", "data/cut.py", "data/chat_template.py", "data/rendered.py", "data/formats/messages.py",
+    "data/encode.py", "data/cut.py", "data/chat/template.py", "data/chat/rendered.py", "data/formats/messages.py",
     "families/templates.py",
 ])  # fmt: skip
 def test_other_code_is_another_key(package, name):

@@ -8,7 +8,7 @@ import pytest
 
 from dialogues import CASES, ids_and_mask, learned, tokenizer
 from surefoot.data import templates
-from surefoot.data.chat_messages import messages
+from surefoot.data.chat.messages import messages
 from surefoot.data.formats import RowFault
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
@@ -81,7 +81,7 @@ def test_a_text_of_its_own_gets_the_blank_that_its_tokenizer_puts_and_the_twin_d
 
 
 def test_ollama_gets_the_words_without_the_marks():
-    from surefoot.report.modelfile import go_template, template_obstacle
+    from surefoot.report.cards.modelfile import go_template, template_obstacle
     from surefoot.stages.served_template import served_row
 
     row = next(row for row in ROWS if row.name == "llamafactory-phi")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.data import described, files, sources
-from surefoot.data.hub_files import TO_EVALUATE, Chosen
+from surefoot.data.hub.files import TO_EVALUATE, Chosen
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.errors import EnvironmentFault, InputError

@@ -12,8 +12,9 @@ import huggingface_hub
 import pytest
 
 from hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, go_offline, point_at, serve
-from surefoot.data import hub_files, hub_rows
-from surefoot.data.hub_files import choose_files
+from surefoot.data.hub import files as hub_files
+from surefoot.data.hub import rows as hub_rows
+from surefoot.data.hub.files import choose_files
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.errors import EnvironmentFault, InputError

@@ -13,7 +13,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from dialogues import CALL, RESULT, TOKENIZERS, TOOL, ids_and_mask, tokenizer
-from surefoot.data import named, rendered
+from surefoot.data import named
+from surefoot.data.chat import rendered
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.segments import Segment
 from surefoot.data.templates import make_template

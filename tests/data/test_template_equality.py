@@ -27,7 +27,7 @@ from dialogues import (
     tokenizer,
 )
 from surefoot.data import templates
-from surefoot.data.chat_messages import messages
+from surefoot.data.chat.messages import messages
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.templates import make_template

@@ -13,7 +13,7 @@ from surefoot.cli.main import main
 from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
 from surefoot.report.flight import KEPT
 from surefoot.report.slowness import _NEAR
-from surefoot.stages.failures.recorder import recorder as failures
+from surefoot.stages.failures import recorder as failures
 from surefoot.stages.pace import _LOOK
 from surefoot.training import loop, pace_guard, window
 from tiny import tiny_llama

@@ -16,8 +16,8 @@ from surefoot.config.resume_policy import POLICIES
 from surefoot.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 from surefoot.planning.environment import VARIABLES
 from surefoot.planning.plan import Source
-from surefoot.report.plan_table import choice_rows
 from surefoot.report.rows import TIMING_FIELDS
+from surefoot.report.tables.plan import choice_rows
 from surefoot.stages.planned import make_plan
 from tiny import tiny_llama
 

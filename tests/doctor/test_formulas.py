@@ -9,7 +9,8 @@ from doctor_runs import clean_base, clean_run
 from surefoot.doctor import parity
 from surefoot.doctor.parity import own_pass, parity_lines
 from surefoot.kernels import adapters, documents
-from surefoot.models import fast_adapters, fast_pointwise
+from surefoot.models.fast import adapters as fast_adapters
+from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.forward import causal_model
 from surefoot.stages.parity import formulas
 from surefoot.stages.parity.differences import LIMITS

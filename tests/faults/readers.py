@@ -15,13 +15,13 @@ from typing import Any
 from documented_tools import FILES
 from surefoot.config.load import check_values, load_config
 from surefoot.convert.safetensors_file import read_header
-from surefoot.data import chat_jinja
 from surefoot.data.cache import open_cache
-from surefoot.data.chat_jinja import TemplateFault
+from surefoot.data.chat import jinja as chat_jinja
+from surefoot.data.chat.jinja import TemplateFault
 from surefoot.data.files import parse_bytes
 from surefoot.data.formats import Turn
 from surefoot.data.formats.layouts import LAYOUTS, convert, recognise
-from surefoot.data.hub_files import choose_files
+from surefoot.data.hub.files import choose_files
 from surefoot.data.rows import Source, parse_rows
 from surefoot.dialects.launch import Options, no_files
 from surefoot.dialects.tools import translate_command, translate_file

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from surefoot.cli.main import main
-from surefoot.stages.ppo.stage import brakes as ppo_brakes
-from surefoot.stages.ppo.stage import memory as ppo_memory
+from surefoot.stages.ppo import brakes as ppo_brakes
+from surefoot.stages.ppo import memory as ppo_memory
 from tiny import tiny_llama
 
 PROMPTS = 24

@@ -15,13 +15,13 @@ from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack, unpacked
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.chunked_head import loss_path
 from surefoot.models.decoder import decoder_layers
-from surefoot.models.fast_adapters import adapter_path
+from surefoot.models.fast.adapters import adapter_path
+from surefoot.models.fast.chunked_head import loss_path
+from surefoot.models.fast.last_block import last_block_path
+from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
-from surefoot.models.last_block import last_block_path
 from surefoot.models.last_layer import last_layer
-from surefoot.models.packing import packed_attention
 from surefoot.models.peft import LoraLayer
 from surefoot.models.product_flops import ProductFlops
 from surefoot.objectives.sft import sft_loss

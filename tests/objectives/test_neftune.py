@@ -12,9 +12,9 @@ from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.pack import pack
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
 from surefoot.models.neftune import embedding_noise
-from surefoot.models.packing import packed_attention
 from surefoot.objectives.neftune import with_neftune
 from surefoot.objectives.sft import sft_loss
 from surefoot.training.randomness import seed_micro_batch

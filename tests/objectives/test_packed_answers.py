@@ -21,8 +21,8 @@ from surefoot.data.layout import Layout
 from surefoot.kernels import documents as kernels
 from surefoot.models import documents
 from surefoot.models.adapters import add_adapter
-from surefoot.models.chunked_head import loss_path
-from surefoot.models.packing import packed_attention
+from surefoot.models.fast.chunked_head import loss_path
+from surefoot.models.fast.packing import packed_attention
 from surefoot.models.value_head import ScoredModel, value_width
 from surefoot.objectives.kto import Weights, kto_loss
 from surefoot.objectives.preference import LOSSES, Constants, preference_loss

@@ -18,9 +18,9 @@ from surefoot.hardware import GIB, preset
 from surefoot.kernels.chunked_loss import Head, summed_loss
 from surefoot.kernels.documents import SHORT
 from surefoot.kernels.pointwise import stored_bytes
-from surefoot.models.fast_adapters import adapter_path
+from surefoot.models.fast.adapters import adapter_path
+from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import hidden_states
-from surefoot.models.packing import packed_attention
 from surefoot.planning import layer_memory
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter

@@ -11,7 +11,7 @@ from surefoot.hardware import preset
 from surefoot.planning import memory
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json, plan_to_json
-from surefoot.report.plan_table import choice_rows
+from surefoot.report.tables.plan import choice_rows
 from surefoot.stages.planned import make_plan
 
 LORA = {"kind": "lora", "rank": 4}

@@ -9,7 +9,7 @@ import pytest
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.errors import InputError
 from surefoot.planning import scale as module
-from surefoot.report.scale_table import scale_markdown
+from surefoot.report.tables.scale import scale_markdown
 from surefoot.stages.scale import forecast_scale
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "scale.md"

@@ -13,9 +13,9 @@ from layouts import model_facts
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Batch
 from surefoot.models.adapters import add_adapter
-from surefoot.models.fast_adapters import adapter_path
+from surefoot.models.fast.adapters import adapter_path
+from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.forward import hidden_at
-from surefoot.models.last_block import last_block_path
 from surefoot.planning.layer_memory import unread_bytes
 from surefoot.planning.workload import Workload
 

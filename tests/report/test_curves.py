@@ -9,7 +9,7 @@ import pytest
 from runfolders import log_rows, train_row
 from surefoot.report import curves
 from surefoot.report.curves import charts_of, described, shape, since, thin, thinned, to_json
-from surefoot.report.plots import SMOOTH_FROM, evaluates_rewards, smooth
+from surefoot.report.pictures.plots import SMOOTH_FROM, evaluates_rewards, smooth
 
 
 def lines(rows):

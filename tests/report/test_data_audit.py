@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from surefoot.data.audit import Sample, SamplePart
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.sources import SourceSpec
-from surefoot.report.audit_view import audit_views
 from surefoot.report.console import as_plain_text
 from surefoot.report.data_audit import audit_report, audit_to_json
+from surefoot.report.tables.audit import audit_views
 from tiny import llama3_tokenizer
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from surefoot.errors import InputError
-from surefoot.report.export_card import CERTIFICATE
+from surefoot.report.cards.export import CERTIFICATE
 from surefoot.report.verification import verify_folder
 from surefoot.stages.export.certificate import hashes
 

@@ -10,7 +10,7 @@ import pytest
 
 from layouts import run_config
 from sky import sky_rows
-from surefoot.models import last_block
+from surefoot.models.fast import last_block
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console
 from surefoot.stages.run import train_run

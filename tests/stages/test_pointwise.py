@@ -16,7 +16,7 @@ from sky import write_sky
 from surefoot.errors import EnvironmentFault
 from surefoot.hardware import preset
 from surefoot.kernels import forms
-from surefoot.models.fast_pointwise import pointwise_path
+from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_from_json
@@ -196,7 +196,7 @@ def test_a_run_on_a_cpu_does_not_touch_the_kernels_of_a_gpu(workplace, tmp_path,
 
 def test_a_model_without_norms_and_turns_of_this_kind_is_told(workplace, tmp_path, monkeypatch):
     """A family with a row is planned plain; what a family without one has, only the model shows."""
-    monkeypatch.setattr("surefoot.models.fast_pointwise.norm_form", lambda module: None)
-    monkeypatch.setattr("surefoot.models.fast_pointwise._is_usual_turn", lambda function: False)
+    monkeypatch.setattr("surefoot.models.fast.pointwise.norm_form", lambda module: None)
+    monkeypatch.setattr("surefoot.models.fast.pointwise._is_usual_turn", lambda function: False)
     with pytest.raises(EnvironmentFault, match="none of its norms or attention layers is of the usual form"):
         train(config(workplace, tmp_path / "run", kernels=FUSED))

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 import zoo
 import zoo_templates
 from layouts import run_config
-from surefoot.data import chat_template
-from surefoot.data.chat_messages import messages
+from surefoot.data.chat import template as chat_template
+from surefoot.data.chat.messages import messages
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.templates import make_template

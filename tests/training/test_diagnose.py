@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import zoo
-from surefoot.models.chunked_head import chunked_head, loss_path
+from surefoot.models.fast.chunked_head import chunked_head, loss_path
 from surefoot.objectives.sft import sft_loss
 from surefoot.training import diagnose
 from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin, place_of_error

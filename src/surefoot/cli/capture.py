@@ -84,8 +84,8 @@ def capture(
     import sys
 
     from surefoot import process
-    from surefoot.report.capture_table import layer_table, warning_lines
     from surefoot.report.console import open_console
+    from surefoot.report.tables.capture import layer_table, warning_lines
     from surefoot.stages.measure.capture import capture as run_capture
 
     captured = run_capture(
@@ -135,8 +135,8 @@ def _show_comparison(found: CaptureComparison, out: Path) -> None:
     import sys
 
     from surefoot import process
-    from surefoot.report.capture_table import difference_table
     from surefoot.report.console import open_console
+    from surefoot.report.tables.capture import difference_table
 
     console = open_console(sys.stdout, process.terminal_wishes())
     console.say(f"A {found.reference}, B {found.other}")

@@ -35,7 +35,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     from surefoot import process
     from surefoot.report.comparison import comparison_tables, comparison_to_json, curve_picture, verdict_lines
     from surefoot.report.console import open_console
-    from surefoot.report.plots import png
+    from surefoot.report.pictures.plots import png
     from surefoot.stages.compare import compare_runs, logged_rows
 
     found = compare_runs(run_a, run_b)

@@ -88,8 +88,8 @@ def commonsense(
 
     from surefoot import process
     from surefoot.report.console import open_console
-    from surefoot.report.plots import png
-    from surefoot.report.score_table import draw_scores, score_table
+    from surefoot.report.pictures.plots import png
+    from surefoot.report.tables.scores import draw_scores, score_table
     from surefoot.stages.commonsense.evaluation import CommonsenseRequest, evaluate_commonsense
     from surefoot.stages.commonsense.report import cautions, found_to_json, score_rows
     from surefoot.stages.open_model import open_for_use

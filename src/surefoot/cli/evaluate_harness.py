@@ -70,9 +70,9 @@ def harness(
 
     from surefoot import process
     from surefoot.report.console import open_console
-    from surefoot.report.harness_table import harness_table
-    from surefoot.report.plots import png
-    from surefoot.report.score_table import draw_scores
+    from surefoot.report.pictures.plots import png
+    from surefoot.report.tables.harness import harness_table
+    from surefoot.report.tables.scores import draw_scores
     from surefoot.stages.harness.tasks import HarnessRequest, known_tasks, metrics_of, run_harness, share_rows
     from surefoot.stages.open_model import open_for_use
 

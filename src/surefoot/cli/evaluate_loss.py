@@ -57,7 +57,7 @@ def loss(
 
     from surefoot import process
     from surefoot.report.console import open_console
-    from surefoot.report.loss_table import loss_lines, loss_table
+    from surefoot.report.tables.loss import loss_lines, loss_table
     from surefoot.stages.measure.loss import loss_to_json, measure_loss
     from surefoot.stages.open_model import open_for_use
 

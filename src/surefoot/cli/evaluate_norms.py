@@ -51,7 +51,7 @@ def norms(
 
     from surefoot import process
     from surefoot.report.console import open_console
-    from surefoot.report.norm_pictures import layer_table, norm_table
+    from surefoot.report.pictures.norms import layer_table, norm_table
     from surefoot.stages.measure.norms import measure_model_norms, norms_to_json, results_to_json
 
     found = measure_model_norms(

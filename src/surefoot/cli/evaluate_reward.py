@@ -57,10 +57,10 @@ def reward(
 
     from surefoot import process
     from surefoot.objectives.calibration import calibration_bins
-    from surefoot.report.calibration import calibration_picture
     from surefoot.report.console import open_console
-    from surefoot.report.plots import png
-    from surefoot.report.reward_table import calibration_table, reward_lines
+    from surefoot.report.pictures.calibration import calibration_picture
+    from surefoot.report.pictures.plots import png
+    from surefoot.report.tables.reward import calibration_table, reward_lines
     from surefoot.stages.measure.reward import measure_reward, reward_to_json
     from surefoot.stages.open_reward import open_reward
 

@@ -63,7 +63,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
     Merged in fp32 and compared with what was trained before anything is published; export.json holds the proof.
     """
     from surefoot.out_folder import require_replaceable
-    from surefoot.report.export_card import CERTIFICATE
+    from surefoot.report.cards.export import CERTIFICATE
     from surefoot.stages.asked_model import require_mergeable
 
     require_replaceable(out, options["overwrite"], CERTIFICATE, "export")
@@ -78,7 +78,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 
 
 def _tell(exported: Exported) -> None:
-    from surefoot.report.export_card import CERTIFICATE, check_lines
+    from surefoot.report.cards.export import CERTIFICATE, check_lines
     from surefoot.report.wording import size_text
 
     record = exported.record

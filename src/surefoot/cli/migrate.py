@@ -47,7 +47,7 @@ def migrate(
 
     from surefoot import durable, hardware, process
     from surefoot.report.console import open_console
-    from surefoot.report.migration_table import migration_report
+    from surefoot.report.tables.migration import migration_report
     from surefoot.stages.migrate import migrate_config
 
     if out.exists():

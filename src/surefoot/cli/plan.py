@@ -53,7 +53,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
         echo_json(plan_to_json(made))
         return
     from surefoot.report.console import open_console
-    from surefoot.report.plan_table import plan_table
+    from surefoot.report.tables.plan import plan_table
 
     console = open_console(sys.stdout, process.terminal_wishes())
     console.show(plan_table(made))
@@ -72,7 +72,7 @@ def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
 def _show_scale(config: RunConfig, machine: str) -> None:
     from surefoot import process
     from surefoot.report.console import open_console
-    from surefoot.report.scale_table import scale_table
+    from surefoot.report.tables.scale import scale_table
     from surefoot.stages.scale import forecast_scale
 
     console = open_console(sys.stdout, process.terminal_wishes())

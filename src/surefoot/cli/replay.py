@@ -37,7 +37,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     from surefoot import process
     from surefoot.report.capture import captured_libraries
     from surefoot.report.console import open_console
-    from surefoot.report.replay_view import bad_weights, origin_json, value_words, verdict
+    from surefoot.report.tables.replay import bad_weights, origin_json, value_words, verdict
     from surefoot.stages.failures.replay import replay as run_again
 
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
@@ -77,7 +77,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
 
 
 def _replay_run(run: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> int:
-    from surefoot.report.replay_view import death_verdict, end_words
+    from surefoot.report.tables.replay import death_verdict, end_words
     from surefoot.stages.failures.replay_apart import replay_run
 
     found = replay_run(run, moved=moved, plain=plain)

@@ -42,8 +42,8 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
     from surefoot.config.dump import shown
     from surefoot.errors import IntegrityError
     from surefoot.report.console import open_console
+    from surefoot.report.tables.verify import counts_line, differences_table, files_table, verdict
     from surefoot.report.verification import compare_folders, is_finished, verify_folder
-    from surefoot.report.verify_table import counts_line, differences_table, files_table, verdict
     from surefoot.stages.compare import config_differences
 
     checks = [check for one in (folder, other) if one for check in verify_folder(one)]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from surefoot.data.chat_messages import call_ids
+from surefoot.data.chat.messages import call_ids
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Segment, require_turns
 from surefoot.families.template_row import ALONE, Dialogue, Prompt

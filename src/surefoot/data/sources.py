@@ -13,8 +13,8 @@ from typing import Any
 
 from surefoot.data.described import Entry, inside, read_description, read_entry
 from surefoot.data.files import open_file
-from surefoot.data.hub_files import Splits, choose_files, is_data
-from surefoot.data.hub_rows import HubData, open_hub, stream_hub
+from surefoot.data.hub.files import Splits, choose_files, is_data
+from surefoot.data.hub.rows import HubData, open_hub, stream_hub
 from surefoot.data.kind import Kind
 from surefoot.data.rows import Source
 from surefoot.errors import Fault, InputError

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.data.chat_template import make_chat_template, make_file_template
+from surefoot.data.chat.template import make_chat_template, make_file_template
+from surefoot.data.chat.writer import write_dialogue, write_prompt
 from surefoot.data.formats import Conversation, each_row
-from surefoot.data.jinja_writer import write_dialogue, write_prompt
 from surefoot.data.named import lay_out_dialogue, lay_out_prompt
 from surefoot.data.segments import Template
 from surefoot.data.text_encoder import Piece, TextEncoder

@@ -1,6 +1,6 @@
 """The named templates, one row each: what stands around every text of a conversation.
 
-`surefoot.data.named` lays conversations out with a row, `surefoot.data.jinja_writer` turns it into the chat template
+`surefoot.data.named` lays conversations out with a row, `surefoot.data.chat.writer` turns it into the chat template
 that other programs read.
 """
 

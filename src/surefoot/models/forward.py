@@ -90,7 +90,7 @@ def narrowed_logits(model: nn.Module, places: torch.Tensor, **inputs: Any) -> to
 @contextmanager
 def reading(places: torch.Tensor | None) -> Iterator[None]:
     """Inside, of the hidden states [B, T, H] of one forward pass only those at `places` are looked at: N indices into
-    its B * T positions, each once. Others may be anything finite (`surefoot.models.last_block`)."""
+    its B * T positions, each once. Others may be anything finite (`surefoot.models.fast.last_block`)."""
     token = _read.set(places)
     try:
         yield

@@ -5,7 +5,7 @@
 The head runs on the answers' positions alone, so no [B, T, V] tensor exists; softmax and sums are fp32 whatever the
 autocast dtype. The fp32 copy of the logits is made a few positions at a time: where no gradient is wanted it never
 exists as a whole, and where the head does not train either and is computed a few positions at a time
-(`surefoot.models.chunked_head`), no logits of all positions do.
+(`surefoot.models.fast.chunked_head`), no logits of all positions do.
 
 Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary. Of a packed row B is its
 documents and T the tokens of the longest of them: answers are summed over as in padded rows, one row for each.
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from surefoot.data.batch import IGNORE, Batch
 from surefoot.data.pack import in_rows
 from surefoot.kernels.chunked_loss import Head, token_losses
-from surefoot.models.chunked_head import chunked_head
+from surefoot.models.fast.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at
 from surefoot.objectives.sft import supervised_logits, supervised_places
 

@@ -3,7 +3,7 @@
     loss = - sum over supervised t of log softmax(logits_t)[target_t]
 
 The head runs on supervised positions only; softmax and sum are fp32 whatever the autocast dtype. Where the model's head
-is computed a few positions at a time (`surefoot.models.chunked_head`), no logits of all of them exist either.
+is computed a few positions at a time (`surefoot.models.fast.chunked_head`), no logits of all of them exist either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batch import IGNORE, Batch
 from surefoot.kernels.chunked_loss import Head, first_choices, summed_loss
-from surefoot.models.chunked_head import chunked_head
+from surefoot.models.fast.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at, logits_at
 from surefoot.objectives.base import LossSum
 

@@ -23,7 +23,7 @@ from surefoot.planning.workload import BYTES, Workload
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
 _HEADROOM = 0.9
 _LIBRARIES = GIB
-# `surefoot.models.last_block.WORTH_IT`: where a larger share of all rows is read, none is left out.
+# `surefoot.models.fast.last_block.WORTH_IT`: where a larger share of all rows is read, none is left out.
 _WORTH_IT = 0.9
 # NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
 _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from surefoot.report.plots import SMOOTH_FROM, Quantity, evaluates_rewards, loss_unit, metric_quantities, smooth
+from surefoot.report.pictures.plots import (
+    SMOOTH_FROM,
+    Quantity,
+    evaluates_rewards,
+    loss_unit,
+    metric_quantities,
+    smooth,
+)
 from surefoot.report.rows import Row, is_train_row, step_metrics
 
 Point = tuple[int, float | None]  # optimizer step, value

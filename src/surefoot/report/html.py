@@ -11,11 +11,11 @@ from typing import Any
 from surefoot import durable
 from surefoot.made_folders import MANIFEST as MANIFEST
 from surefoot.report import curves, views
-from surefoot.report.audit_view import audit_views
-from surefoot.report.calibration import last_calibration
 from surefoot.report.page import render
+from surefoot.report.pictures.calibration import last_calibration
 from surefoot.report.record import RunRecord, read_run
 from surefoot.report.status import Status, status_told, verdict
+from surefoot.report.tables.audit import audit_views
 
 NAME = "report.html"
 _NOTHING = views.Table((), ())

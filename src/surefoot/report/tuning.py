@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.config.dump import shown
 from surefoot.planning.memory import readable
-from surefoot.report.plots import png
+from surefoot.report.pictures.plots import png
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,11 +17,11 @@ from surefoot.errors import InputError
 from surefoot.planning.memory import fits, readable, usable
 from surefoot.report import curves, footer
 from surefoot.report.journal import Record
-from surefoot.report.plan_table import choice_rows
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
 from surefoot.report.record import RunRecord
 from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
+from surefoot.report.tables.plan import choice_rows
 from surefoot.report.wording import duration_text, size_text
 from surefoot.training.failure_names import newest_failure
 

@@ -13,9 +13,9 @@ from surefoot.data.audit import Audit
 from surefoot.data.prepare import PreparedData
 from surefoot.locations import looks_local
 from surefoot.planning.plan import RunPlan
-from surefoot.report.card import CardFacts, DataFile
+from surefoot.report.cards.reward import ending_token
+from surefoot.report.cards.run import CardFacts, DataFile
 from surefoot.report.footer import EXAMPLE_PROMPT
-from surefoot.report.reward_card import ending_token
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.trained_template import is_on_texts
 from surefoot.training.optimizer import MUON_MOMENTUM

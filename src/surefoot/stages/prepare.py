@@ -22,7 +22,7 @@ from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
-from surefoot.report.plan_table import plan_changes, plan_table
+from surefoot.report.tables.plan import plan_changes, plan_table
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.stages.changes import sentence
 from surefoot.stages.custom import Custom, check_custom

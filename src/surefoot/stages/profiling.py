@@ -19,6 +19,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.probe.matmul import product_rates
 from surefoot.report.console import as_plain_text
 from surefoot.report.observer import RunObserver
+from surefoot.report.pictures.profile import draw_profile
 from surefoot.report.profile import (
     BETWEEN,
     FOLDER,
@@ -32,7 +33,6 @@ from surefoot.report.profile import (
     ProfileReport,
     profile_table,
 )
-from surefoot.report.profile_picture import draw_profile
 from surefoot.report.silent import SilentObserver
 from surefoot.stages.arithmetic import Arithmetic, step_work
 from surefoot.stages.planned import linear_shapes

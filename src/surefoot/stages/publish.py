@@ -16,10 +16,10 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
 from surefoot.errors import Fault, IntegrityError
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.report.card import model_card
+from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event
 from surefoot.report.html import draw_report
-from surefoot.report.plots import draw_curves
+from surefoot.report.pictures.plots import draw_curves
 from surefoot.report.results import ALL, eval_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.stages.card_facts import card_facts

@@ -18,8 +18,8 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.pack import unpacked
 from surefoot.errors import Fault, InputError
 from surefoot.models.bos import install_bos_scaling
+from surefoot.models.fast.packing import documents_fault, packed_attention
 from surefoot.models.hub import resolve_folder
-from surefoot.models.packing import documents_fault, packed_attention
 from surefoot.models.peft import PeftModel
 from surefoot.models.tree import facts_of
 from surefoot.objectives.reference import Reference, adapter_off, frozen

@@ -22,8 +22,8 @@ from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.compiled import as_written
 from surefoot.models.decoder import decoder_matrices
+from surefoot.models.fast.packing import documents_fault
 from surefoot.models.load import load_tokenizer
-from surefoot.models.packing import documents_fault
 from surefoot.models.precision import autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import CUTTING

@@ -12,7 +12,7 @@ from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.hub_files import TO_EVALUATE, Splits
+from surefoot.data.hub.files import TO_EVALUATE, Splits
 from surefoot.data.kind import Kind
 from surefoot.data.layout import Layout
 from surefoot.data.loader import all_laid_out, laid_out

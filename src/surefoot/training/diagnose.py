@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import RecordName, Weighted
-from surefoot.models.chunked_head import watched_logits
+from surefoot.models.fast.chunked_head import watched_logits
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
 from surefoot.training.ranks import text_from

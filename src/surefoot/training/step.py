@@ -64,7 +64,7 @@ def train_step(
     The optimizer moves only when the loss, all gradient norms and, in a step that looks at them, all moments are finite
     and no bound is passed, on all ranks or on none; a step without weight moves nothing and computes nothing. Here the
     host waits for the device once: where the guard looks. The passes have waits of their own: the places that are
-    supervised, transformers' look at padding, and once in a step DoRA's factors (`models.fast_adapters`).
+    supervised, transformers' look at padding, and once in a step DoRA's factors (`models.fast.adapters`).
     """
     started = time.perf_counter()
     size = step_size(engine, micro_batches)

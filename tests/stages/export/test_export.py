@@ -25,12 +25,13 @@ from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
 from surefoot.models import merge
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.effective import weights_of
-from surefoot.report.export_card import check_lines
+from surefoot.report.cards.export import check_lines
 from surefoot.stages.convert import convert
+from surefoot.stages.export import certificate
+from surefoot.stages.export import merge as export_merge
+from surefoot.stages.export import whole as export
 from surefoot.stages.export.certificate import MERGED_LIMIT, RELOADED_LIMIT, merged_limit
-from surefoot.stages.export.whole import certificate, export_model
-from surefoot.stages.export.whole import merge as export_merge
-from surefoot.stages.export.whole import whole as export
+from surefoot.stages.export.whole import export_model
 from surefoot.stages.open_model import open_for_use
 from tiny import tiny_llama
 

@@ -15,8 +15,8 @@ from surefoot.durable import write_json
 from surefoot.errors import InputError
 from surefoot.report.flight import recent
 from surefoot.stages import sft as sft_module
-from surefoot.stages.failures.recorder import recorder as failures_module
-from surefoot.stages.failures.recorder import replay as replay_module
+from surefoot.stages.failures import recorder as failures_module
+from surefoot.stages.failures import replay as replay_module
 from surefoot.stages.failures.replay import replay
 from surefoot.training import loop as loop_module
 from surefoot.training.failure import read_failure

@@ -19,7 +19,7 @@ from surefoot.errors import IntegrityError
 from surefoot.report.death import death_in_a_step, find_death
 from surefoot.report.flight import FLIGHT, recent
 from surefoot.report.verification import compare_folders
-from surefoot.stages.failures.recorder import replay_apart
+from surefoot.stages.failures import replay_apart
 from surefoot.stages.failures.replay_apart import Heard
 from surefoot.stages.failures.replay_run import take_again
 from surefoot.training import loop as loop_module

@@ -22,12 +22,12 @@ from surefoot.cli.main import main
 from surefoot.errors import InputError
 from surefoot.libraries import is_installed
 from surefoot.models.forward import causal_model
-from surefoot.report.score_table import Cell
+from surefoot.report.tables.scores import Cell
 from surefoot.stages import open_model
+from surefoot.stages.harness import needs as harness_needs
+from surefoot.stages.harness import tasks as harness
 from surefoot.stages.harness.needs import task_names
 from surefoot.stages.harness.tasks import HarnessRequest, check_tasks, measured, metrics_of, run_harness, share_rows
-from surefoot.stages.harness.tasks import needs as harness_needs
-from surefoot.stages.harness.tasks import tasks as harness
 from surefoot.stages.measure.side_by_side import Side
 from surefoot.stages.open_model import open_for_use
 from zoo import ZOO
@@ -142,7 +142,7 @@ def test_a_rolling_text_is_scored_without_its_bos(model):
 @needs_harness
 def test_what_is_cut_keeps_its_bos(model, monkeypatch):
     """Each sequence that reaches the model begins with BOS, and has it nowhere else."""
-    from surefoot.stages.harness.tasks import model as harness_model
+    from surefoot.stages.harness import model as harness_model
 
     opened = open_for_use(str(model))
     ours, seen = harness_model.SurefootLM(opened, rows=2), []

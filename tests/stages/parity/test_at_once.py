@@ -12,7 +12,8 @@ import torch
 from layouts import run_config
 from sky import sky_workplace
 from surefoot.errors import EnvironmentFault
-from surefoot.models import documents, fast_adapters
+from surefoot.models import documents
+from surefoot.models.fast import adapters as fast_adapters
 from surefoot.report.console import Console
 from surefoot.stages.parity import at_once, fast_paths, packed_rows
 from surefoot.stages.run import train_run

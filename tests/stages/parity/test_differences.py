@@ -14,7 +14,8 @@ import torch
 from layouts import run_config
 from sky import sky_workplace
 from surefoot.errors import EnvironmentFault
-from surefoot.models import fast_adapters, fast_pointwise
+from surefoot.models.fast import adapters as fast_adapters
+from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.objectives import sft
 from surefoot.report.console import Console
 from surefoot.stages.parity import differences as module

@@ -13,7 +13,7 @@ import pytest
 from layouts import run_config
 from sky import write_sky
 from surefoot.errors import EnvironmentFault
-from surefoot.models import fast_adapters
+from surefoot.models.fast import adapters as fast_adapters
 from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console

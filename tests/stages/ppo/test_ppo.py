@@ -22,9 +22,9 @@ from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.objectives.ppo import PpoSettings, ppo_objective
 from surefoot.stages.open_reward import open_reward
+from surefoot.stages.ppo import start as ppo_start
 from surefoot.stages.ppo.average import Average
 from surefoot.stages.ppo.stage import actor_logits, critic_values
-from surefoot.stages.ppo.stage import start as ppo_start
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers, trainable_parameters
 from surefoot.training.step import train_step

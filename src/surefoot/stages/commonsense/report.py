@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.evaluate.commonsense import AnswerSet, Score, average, average_interval
 from surefoot.evaluate.published import LLM_ADAPTERS, PUBLISHED, PublishedRow
-from surefoot.report.score_table import Cell, ScoreRow
+from surefoot.report.tables.scores import Cell, ScoreRow
 from surefoot.stages.commonsense.answers import BEAMS, NEW_TOKENS
 from surefoot.stages.commonsense.evaluation import CommonsenseFound, CommonsenseRequest
 

@@ -12,8 +12,8 @@ from surefoot.families.templates import OWN
 from surefoot.made_folders import run_of
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.save import ADAPTER_WEIGHTS
-from surefoot.report.export_card import CERTIFICATE, ExportFacts, export_card
-from surefoot.report.modelfile import Served, modelfile_text
+from surefoot.report.cards.export import CERTIFICATE, ExportFacts, export_card
+from surefoot.report.cards.modelfile import Served, modelfile_text
 from surefoot.stages.export.certificate import FORMAT, hashes
 from surefoot.stages.export.parts import ExportParts
 from surefoot.stages.served_template import served_row

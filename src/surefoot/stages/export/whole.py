@@ -27,7 +27,7 @@ from surefoot.models.save import save_full
 from surefoot.out_folder import require_replaceable
 from surefoot.planning.disk import model_bytes
 from surefoot.planning.plan import DType
-from surefoot.report.export_card import CERTIFICATE
+from surefoot.report.cards.export import CERTIFICATE
 from surefoot.stages.asked_model import require_mergeable
 from surefoot.stages.disk_room import free_space
 from surefoot.stages.export.adapter import copy_adapter

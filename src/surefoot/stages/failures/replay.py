@@ -24,7 +24,7 @@ from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.families.files import read_json
-from surefoot.models.packing import packed_attention
+from surefoot.models.fast.packing import packed_attention
 from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.silent import SilentObserver, silent_console

@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.nearest import nearest_word
-from surefoot.report.score_table import Cell, ScoreRow
+from surefoot.report.tables.scores import Cell, ScoreRow
 from surefoot.stages.harness.needs import require_harness
 from surefoot.stages.measure.side_by_side import Only, Side, sides
 from surefoot.stages.open_model import OpenModel

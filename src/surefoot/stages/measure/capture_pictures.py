@@ -10,8 +10,8 @@ import torch
 
 from surefoot import durable
 from surefoot.evaluate.capture_comparison import CaptureComparison
-from surefoot.report.heatmaps import Panel, difference_sheet, layer_sheet, overview
-from surefoot.report.plots import png
+from surefoot.report.pictures.heatmaps import Panel, difference_sheet, layer_sheet, overview
+from surefoot.report.pictures.plots import png
 
 _SHEETS = 6  # layers with a sheet of their own, spread over the model
 _PANELS = 16  # of a sheet

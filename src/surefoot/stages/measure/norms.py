@@ -22,8 +22,8 @@ from surefoot.models.generate import generate_answers, left_padded
 from surefoot.models.layer_parts import layer_parts
 from surefoot.models.tree import facts_of
 from surefoot.out_folder import require_same_request
-from surefoot.report.norm_pictures import attention_picture, layer_picture, position_picture
-from surefoot.report.plots import png
+from surefoot.report.pictures.norms import attention_picture, layer_picture, position_picture
+from surefoot.report.pictures.plots import png
 from surefoot.stages.asked_data import DataRequest, norms_request
 from surefoot.stages.measure.built_in_text import TEXT
 from surefoot.stages.measure.loss import read_evaluation_data

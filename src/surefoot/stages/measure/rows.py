@@ -15,9 +15,9 @@ from torch import nn
 
 from surefoot.data.layout import Layout
 from surefoot.data.prepare import PreparedData
-from surefoot.models.chunked_head import loss_path
-from surefoot.models.fast import FastPath
-from surefoot.models.packing import packed_attention
+from surefoot.models.fast.chunked_head import loss_path
+from surefoot.models.fast.packing import packed_attention
+from surefoot.models.fast.path import FastPath
 from surefoot.models.tree import facts_of
 from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.kernels import mask_reason

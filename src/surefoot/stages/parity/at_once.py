@@ -18,8 +18,8 @@ from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import highest_dropout
-from surefoot.models.fast import FastPath, Undo
-from surefoot.models.packing import NAME, NO_LEAK, packed_attention, reason_of
+from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
+from surefoot.models.fast.path import FastPath, Undo
 from surefoot.planning.plan import PLAIN
 from surefoot.stages.parity.differences import Differences, differences
 from surefoot.stages.parity.fast_paths import (

@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.compiled import as_written
 from surefoot.models.dropout import without_draws
-from surefoot.models.packing import reason_of
+from surefoot.models.fast.packing import reason_of
 from surefoot.stages.parity.differences import Pass, differences
 from surefoot.stages.parity.fast_paths import STAYS, compared_batches, judged, nothing_at_zero, one_pass, said_of
 from surefoot.stages.prepared import Prepared

@@ -24,11 +24,11 @@ from surefoot.data.batch import Weighted
 from surefoot.data.comparable import part_within
 from surefoot.data.loader import dealt
 from surefoot.errors import EnvironmentFault, Fault
-from surefoot.models.chunked_head import loss_path
-from surefoot.models.fast import FastPath, Undo
-from surefoot.models.fast_adapters import adapter_path
-from surefoot.models.fast_pointwise import pointwise_path
-from surefoot.models.last_block import last_block_path
+from surefoot.models.fast.adapters import adapter_path
+from surefoot.models.fast.chunked_head import loss_path
+from surefoot.models.fast.last_block import last_block_path
+from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.stages.parity.differences import Differences, Pass, differences, limits_in

@@ -15,9 +15,9 @@ from torch import nn
 from surefoot.data.batch import Weighted
 from surefoot.errors import EnvironmentFault
 from surefoot.models.dropout import without_draws
-from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast.packing import NAME, packed_attention, reason_of
+from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model
-from surefoot.models.packing import NAME, packed_attention, reason_of
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.stages.parity.differences import LIMITS, largest_difference
 from surefoot.stages.parity.fast_paths import nothing_at_zero, one_pass, planned_paths

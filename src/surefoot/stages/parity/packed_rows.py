@@ -24,9 +24,9 @@ from surefoot.data.batch import Batch
 from surefoot.data.comparable import in_padded_rows
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.dropout import without_draws
-from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast.packing import NAME, NO_LEAK, leak, packed_attention, reason_of
+from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import hidden_states
-from surefoot.models.packing import NAME, NO_LEAK, leak, packed_attention, reason_of
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.report.plots import draw_history
+from surefoot.report.pictures.plots import draw_history
 
 
 def plot_loss(save_dictionary: str, keys: Sequence[str] = ("loss",)) -> None:

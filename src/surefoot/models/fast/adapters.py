@@ -1,0 +1,337 @@
+"""LoRA and DoRA under PEFT's modules by the arithmetic of `surefoot.kernels.adapters`.
+
+Parameters, names and files stay PEFT's: an adapted layer gets another `forward`, which reads the parameters where PEFT
+keeps them and hands everything that it does not know (several adapters at once, merged weights, a quantised base, a
+variant of LoRA other than DoRA) to PEFT's own.
+
+Layers with one input are found by looking: one forward pass at installation shows which layers of a module are given
+the same tensor. The first of them that is called computes all, and the others hand out what is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from transformers.pytorch_utils import Conv1D
+
+from surefoot.kernels.adapters import Layers, Projection, adapted
+from surefoot.kernels.dora import Factor, factored_norms, factors_of, row_squares
+from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.forward import language_models
+from surefoot.models.peft import DoraLinearLayer, LoraLinear
+
+
+def adapter_path() -> FastPath:
+    return FastPath("adapter", install)
+
+
+def install(model: nn.Module) -> Undo:
+    """Give every adapted linear layer in `model` the fast forward. Parameters must be whole where they are used."""
+    clock = _Clock()
+    factors = _Factors(clock)
+    slots = [
+        _Slot(layer) for layer in model.modules() if type(layer) is LoraLinear and _is_plain(layer.get_base_layer())
+    ]
+    groups = [_Group(members, clock, factors) for members in _sharing(model, slots)]
+    for group in groups:
+        for slot in group.slots:
+            slot.group = group
+            slot.layer.forward = slot.forward
+
+    def undo() -> None:
+        clock.stop()
+        for slot in slots:
+            del slot.layer.forward
+
+    return undo
+
+
+class _Clock:
+    """Counts the steps of optimizers. Not every one of them marks the parameters that it moves as changed (fused AdamW
+    does not), so what was computed from them is kept until anyone has stepped."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._hook = register_optimizer_step_post_hook(self._tick)
+
+    def stop(self) -> None:
+        self._hook.remove()
+
+    def _tick(self, *_: Any) -> None:
+        self.now += 1
+
+    def state(self, adapter: _Adapter) -> Any:
+        """Another one when the adapter's weights have moved."""
+        return self.now, adapter.scale, *((one.data_ptr(), one._version) for one in adapter.parameters)
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """The one adapter that a layer hears. drops: its input goes through `dropout` now."""
+
+    name: str
+    a: torch.Tensor
+    b: torch.Tensor
+    magnitude: torch.Tensor | None
+    scale: float
+    dropout: nn.Module
+    drops: bool
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
+
+
+class _Slot:
+    """A layer with its fast forward. Bound to the layer as a method of this object, a copy of the model gets copies."""
+
+    def __init__(self, layer: LoraLinear):
+        self.layer = layer
+        self.plain = layer.forward
+        self.group: _Group
+        self.squares: torch.Tensor | None = None  # |W|^2 by rows, of a frozen weight
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        ready = None if args or kwargs else self.group.output(self, x)
+        return self.plain(x, *args, **kwargs) if ready is None else ready
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[O, I]; Conv1D holds it the other way round."""
+        base = self.layer.get_base_layer()
+        weight = base.get_parameter("weight")
+        return weight.T if isinstance(base, Conv1D) else weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.layer.get_base_layer().bias  # pyright: ignore[reportReturnType]
+
+    def adapter(self, x: torch.Tensor) -> _Adapter | None:
+        """What is heard, None where PEFT's own forward must run."""
+        layer = self.layer
+        names = [name for name in layer.active_adapters if name in layer.lora_A]
+        if layer.disable_adapters or layer.merged or len(names) != 1 or not self._is_frozen():
+            return None
+        name = names[0]
+        a, b = layer.lora_A[name], layer.lora_B[name]
+        assert isinstance(a, nn.Linear)
+        assert isinstance(b, nn.Linear)
+        magnitude = None
+        if name in layer.lora_variant:
+            magnitude = _magnitude(layer.lora_magnitude_vector, name)
+            if magnitude is None:
+                return None
+        one_type = x.dtype == self.weight.dtype == a.weight.dtype
+        if b.bias is not None or not (one_type or torch.is_autocast_enabled(x.device.type)):
+            return None
+        dropout = layer.lora_dropout[name]
+        drops = isinstance(dropout, nn.Dropout) and layer.training and dropout.p > 0
+        return _Adapter(name, a.weight, b.weight, magnitude, layer.scaling[name], dropout, drops)
+
+    def _is_frozen(self) -> bool:
+        return not any(one is not None and one.requires_grad for one in (self.weight, self.bias))
+
+
+def _magnitude(vectors: nn.ModuleDict, name: str) -> nn.Parameter | None:
+    """DoRA's m; None of any other variant of LoRA."""
+    if name not in vectors or type(vectors[name]) is not DoraLinearLayer:
+        return None
+    return vectors[name].get_parameter("weight")
+
+
+class _Group:
+    """Layers that are given the same tensor, in the order of their calls."""
+
+    def __init__(self, slots: list[_Slot], clock: _Clock, factors: _Factors):
+        self.slots = slots
+        self._clock = clock
+        self._factors = factors
+        self._input: torch.Tensor | None = None
+        self._ready: dict[_Slot, torch.Tensor] = {}
+        self._made: dict[Any, tuple[Any, _Made]] = {}
+
+    def output(self, slot: _Slot, x: torch.Tensor) -> torch.Tensor | None:
+        """None where PEFT's own forward must run."""
+        if self._input is x and slot in self._ready:
+            found = self._ready.pop(slot)
+            if not self._ready:
+                self._input = None
+            return found
+        self._input, self._ready = None, {}
+        on = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if on else x.dtype
+        heard = {one: one.adapter(x) for one in self.slots[self.slots.index(slot) :]}
+        adapters = {one: adapter for one, adapter in heard.items() if adapter is not None}
+        if slot not in adapters:
+            return None
+        if any(adapter.drops for adapter in adapters.values()):  # masks are drawn when a layer is called
+            adapters = {slot: adapters[slot]}
+        first, *others = self._compute(adapters, x, dtype)
+        if others:
+            self._input, self._ready = x, dict(zip(list(adapters)[1:], others, strict=True))
+        return first
+
+    def _compute(
+        self, adapters: dict[_Slot, _Adapter], x: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, ...]:
+        made = self._current(adapters, dtype)
+        dropped, kept = None, 1.0
+        [*_, last] = adapters.items()
+        if last[1].drops:
+            dropped, kept = _draw(last[0].layer, last[1], x)
+        projections = tuple(
+            Projection(slot.weight, slot.bias, adapter.b.detach(), adapter.scale, up, factor)
+            for (slot, adapter), up, factor in zip(adapters.items(), made.up, made.factors, strict=True)
+        )
+        layers = Layers(projections, made.down, made.stacked, dropped, kept)
+        return adapted(layers, x, [one for adapter in adapters.values() for one in adapter.parameters])
+
+    def _current(self, adapters: dict[_Slot, _Adapter], dtype: torch.dtype) -> _Made:
+        """What follows from the weights alone, computed when they have changed."""
+        place = (dtype, *((id(slot), adapter.name) for slot, adapter in adapters.items()))
+        state = tuple(self._clock.state(adapter) for adapter in adapters.values())
+        known = self._made.get(place)
+        if known is None or known[0] != state:
+            known = state, _make(adapters, dtype, self._factors)
+            self._made[place] = known
+        return known[1]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """See `Layers` and `Projection`."""
+
+    down: tuple[torch.Tensor, ...]
+    stacked: torch.Tensor
+    up: tuple[torch.Tensor, ...]
+    factors: tuple[Factor | None, ...]
+
+
+@torch.no_grad()
+def _make(adapters: dict[_Slot, _Adapter], dtype: torch.dtype, known: _Factors) -> _Made:
+    with torch.autocast(next(iter(adapters.values())).a.device.type, enabled=False):
+        stacked = torch.cat([adapter.a.to(dtype) for adapter in adapters.values()])
+        factors = [known.of(slot, adapter, dtype) for slot, adapter in adapters.items()]
+        ups = [_up(adapter, factor, dtype) for adapter, factor in zip(adapters.values(), factors, strict=True)]
+        down = stacked.split([len(adapter.a) for adapter in adapters.values()])
+    return _Made(tuple(down), stacked, tuple(ups), tuple(factors))
+
+
+def _up(adapter: _Adapter, factor: Factor | None, dtype: torch.dtype) -> torch.Tensor:
+    wide = adapter.b * adapter.scale
+    return (wide if factor is None else wide * factor.values.unsqueeze(1)).to(dtype)
+
+
+_Place = tuple[_Slot, str, torch.dtype]  # a layer, the name of its adapter, the dtype of the products
+
+
+@dataclass
+class _Known:
+    """state: of the adapter's weights when the factor was made. used: since then."""
+
+    adapter: _Adapter
+    state: Any
+    factor: Factor
+    used: bool = False
+
+
+class _Factors:
+    """DoRA's of all layers. When weights have moved, the first layer that asks has those of all others made as well
+    that were used since they last moved: then the host reads once in a step, and not once for each layer."""
+
+    def __init__(self, clock: _Clock):
+        self._clock = clock
+        self._known: dict[_Place, _Known] = {}
+
+    def of(self, slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> Factor | None:
+        """None for LoRA."""
+        if adapter.magnitude is None:
+            return None
+        place = slot, adapter.name, dtype
+        known = self._known.get(place)
+        if known is None or known.state != self._clock.state(adapter):
+            self._renew(place, adapter)
+            known = self._known[place]
+        known.used = True
+        return known.factor
+
+    def _renew(self, place: _Place, adapter: _Adapter) -> None:
+        asked = {place: adapter}
+        for other, known in list(self._known.items()):
+            if known.state != self._clock.state(known.adapter):
+                del self._known[other]
+                if known.used:
+                    asked.setdefault(other, known.adapter)
+        states = [self._clock.state(one) for one in asked.values()]
+        factors = factors_of([_parts(slot, one, dtype) for (slot, _, dtype), one in asked.items()])
+        for (at, one), state, factor in zip(asked.items(), states, factors, strict=True):
+            self._known[at] = _Known(one, state, factor)
+
+
+def _parts(slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """What a factor is made of, see `factors_of`."""
+    assert adapter.magnitude is not None
+    if slot.squares is None:
+        slot.squares = row_squares(slot.weight)
+    norm = factored_norms(slot.weight.to(dtype), slot.squares, adapter.a, adapter.b, adapter.scale)
+    return adapter.magnitude, norm, dtype
+
+
+def _draw(layer: LoraLinear, adapter: _Adapter, x: torch.Tensor) -> tuple[tuple[torch.Tensor], float]:
+    """The mask that PEFT's dropout draws here, from the same random numbers, and what it multiplies the rest by."""
+    seen = adapter.a.dtype if layer.cast_input_dtype_enabled else x.dtype
+    noise = adapter.dropout(torch.ones_like(x, dtype=seen, requires_grad=False))
+    return (noise == 0,), 1 / (1 - adapter.dropout.p)  # pyright: ignore[reportReturnType, reportOperatorIssue]
+
+
+def _is_plain(base: nn.Module) -> bool:
+    """A linear layer of torch or transformers itself; quantised ones derive from it."""
+    return type(base) in (nn.Linear, Conv1D)
+
+
+def _sharing(model: nn.Module, slots: list[_Slot]) -> list[list[_Slot]]:
+    """The slots in groups that are called, one after the other, with the same tensor; every one in exactly one."""
+    of: dict[nn.Module, _Slot] = {slot.layer: slot for slot in slots}
+    groups: list[list[_Slot]] = []
+    with _watching(of) as calls, torch.no_grad():
+        for language_model in language_models(model):
+            first = next(language_model.parameters())
+            ids = torch.zeros(1, 2, dtype=torch.long, device=first.device)
+            mixed = first.dtype in (torch.bfloat16, torch.float16)  # adapters are fp32, whatever the base is
+            with torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed):
+                language_model(input_ids=ids, use_cache=False)
+    seen: set[_Slot] = set()
+    before: torch.Tensor | None = None
+    for slot, given in calls:
+        if slot in seen:
+            continue
+        if given is before:
+            groups[-1].append(slot)
+        else:
+            groups.append([slot])
+        seen.add(slot)
+        before = given
+    return [*groups, *([slot] for slot in slots if slot not in seen)]
+
+
+@contextmanager
+def _watching(of: dict[nn.Module, _Slot]) -> Iterator[list[tuple[_Slot, torch.Tensor]]]:
+    """Collects which slot was called with which tensor; all are kept, so that no two are the same by chance."""
+    calls: list[tuple[_Slot, torch.Tensor]] = []
+
+    def hook(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if inputs:
+            calls.append((of[layer], inputs[0]))
+
+    handles = [layer.register_forward_pre_hook(hook) for layer in of]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()

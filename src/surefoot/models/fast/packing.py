@@ -1,0 +1,100 @@
+"""Packed rows as a fast path: attention that keeps the documents of a row apart, in any family that can have it.
+
+    undo = packed_attention("matmul").install(model)      # a form of `surefoot.kernels.documents`
+
+Without it a packed row is refused (`forward.model_inputs`). transformers would tell documents by their positions, with
+a mask of N x N, but not in every family: in its OPT each document sees those before it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from surefoot.data.batch import IGNORE, Batch
+from surefoot.errors import EnvironmentFault
+from surefoot.models.documents import register
+from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.forward import causal_model, hidden_states
+from surefoot.models.modes import evaluating
+
+NAME = "documents"
+EVERYWHERE = "sdpa"  # the form that runs on any device, in any type
+_TRIED = (3, 4)  # tokens of the documents of a row that is only tried
+# What the other document may move by, as a share of what a document moves itself: its rows go through the same products
+# at the same places, so that it does not move at all; a kernel that adds in no fixed order moves it by a last place.
+NO_LEAK = 1e-2
+
+
+def packed_attention(form: str) -> FastPath:
+    """form: a key of `kernels.documents.FORMS`."""
+
+    def install(model: nn.Module) -> Undo:
+        inner = causal_model(model)
+        before = inner.config._attn_implementation or "sdpa"
+        inner.set_attn_implementation(register(form))
+        return lambda: inner.set_attn_implementation(before)
+
+    return FastPath(NAME, install, obstacle)
+
+
+def obstacle(model: nn.Module) -> str:
+    """Why this model cannot keep documents apart, as far as its class and config tell; empty where it can."""
+    inner = causal_model(model)
+    if not inner._supports_attention_backend:
+        return f"{type(inner).__name__} does not ask transformers' registry of attention functions"
+    if getattr(inner.config, "attn_logit_softcapping", None) is not None:
+        return "its attention caps logits"
+    implementation = inner.config._attn_implementation
+    return "" if implementation == "sdpa" else f"its attention is {implementation}, and packed rows go beside SDPA"
+
+
+@torch.no_grad()
+def documents_fault(model: nn.Module) -> str:
+    """Why packed rows cannot go through this model, tried with a row of two short documents; empty where they can, and
+    neither document hears of the other. The model is as it was afterwards.
+
+    For a whole model: where an engine has shared its weights out, all ranks wait for one another in the middle of the
+    pass. What a run goes by is tried with its own examples as well, and by its own form (`stages.packed_rows`).
+    """
+    if why := obstacle(model):
+        return why
+    inner = causal_model(model)
+    device = inner.get_input_embeddings().get_parameter("weight").device
+    tokens = sum(_TRIED)
+    ids = torch.arange(tokens, device=device)[None] % inner.get_input_embeddings().get_parameter("weight").shape[0]
+    targets = torch.full_like(ids, IGNORE)
+    rows = [Batch(one, targets, None, 0, _TRIED, (0, 1), documents=_TRIED) for one in (ids, _changed(ids, _TRIED[0]))]
+    undo = packed_attention(EVERYWHERE).install(model)
+    try:
+        with evaluating(model):
+            before, after = (hidden_states(model, row)[0] for row in rows)
+    except (EnvironmentFault, RuntimeError) as caught:
+        if isinstance(caught, torch.OutOfMemoryError):
+            raise
+        return reason_of(caught)
+    finally:
+        undo()
+    share = leak(after - before, _TRIED[0])
+    return "" if share <= NO_LEAK else f"one document moves another by {share:.2g} of what it moves itself"
+
+
+def leak(change: torch.Tensor, first: int) -> float:
+    """change: [T, H] of a row's hidden states when its first document, of `first` tokens, says something else. How far
+    all others move, as a share of how far its own do."""
+    own, others = float(change[:first].float().norm()), float(change[first:].float().norm())
+    return others / own if own else others
+
+
+def reason_of(caught: EnvironmentFault | RuntimeError) -> str:
+    """In one line."""
+    if isinstance(caught, EnvironmentFault):
+        return caught.faults[0].what
+    return next(iter(str(caught).splitlines()), type(caught).__name__)
+
+
+def _changed(ids: torch.Tensor, first: int) -> torch.Tensor:
+    """The first document turned round."""
+    found = ids.clone()
+    found[0, :first] = ids[0, :first].flip(0)
+    return found

@@ -1,0 +1,159 @@
+"""The fast path "pointwise": RMSNorms and rotary positions of a model by `surefoot.kernels.pointwise`, and on a GPU
+its gated activations (`surefoot.models.fast.gates`).
+
+What can be replaced is found by trying, not by name: a module with one vector of weights is an RMSNorm where it
+computes what the formula says, and an attention layer turns queries and keys the usual way where the function that it
+calls does. Modules, parameters and hooks stay as they are; a module gets another `forward`, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.kernels.blocks import NormForm
+from surefoot.kernels.forms import BLOCKS, Arithmetic, arithmetic_for
+from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned
+from surefoot.models.fast.gates import gates
+from surefoot.models.fast.path import FastPath, Undo
+
+_TURN = "apply_rotary_pos_emb"  # what attention layers of transformers call
+_CLOSE = 1e-5  # between two ways to compute the same in fp32; what is another formula is off by a share of 1
+_WAYS = ((0.0, True), (1.0, False), (0.0, False))  # what the weight is added to, and whether it rounds before it
+_EPS = ("variance_epsilon", "eps")
+
+
+def pointwise_path(kind: str) -> FastPath:
+    """kind: of device: cpu | cuda."""
+    try:
+        by = arithmetic_for(kind)
+    except ImportError as error:
+        why = f"Triton does not load: {error}"
+        return FastPath("pointwise", install, lambda model: why)
+    return FastPath("pointwise", partial(install, by=by), obstacle, by.name)
+
+
+def install(model: nn.Module, by: Arithmetic = BLOCKS) -> Undo:
+    """Give every norm, attention layer and gated MLP that is known by what it computes the fast forward."""
+    patched = [*_norms(model, by), *_turns(model, by), *(gates(model, by.gates) if by.gates else ())]
+    for one in patched:
+        one.module.forward = one.forward
+
+    def undo() -> None:
+        for one in patched:
+            del one.module.forward
+
+    return undo
+
+
+def obstacle(model: nn.Module) -> str:
+    found = next(iter(_norms(model, BLOCKS)), None) or next(iter(_turns(model, BLOCKS)), None)
+    return "" if found else "none of its norms or attention layers is of the usual form"
+
+
+class _Norm:
+    """A norm with its fast forward. Bound to the module as a method of this object, a copy of the model gets copies."""
+
+    def __init__(self, module: nn.Module, form: NormForm, by: Arithmetic):
+        self.module = module
+        self.form = form
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.module.get_parameter("weight"), self.form, self.by)
+
+
+class _Turn:
+    """An attention layer whose own forward, with all that it refers to, runs with another function to turn by."""
+
+    def __init__(self, module: nn.Module, plain: FunctionType, by: Arithmetic):
+        self.module = module
+        names = {**plain.__globals__, _TURN: partial(turned, by=by)}
+        other = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+        other.__kwdefaults__ = plain.__kwdefaults__
+        self.inner: Callable[..., Any] = other
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(self.module, *args, **kwargs)
+
+
+def _norms(model: nn.Module, by: Arithmetic) -> Iterator[_Norm]:
+    for module in model.modules():
+        if "forward" not in vars(module) and (form := norm_form(module)) is not None:
+            yield _Norm(module, form, by)
+
+
+def _turns(model: nn.Module, by: Arithmetic) -> Iterator[_Turn]:
+    known: dict[Any, bool] = {}
+    for module in model.modules():
+        plain = type(module).forward
+        if "forward" in vars(module) or not isinstance(plain, FunctionType) or _TURN not in plain.__code__.co_names:
+            continue
+        function = plain.__globals__.get(_TURN)
+        if function is not None and known.setdefault(function, _is_usual_turn(function)):
+            yield _Turn(module, plain, by)
+
+
+@torch.no_grad()
+def norm_form(module: nn.Module) -> NormForm | None:
+    """How this module writes RMSNorm, None where it is none. It is tried on a few rows of its own width."""
+    names = [name for name, _ in module.named_parameters()]
+    eps = next((value for name in _EPS if isinstance(value := getattr(module, name, None), float)), None)
+    if names != ["weight"] or eps is None or any(module.children()) or module._forward_hooks:
+        return None
+    weight = module.get_parameter("weight")
+    if weight.ndim != 1 or not weight.is_floating_point() or isinstance(module, nn.LayerNorm):
+        return None
+    draws = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, len(weight), generator=draws) * torch.tensor([[1.0], [eps**0.5], [30.0]])
+    rows = rows.to(weight.device)
+    try:
+        found = module.forward(rows)
+        narrow = module.forward(rows.bfloat16())
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    if not (isinstance(found, torch.Tensor) and isinstance(narrow, torch.Tensor)):
+        return None
+    forms = [NormForm(eps, shift, narrow_first) for shift, narrow_first in _WAYS]
+    fitting = [
+        form
+        for form in forms
+        if narrow.dtype == form.output_type(torch.bfloat16, weight.dtype)
+        and _close(found, plain_norm(rows, weight, form))
+    ]
+
+    def rounded_otherwise(form: NormForm) -> float:
+        return float((plain_norm(rows.bfloat16(), weight, form) - narrow).float().norm())
+
+    return min(fitting, key=rounded_otherwise, default=None)
+
+
+@torch.no_grad()
+def _is_usual_turn(function: Any) -> bool:
+    """Whether it turns the first half of every head against the second."""
+    draws = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, heads, 3, 8, generator=draws) for heads in (2, 1))
+    cos, sin = (torch.randn(1, 3, 8, generator=draws) for _ in range(2))
+    try:
+        found = function(q, k, cos, sin)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    wanted = [plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k)]
+    return (
+        isinstance(found, tuple)
+        and len(found) == len(wanted)
+        and all(_close(one, other) for one, other in zip(found, wanted, strict=True))
+    )
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Row by row: rows may be of very different sizes."""
+    if one.shape != other.shape:
+        return False
+    differences = torch.linalg.vector_norm(one.float() - other.float(), dim=-1)
+    return bool((differences <= _CLOSE * torch.linalg.vector_norm(other.float(), dim=-1)).all())

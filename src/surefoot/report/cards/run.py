@@ -1,0 +1,294 @@
+"""README.md of a run folder: the model card that a hub shows.
+
+Only what is known is written: no empty licence, no "None", no path of the machine it was made on. The code under "Use"
+runs as it stands, which a test does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from surefoot.families.template_row import Prompt
+from surefoot.families.templates import find_row
+from surefoot.few import counted, was
+from surefoot.planning.plan import Choice, RunPlan
+from surefoot.report.cards.reward import scoring_lines
+from surefoot.report.footer import EXAMPLE_PROMPT
+from surefoot.report.rows import UNITS
+
+_PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
+_METRICS = {
+    "train_loss": "training loss (mean over {})",
+    "eval_loss": "evaluation loss",
+    "perplexity": "evaluation perplexity",
+    "eval_accuracy": "evaluation accuracy of supervised tokens",
+    "eval_reward_accuracy": "evaluation reward accuracy",
+    "eval_reward_margin": "evaluation reward margin",
+    "chance": "accuracy by chance",
+    "accuracy_before": "accuracy before training",
+    "accuracy_after": "accuracy after training",
+}
+_SHARES = frozenset({"eval_accuracy", "eval_reward_accuracy", "chance", "accuracy_before", "accuracy_after"})
+
+_METHODS = {
+    "sft": "supervised fine-tuning",
+    "pretrain": "continued pretraining",
+    "reward": "reward modelling on pairs of answers",
+    "dpo": "direct preference optimisation",
+    "kto": "Kahneman-Tversky optimisation",
+    "ppo": "proximal policy optimisation",
+}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """role: "training" or "evaluation". name: of the file, without its folder. examples: used, after dropping."""
+
+    role: str
+    name: str
+    sha256: str
+    records: int
+    examples: int
+    tokens: int
+    supervised: int
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What the card tells.
+
+    name: of the run. base: hub id or folder as the user gave it. settings: what -> value, from the config
+    ("learning rate" -> "0.0002"). results: all_results.json. versions: library -> version. prompt: a complete example
+    prompt, BOS included, where the saved chat template does not make the prompts of this run, else None. question: one
+    for the chat template. plots: file names in the run folder. end: the token that ends every answer of a reward model.
+    merged: the adapter is part of the published weights.
+    """
+
+    name: str
+    stage: str
+    base: str
+    base_is_hub_id: bool
+    base_revision: str | None
+    plan: RunPlan
+    settings: Mapping[str, str]
+    data: tuple[DataFile, ...]
+    results: Mapping[str, object]
+    versions: Mapping[str, str]
+    hardware: str
+    prompt: str | None = None
+    plots: tuple[str, ...] = ()
+    question: str = EXAMPLE_PROMPT
+    end: str = ""
+    merged: bool = False
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the folder holds an adapter, to be loaded over its base."""
+        return self.plan.adapter is not None and not self.merged
+
+
+def model_card(facts: CardFacts) -> str:
+    """The whole text of README.md."""
+    sections = {
+        "Use": f"{_usage_notes(facts)}```python\n{usage_code(facts)}```",
+        "Data": _data_table(facts.data),
+        "Training": f"{_plan_table(facts.plan)}\n\n{_table(('setting', 'value'), facts.settings.items())}".rstrip(),
+        "Results": f"{_results_table(facts.results)}{_pictures(facts.plots)}".strip(),
+        "Environment": f"{facts.hardware}\n\n{_table(('library', 'version'), facts.versions.items())}".rstrip(),
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(_header(facts), sort_keys=False, allow_unicode=True)}---",
+        f"# {facts.name}",
+        _summary(facts),
+        *(f"## {title}\n\n{text}" for title, text in sections.items() if text),
+        "Every choice is explained in `plan.json`; `surefoot verify` checks the files of this folder.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def usage_code(facts: CardFacts) -> str:
+    """Python that loads the model from the folder of the card and answers one prompt."""
+    return "".join(f"{line}\n" for line in [*_loading_lines(facts), "", *_prompt_lines(facts)])
+
+
+def without_paths(text: str) -> str:
+    """Absolute paths shortened to their last part."""
+    return _PATH.sub(r"\1", text)
+
+
+def base_name(facts: CardFacts) -> str:
+    """The hub id, or the folder's own name."""
+    return facts.base if facts.base_is_hub_id else re.split(r"[\\/]", facts.base.rstrip("\\/"))[-1]
+
+
+def _header(facts: CardFacts) -> dict[str, object]:
+    adapter = facts.plan.adapter
+    header: dict[str, object] = {"library_name": "peft" if facts.needs_base else "transformers"}
+    if facts.base_is_hub_id:
+        header["base_model"] = facts.base
+        header["base_model_relation"] = "adapter" if facts.needs_base else "finetune"
+    header["pipeline_tag"] = "text-classification" if facts.plan.reward else "text-generation"
+    header["tags"] = ["surefoot", facts.stage, adapter.kind.value if adapter else "full-fine-tuning"]
+    return header
+
+
+def _summary(facts: CardFacts) -> str:
+    name = base_name(facts)
+    base = f"[{name}](https://huggingface.co/{name})" if facts.base_is_hub_id else f"`{name}`"
+    revision = f" (revision `{facts.base_revision}`)" if facts.base_revision else ""
+    method = _METHODS[facts.stage]
+    plan = facts.plan
+    share = f"{plan.trainable:,} of {plan.with_adapter:,} parameters trained"
+    if plan.adapter is None:
+        return f"{base}{revision} after {method} of all weights ({share})."
+    kind = {"lora": "LoRA", "dora": "DoRA"}[plan.adapter.kind.value]
+    adapter = f"{kind} adapter of rank {plan.adapter.rank}"
+    if facts.merged:
+        return f"{base}{revision} with a {adapter} merged into it, made by {method} ({share})."
+    return f"{adapter} for {base}{revision}, made by {method} ({share})."
+
+
+def _usage_notes(facts: CardFacts) -> str:
+    notes = ""
+    if facts.needs_base and not facts.base_is_hub_id:
+        notes += "The base model is not on a hub: put its folder in place of the name below.\n\n"
+    if isinstance(find_row(facts.plan.tokenizer.template.value), Prompt) and facts.prompt is None:
+        notes += "A prompt's input (context) goes into the field `input` of its message, beside `content`.\n\n"
+    scale = facts.plan.tokenizer.bos_scale.value
+    if scale != 1:
+        notes += (
+            "This model was trained with the embedding of the first token of every sequence "
+            f"**multiplied by {scale:g}** (`bos_zero_config.json`). transformers and PEFT do not apply that when they "
+            "load it: what then answers is not what was trained, and nothing says so. `surefoot generate` and "
+            "`surefoot chat` apply it, and so does the line below that begins with `surefoot`.\n\n"
+        )
+    if facts.plan.tokenizer.added_rows and facts.needs_base:
+        count = facts.plan.tokenizer.added_rows
+        rows = f"{counted(count, 'row')} {was(count)}"
+        notes += f"{rows} added to the embeddings, so the base **must be resized** before the adapter is loaded.\n\n"
+    return notes
+
+
+def _loading_lines(facts: CardFacts) -> list[str]:
+    folder = 'folder = "."  # this folder, or the hub id it was published under'
+    tokenizer = "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    scale = facts.plan.tokenizer.bos_scale.value
+    scaling = [] if scale == 1 else [f"surefoot.install_bos_scaling(model, {scale!r})"]
+    own = [] if scale == 1 else ["import surefoot"]
+    if not facts.needs_base:
+        return [
+            *own,
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+            folder,
+            tokenizer,
+            "model = AutoModelForCausalLM.from_pretrained(folder)",
+            *scaling,
+        ]
+    tokens = facts.plan.tokenizer
+    resize = [f"model.resize_token_embeddings({tokens.pad_id + 1})"] if tokens.added_rows else []
+    revision = f", revision={facts.base_revision!r}" if facts.base_revision else ""
+    return [
+        *own,
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+        f"base = {base_name(facts)!r}",
+        folder,
+        tokenizer,
+        f"model = AutoModelForCausalLM.from_pretrained(base{revision})",
+        *resize,
+        "model = PeftModel.from_pretrained(model, folder)",
+        *scaling,
+    ]
+
+
+def _prompt_lines(facts: CardFacts) -> list[str]:
+    if facts.plan.reward is not None:
+        return scoring_lines(facts.question, facts.end)
+    if facts.prompt is None:
+        encode = [
+            f'messages = [{{"role": "user", "content": {json.dumps(facts.question, ensure_ascii=False)}}}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+            ")",
+        ]
+    else:
+        encode = [
+            f"prompt = {facts.prompt!r}",
+            'inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")',
+        ]
+    return [
+        *encode,
+        "output = model.generate(**inputs, max_new_tokens=64)",
+        'answer = output[0, inputs["input_ids"].shape[1] :]',
+        "print(tokenizer.decode(answer, skip_special_tokens=True))",
+    ]
+
+
+def _plan_table(plan: RunPlan) -> str:
+    rows: list[tuple[str, Choice]] = [
+        ("matrix products", plan.precision.compute),
+        ("frozen weights" if plan.adapter else "weights", plan.precision.base),
+        ("trained weights", plan.precision.trainable),
+        ("attention", plan.attention.implementation),
+        ("padding token", plan.tokenizer.pad_token),
+        ("BOS prepended", plan.tokenizer.bos),
+        *([("first embedding times", plan.tokenizer.bos_scale)] if plan.tokenizer.bos_scale.value != 1 else []),
+        ("template", plan.tokenizer.template),
+        ("examples per optimizer step", plan.batch.size),
+        ("gradient checkpointing", plan.memory.gradient_checkpointing),
+        *([("reference", plan.reference)] if plan.reference else []),
+    ]
+    if plan.adapter:
+        rows.insert(0, ("method", plan.adapter.kind))
+    return _table(("choice", "value", "why"), ((what, _word(c.value), c.reason) for what, c in rows))
+
+
+def _data_table(files: Iterable[DataFile]) -> str:
+    rows = (
+        (f.role, f.name, f"{f.records:,}", f"{f.examples:,}", f"{f.tokens:,}", f"{f.supervised:,}", f"`{f.sha256}`")
+        for f in files
+    )
+    return _table(("used for", "file", "records", "examples", "tokens", "supervised tokens", "SHA-256"), rows)
+
+
+def _results_table(results: Mapping[str, object]) -> str:
+    counted = next((unit for unit in UNITS if f"train_{unit}" in results and unit != "tokens"), "supervised tokens")
+    rows = [
+        (label.format(counted.replace("_", " ")), _figure(key, results[key]))
+        for key, label in _METRICS.items()
+        if results.get(key) is not None
+    ]
+    return _table(("figure", "value"), rows)
+
+
+def _figure(key: str, value: object) -> str:
+    if not isinstance(value, float | int):
+        return str(value)
+    return f"{value:.1%}" if key in _SHARES else f"{value:.4g}"
+
+
+def _pictures(plots: Iterable[str]) -> str:
+    return "".join(f"\n\n![{plot.removesuffix('.png').replace('_', ' ')}]({plot})" for plot in plots)
+
+
+def _word(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
+    """Empty where there are no rows."""
+    body = [tuple(_cell(value) for value in row) for row in rows]
+    lines = [head, ("---",) * len(head), *body] if body else []
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: str) -> str:
+    """Plain text that Markdown leaves alone: `<|eot_id|>` is neither a tag nor a column border, and no token or file
+    name is a link or a picture."""
+    text = " ".join(without_paths(value).split())
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[")

@@ -1,0 +1,96 @@
+"""The plan as text: complete, aligned, and nothing in it that a terminal would obey."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.hardware import preset
+from surefoot.planning.resolve import resolve
+from surefoot.report.tables.plan import choice_rows, plan_changes, plan_table
+
+ENVIRONMENT = {"SDPA_BACKEND": "flash\x1b[31m\rX", "ACCELERATE_MIXED_PRECISION": "no"}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    model, tokenizer = model_facts(folder, LLAMA31_8B), read_tokenizer_facts(llama3_tokenizer(folder))
+    config = run_config(
+        batch={"size": 2}, adapter={"kind": "dora", "rank": 32, "alpha": 64, "modules_to_save": ["lm_head"]}
+    )
+    return resolve(config, model, tokenizer, preset("h100"), measurements=None, environment=ENVIRONMENT)
+
+
+def printed(plan, width=120):
+    out = io.StringIO()
+    Console(file=out, width=width, markup=False, highlight=False, emoji=False).print(plan_table(plan))
+    return out.getvalue()
+
+
+def test_every_choice_memory_environment_and_cautions_are_there(plan):
+    plan = dataclasses.replace(plan, cautions=("look out",))
+    text = printed(plan)
+    for what, value, _, _ in choice_rows(plan):
+        assert what in text
+        assert value.split(",")[0] in text
+    for word in ("weights", "gradients", "optimizer", "activations", "logits", "total", "usable of 79.1 GiB"):
+        assert word in text
+    assert "nothing reads this name" in text
+    assert "overridden" in text
+    assert "caution: look out" in text
+
+
+def test_only_what_changed_is_a_change(plan):
+    assert plan_changes(plan, plan) == []
+    other = dataclasses.replace(
+        plan,
+        report_to=dataclasses.replace(plan.report_to, value=("wandb",), reason="asked for"),
+        memory=dataclasses.replace(plan.memory, weights=plan.memory.weights + 2**30),
+    )
+    there, back = plan_changes(plan, other), plan_changes(other, plan)
+    assert there[0] == "report_to was not planned, is wandb: asked for"
+    assert back[0] == "report_to was wandb, is not planned"
+    assert [line.split(" was ")[0] for line in (there[1], back[1])] == ["memory forecast"] * 2
+    assert len(there) == len(back) == 2
+
+
+def test_a_dropped_row_would_be_noticed(plan, monkeypatch):
+    monkeypatch.setattr("surefoot.report.tables.plan.choice_rows", lambda plan: iter(()))
+    with pytest.raises(AssertionError):
+        test_every_choice_memory_environment_and_cautions_are_there(plan)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_plain_text_has_no_escape_codes_and_keeps_to_the_width(plan, width):
+    text = printed(plan, width)
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_columns_line_up(plan):
+    lines = printed(plan).splitlines()
+    place = {lines[0].index(name): name for name in ("choice", "value", "by", "why")}
+    for start in place:
+        above = [line[start - 1] for line in lines[: len(list(choice_rows(plan)))] if start]
+        assert set(above) <= {" "}
+
+
+def test_full_fine_tuning_has_no_adapter_rows(plan):
+    rows = {what: value for what, value, _, _ in choice_rows(dataclasses.replace(plan, adapter=None))}
+    assert rows["adapter"] == "none"
+    assert "adapter.targets" not in rows
+
+
+def test_values_as_people_say_them(plan):
+    rows = {what: value for what, value, _, _ in choice_rows(plan)}
+    assert rows["precision.scaler"] == "off"
+    assert rows["tokenizer.pad"] == "<|reserved_special_token_0|> (128002)"
+    assert rows["adapter.targets"] == "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    assert rows["max_length"] == "2048"
+    assert rows["batch.micro"] == "2 x 1"
+    assert rows["adapter.modules_to_save"] == "lm_head"
