@@ -34,10 +34,11 @@ from transformers import (
 
 from surefoot.config.load import load_config
 from surefoot.data.order import step_examples
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.lengths import length_facts
 from surefoot.stages.planned import make_plan
 from surefoot.stages.setup import planned_tokenizer, set_up
-from surefoot.stages.sft import prepare_sft, sft_stage
+from surefoot.stages.sft import sft_stage
 from surefoot.training.step import train_step
 
 WARM_UP = 2  # steps of each turn that are not counted
@@ -209,7 +210,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     config = load_config(folder / "run.yaml").config
     draft = make_plan(config, measure=False)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
-    data = prepare_sft(config, draft.tokenizer, tokenizer)
+    data = prepare_examples(config, draft.tokenizer, tokenizer)
     plan = make_plan(config, lengths=length_facts(data))
     stage = sft_stage(config, plan, data)
     rows, tokens = examples_in_order(config, stage, options.steps)

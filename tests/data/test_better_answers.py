@@ -8,9 +8,9 @@ import pytest
 
 from layouts import run_config
 from surefoot.errors import InputError
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.planned import make_plan
 from surefoot.stages.setup import planned_tokenizer
-from surefoot.stages.sft import prepare_sft
 from tiny import tiny_llama
 
 RECORDS = [{"prompt": f"What is {n}?", "chosen": f"better {n}", "rejected": f"worse {n}"} for n in range(6)]
@@ -28,7 +28,7 @@ def prepared(tmp_path, monkeypatch):
         config = run_config(model=str(base), data=data)
         tokens = make_plan(config, measure=False).tokenizer
         tokenizer = planned_tokenizer(base, tokens)
-        return prepare_sft(config, tokens, tokenizer), tokenizer
+        return prepare_examples(config, tokens, tokenizer), tokenizer
 
     return prepare
 

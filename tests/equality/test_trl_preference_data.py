@@ -10,9 +10,9 @@ import pytest
 
 from equality.preference_data import DATA, digest, judged, pairs
 from layouts import run_config
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.planned import make_plan
 from surefoot.stages.setup import planned_tokenizer
-from surefoot.stages.sft import PREPARE
 from tiny import tiny_llama
 
 RECORDED = json.loads(Path(__file__).with_name("trl_preference_data.json").read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ def prepared(tmp_path, monkeypatch):
         path.write_text(json.dumps(records), encoding="utf-8")
         config = run_config(stage=stage, model=str(base), data={"train": str(path), "max_length": LONG})
         tokens = make_plan(config, measure=False).tokenizer
-        return PREPARE[stage](config, tokens, planned_tokenizer(base, tokens)).train
+        return prepare_examples(config, tokens, planned_tokenizer(base, tokens)).train
 
     return prepare
 

@@ -15,6 +15,8 @@ import surefoot
 import zoo
 from surefoot.config.load import load_config
 from surefoot.data.formats import Turn
+from surefoot.data.layout import Layout
+from surefoot.data.loader import all_laid_out
 from surefoot.errors import EnvironmentFault, InputError
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.families.bos_zero import BOS_FILE, bos_file
@@ -23,10 +25,10 @@ from surefoot.models.bos import install_bos_scaling, installed_scaling
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.verification import compare_folders, verify_folder
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.export.parts import find_export_parts
 from surefoot.stages.open_model import conversation_ids, open_for_use
 from surefoot.stages.push import pushed_files
-from surefoot.stages.sft import batches_by_length, prepare_sft
 from surefoot.training.step import StepSettings
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
@@ -121,9 +123,9 @@ def test_without_a_factor_nothing_is_written(place):
 
 def loss_of(opened, config):
     """Evaluation loss by way of the command that opens the folder."""
-    data = prepare_sft(config, opened.tokens, opened.tokenizer)
+    data = prepare_examples(config, opened.tokens, opened.tokenizer)
     settings = StepSettings(seed=0, max_grad_norm=None, forward=opened.context, kernels=opened.context)
-    batches = batches_by_length(data.eval, 3, opened.pad_id)
+    batches = all_laid_out(data.eval, Layout(opened.pad_id, most=3))
     report = evaluate_loss(opened.model, sft_loss, batches, step=0, settings=settings, device=torch.device("cpu"))
     return report.loss
 

@@ -13,8 +13,8 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 from surefoot.planning.tokenizer import plan_tokenizer
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.setup import planned_tokenizer
-from surefoot.stages.sft import prepare_sft
 from tiny import tiny_llama
 
 LONG = [{"instruction": "Say heron often.", "input": "", "output": " ".join(["heron"] * k)} for k in (1, 100, 400)]
@@ -30,7 +30,7 @@ def prepared(tmp_path, monkeypatch):
     def prepare(change=lambda tokens: tokens, **data):
         config = run_config(model=str(base), data={"train": str(tmp_path / "train.json"), **data})
         tokens = plan_tokenizer(config, read_model_facts(base), read_tokenizer_facts(base), Notes())
-        return prepare_sft(config, change(tokens), planned_tokenizer(base, tokens))
+        return prepare_examples(config, change(tokens), planned_tokenizer(base, tokens))
 
     return prepare
 

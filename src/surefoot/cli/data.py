@@ -33,13 +33,13 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from surefoot.planning.notes import Notes
     from surefoot.report.console import open_console
     from surefoot.report.data_audit import audit_report, audit_to_json
+    from surefoot.stages.examples import prepare_examples
     from surefoot.stages.setup import planned_tokenizer
-    from surefoot.stages.sft import PREPARE
 
     model = loaded.config.model
     folder, notes = resolve_folder(model.path, model.revision, weights=False), Notes()
     tokens = _plan_tokens(loaded.config, folder, notes)
-    prepared = PREPARE[loaded.config.stage](loaded.config, tokens, planned_tokenizer(folder, tokens))
+    prepared = prepare_examples(loaded.config, tokens, planned_tokenizer(folder, tokens))
     if as_json:
         echo_json(audit_to_json(prepared), allow_nan=False)
         return

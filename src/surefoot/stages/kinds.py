@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.ppo.models import build_ppo
 from surefoot.stages.ppo.stage import ppo_stage, prepare_ppo
 from surefoot.stages.ppo.start import start_ppo
 from surefoot.stages.preference import dpo_stage, kto_stage, start_dpo, start_kto
 from surefoot.stages.reward import build_reward, reward_stage
-from surefoot.stages.sft import prepare_judged, prepare_pairs, prepare_sft, sft_stage
+from surefoot.stages.sft import sft_stage
 from surefoot.stages.stage import Say, StageKind
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from surefoot.stages.setup import Setup
 
 KINDS: dict[str, StageKind] = {
-    "pretrain": StageKind(prepare_sft, sft_stage),
-    "sft": StageKind(prepare_sft, sft_stage),
-    "reward": StageKind(prepare_pairs, reward_stage, build_reward, unit="pairs"),
-    "dpo": StageKind(prepare_pairs, dpo_stage, start=start_dpo, unit="pairs"),
-    "kto": StageKind(prepare_judged, kto_stage, start=start_kto, unit="answers"),
+    "pretrain": StageKind(prepare_examples, sft_stage),
+    "sft": StageKind(prepare_examples, sft_stage),
+    "reward": StageKind(prepare_examples, reward_stage, build_reward, unit="pairs"),
+    "dpo": StageKind(prepare_examples, dpo_stage, start=start_dpo, unit="pairs"),
+    "kto": StageKind(prepare_examples, kto_stage, start=start_kto, unit="answers"),
     "ppo": StageKind(prepare_ppo, ppo_stage, build_ppo, start_ppo, unit="response_tokens"),
 }
 

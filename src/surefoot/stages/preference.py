@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batch import JudgedBatch, Weighted
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.layout import Layout
-from surefoot.data.loader import dealt, judged_batches
-from surefoot.data.order import step_examples, steps_per_epoch
+from surefoot.data.loader import all_pairs, dealt, judged_batches, pair_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.errors import Fault, InputError
 from surefoot.objectives.kto import Weights, kto_loss
@@ -26,8 +26,7 @@ from surefoot.objectives.logprobs import answer_logprobs
 from surefoot.objectives.preference import Constants, preference_loss
 from surefoot.objectives.reference import Reference, at_rest, with_reference
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.layout import step_layout, whole_layout
-from surefoot.stages.pairs import pair_stage
+from surefoot.stages.items import stage_of_items
 from surefoot.stages.reference import open_reference
 from surefoot.stages.stage import Stage
 
@@ -40,28 +39,18 @@ def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The pairs under a plan."""
     asked = config.alignment
     constants = Constants(asked.beta, asked.label_smoothing, asked.margin)
-    return pair_stage(preference_loss(asked.loss, constants, asked.sft), config, plan, data)
+    objective = preference_loss(asked.loss, constants, asked.sft)
+    return stage_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 
 def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The judged answers under a plan. Evaluation lacks its KL term until `start_kto` puts it in."""
-    asked, train, evaluation = config.alignment, data.train, data.eval
-    size, layout, whole = plan.batch.size.value, step_layout(plan, data), whole_layout(plan, data)
-
-    if evaluation is not None and config.checkpoint.best == "reward_margin":
-        _require_both(evaluation)
-
-    def answers_of(step: int) -> np.ndarray:
-        return step_examples(config.seed, step - 1, data.mixture, size)[1]
-
-    return Stage(
-        objective=kto_loss(Weights(asked.beta, asked.good, asked.bad)),
-        data=data,
-        steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
-        step_batches=lambda step: judged_batches(train, answers_of(step), layout, others=True),
-        step_tokens=lambda step: int(train.lengths[answers_of(step)].sum()),
-        eval_batches=None if evaluation is None else lambda: all_judged(evaluation, size, whole),
-    )
+    asked = config.alignment
+    if data.eval is not None and config.checkpoint.best == "reward_margin":
+        _require_both(data.eval)
+    objective = kto_loss(Weights(asked.beta, asked.good, asked.bad))
+    of_step = partial(judged_batches, others=True)
+    return stage_of_items(objective, config, plan, data, of_step, partial(all_judged, size=plan.batch.size.value))
 
 
 def start_dpo(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Stage:
@@ -119,7 +108,7 @@ def _ratio(setup: Setup, reference: Reference, batch: JudgedBatch) -> torch.Tens
         return answer_logprobs(model, rows).sums - reference(rows)
 
 
-def all_judged(dataset: TokenisedDataset, size: int, layout: Layout) -> Iterator[JudgedBatch]:
+def all_judged(dataset: TokenisedDataset, layout: Layout, *, size: int) -> Iterator[JudgedBatch]:
     """The answers of a whole data set in its own order, whose prompts get other answers within groups as large as a
     training step; means over good and bad ones are over all of them."""
     count, good = len(dataset), int(dataset.good().sum())

@@ -26,6 +26,7 @@ from surefoot import durable, hardware, plain_files, process
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch
 from surefoot.data.cache import cache_key
+from surefoot.data.layout import Layout
 from surefoot.data.loader import all_laid_out
 from surefoot.data.pack import in_rows
 from surefoot.data.prepare import PreparedData
@@ -35,7 +36,6 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.wording import duration_text
 from surefoot.stages.identity import base_fingerprint
 from surefoot.stages.layout import whole_layout
-from surefoot.stages.sft import batches_by_length
 from surefoot.training.engine import Engine
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _checked(
 ) -> dict[bytes, float] | None:
     """None where the cache holds other numbers than the base gives."""
     few = data.train.subset(np.linspace(0, len(data.train) - 1, min(_CHECKED, len(data.train))).astype(int))
-    (rows,) = batches_by_length(few, len(few), plan.tokenizer.pad_id)
+    (rows,) = all_laid_out(few, Layout(plan.tokenizer.pad_id))
     expected = _run(setup, base(), rows).tolist()
     tolerance = _TOLERANCE[plan.precision.compute.value]
     for key, value in zip(_digests(rows), expected, strict=True):

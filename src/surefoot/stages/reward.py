@@ -12,13 +12,14 @@ from typing import Any
 from torch import nn
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.loader import all_pairs, pair_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.hub import resolve_folder
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
 from surefoot.objectives.reward import reward_objective
 from surefoot.planning.plan import RewardPlan, RunPlan
-from surefoot.stages.pairs import pair_stage
+from surefoot.stages.items import stage_of_items
 from surefoot.stages.policy import write_policy
 from surefoot.stages.stage import ONE_GROUP, Built, Stage
 
@@ -29,7 +30,7 @@ def reward_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     # The plan of memory may change on resume, and with it what keeps no keys and values.
     shared = reward.shared_prompts.value and not plan.memory.gradient_checkpointing.value
     objective = reward_objective(reward.loss.value, center=reward.center, surplus=reward.surplus, shared=shared)
-    return pair_stage(objective, config, plan, data)
+    return stage_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 
 def build_reward(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:

@@ -18,8 +18,8 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.models.tree import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.setup import planned_tokenizer
-from surefoot.stages.sft import prepare_sft
 from zoo import ZOO
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "sharegpt_multiturn_200.json"
@@ -92,7 +92,7 @@ def prepare(models, tmp_path, monkeypatch):
         notes = Notes()
         tokens = plan_tokenizer(config, facts_of(models[family]), read_tokenizer_facts(models[family]), notes)
         assert not notes.faults
-        return prepare_sft(config, tokens, planned_tokenizer(models[family], tokens))
+        return prepare_examples(config, tokens, planned_tokenizer(models[family], tokens))
 
     return prepare
 

@@ -29,10 +29,10 @@ from surefoot.objectives.sft import sft_loss
 from surefoot.planning.plan import Choice, TokenizerPlan
 from surefoot.stages.asked_data import DataRequest, config_for, words_of_the_command
 from surefoot.stages.asked_model import require_positions
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.measure.rows import as_the_run_evaluates
 from surefoot.stages.measure.side_by_side import Only, sides
 from surefoot.stages.open_model import OpenModel
-from surefoot.stages.sft import PREPARE
 from surefoot.training.report import EvalReport
 from surefoot.training.step import StepSettings
 
@@ -65,7 +65,7 @@ def read_evaluation_data(
     )
     tokens = _tokens(opened, asked)
     with words_of_the_command():
-        return PREPARE[stage](config, tokens, opened.tokenizer), tokens.max_length.value
+        return prepare_examples(config, tokens, opened.tokenizer), tokens.max_length.value
 
 
 def measure_loss(

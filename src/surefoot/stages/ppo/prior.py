@@ -17,7 +17,7 @@ from surefoot.data.loader import all_pairs
 from surefoot.errors import InputError
 from surefoot.models.cast import Cast
 from surefoot.planning.plan import RunPlan
-from surefoot.stages.sft import prepare_pairs
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.stage import Say
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ def _held_out_pairs(run: Prepared) -> TokenisedDataset | None:
     data = config.data
     if isinstance(held_out, tuple):
         data = data.model_copy(update={"train": held_out, "eval": "none"})
+    as_pairs = config.model_copy(update={"stage": "reward", "data": data})
     try:
-        prepared = prepare_pairs(config.model_copy(update={"data": data}), run.plan.tokenizer, run.tokenizer)
+        prepared = prepare_examples(as_pairs, run.plan.tokenizer, run.tokenizer)
     except InputError:
         return None
     return prepared.train if isinstance(held_out, tuple) else prepared.eval

@@ -21,9 +21,9 @@ from surefoot.models.cast import Cast
 from surefoot.objectives.ppo import PpoSettings, ppo_objective
 from surefoot.objectives.sft import supervised_places
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.ppo.scores import named_scorer, reward_model
 from surefoot.stages.ppo.texts import prepare_texts
-from surefoot.stages.sft import prepare_prompts
 from surefoot.stages.stage import Stage
 
 
@@ -66,7 +66,7 @@ def prepare_ppo(
     if config.ppo.reward is not None and reward_model(config) is None:
         named_scorer(config.ppo.reward)
     prepare_texts(config, tokens, tokenizer)
-    return prepare_prompts(config, tokens, tokenizer, read_record=read_record)
+    return prepare_examples(config, tokens, tokenizer, read_record=read_record)
 
 
 def cycles_of(config: RunConfig, plan: RunPlan, data: PreparedData) -> Cycles:

@@ -15,7 +15,7 @@ from surefoot.data.loader import micro_batches
 from surefoot.data.order import step_examples
 from surefoot.data.prepare import PreparedData
 from surefoot.planning.plan import RunPlan, TokenizerPlan
-from surefoot.stages.sft import prepare_sft
+from surefoot.stages.examples import prepare_examples
 
 _OTHER_ORDER = 1  # added to the seed, so that texts and prompts of one file do not go hand in hand
 
@@ -44,7 +44,7 @@ def prepare_texts(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTraine
     if config.ppo.unsup_data == "none":
         return None
     data = config.data.model_copy(update={"train": config.ppo.unsup_data, "eval": "none", "format": "auto"})
-    return prepare_sft(config.model_copy(update={"stage": "sft", "data": data}), tokens, tokenizer)
+    return prepare_examples(config.model_copy(update={"stage": "sft", "data": data}), tokens, tokenizer)
 
 
 def read_texts(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> TextBatches | None:

@@ -1,0 +1,96 @@
+"""The examples that a stage learns from: found, rendered, tokenised and audited, or taken from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from surefoot import process
+from surefoot.config.mixture import SourceConfig
+from surefoot.config.schema import RunConfig
+from surefoot.data.hub.files import TO_EVALUATE, Splits
+from surefoot.data.kind import Kind
+from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.data.sources import SourceSpec
+from surefoot.data.tokenise import ReadRecord
+from surefoot.errors import Fault, InputError
+from surefoot.families.templates import is_file
+from surefoot.planning.plan import TokenizerPlan
+
+_KINDS: dict[str, Kind] = {
+    "pretrain": "answers",
+    "sft": "answers",
+    "reward": "pairs",
+    "dpo": "pairs",
+    "kto": "judged",
+    "ppo": "prompts",
+}
+
+
+def prepare_examples(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """Those of config.stage; of the plan its tokenizer's part alone is needed. Stage pretrain: plain texts, in as many
+    examples as they need; ppo: prompts, each of which leaves room for ppo.max_new_tokens. read_record: for sources
+    whose format is custom. Raises InputError for bad data."""
+    data = config.data
+    evaluation = _specs(data.eval, data.format, TO_EVALUATE) if isinstance(data.eval, tuple) else data.eval
+    planned = tokens.dialogues or tokens.template.value
+    return prepare_data(
+        _specs(data.train, data.format, "train"),
+        None if evaluation == "none" else evaluation,
+        template=data.template if is_file(data.template) else planned,  # a file may have moved
+        template_asked=data.template != "auto",
+        template_fallbacks=tokens.fallbacks,
+        tokenizer=tokenizer,
+        bos_id=tokens.bos_id if tokens.bos.value else None,
+        pad_id=tokens.pad_id,
+        stop_ids=tokens.stop.value,
+        max_length=_max_length(config, tokens),
+        max_samples=data.max_samples,
+        train_on=data.train_on,
+        encoding=data.encoding,
+        seed=config.seed,
+        cache=process.cache_folder(),
+        chunks=config.stage == "pretrain",
+        read_record=read_record,
+        kind=_KINDS[config.stage],
+    )
+
+
+def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
+    """Of an example, in tokens."""
+    longest = tokens.max_length.value
+    if config.stage != "ppo":
+        return longest
+    room = longest - config.ppo.max_new_tokens
+    if room < 1:
+        what = f"{config.ppo.max_new_tokens} leave no room for a prompt in {longest} (data.max_length)"
+        raise InputError(Fault("ppo.max_new_tokens", what, "lower it"))
+    return room
+
+
+def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -> list[SourceSpec]:
+    """default, split: the format and the split of a source that names none."""
+    return [
+        SourceSpec(
+            source.path,
+            format=default if source.format == "auto" else source.format,
+            columns=source.columns,
+            name=source.name,
+            subset=source.subset,
+            split=source.split or split,
+            revision=source.revision,
+            streaming=source.streaming,
+            max_samples=source.max_samples,
+            weight=source.weight,
+            epochs=source.epochs,
+            share=None if source.share is None else (tuple(source.share.of), source.share.take),
+        )
+        for source in sources
+    ]
