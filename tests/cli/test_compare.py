@@ -150,7 +150,7 @@ LOGS = [
 
 def check_a_metric_of_one_run() -> None:
     """It is no difference of step 0: there both logged the same loss."""
-    assert first_difference(*LOGS) == "evaluation at step 1: eval_loss 1.0 and 1.5"
+    assert first_difference(*LOGS) == "evaluation at step 1: eval_loss 1 and 1.5"
     assert fields_alone(*LOGS) == (("eval_exact_match",), ())
 
 
@@ -217,11 +217,51 @@ def test_what_differs_never_reads_alike(monkeypatch: pytest.MonkeyPatch) -> None
         ["step 2", "0.5", "0.5000000000000001"],
     ]
     assert shown(plan=(Difference("memory.weights", 4_531_200, 4_550_656),)) == [
-        ["memory.weights", "4.3 MiB (4,531,200)", "4.3 MiB (4,550,656)"]
+        ["memory.weights", "4.3 MiB (4,531,200 bytes)", "4.3 MiB (4,550,656 bytes)"]
     ]
     monkeypatch.setattr(comparison, "_DIGITS", (4,))  # twin: cut to one length they do
     (step, *_) = shown(**near)
     assert step[1] == step[2]
+
+
+def names_of(environment: dict[str, tuple[Any, Any]]) -> list[list[str]]:
+    return shown(environment=tuple(Difference(path, *values) for path, values in environment.items()))
+
+
+def test_what_differs_has_names_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(plan=(Difference("batch.size.value", 32, 16),)) == [["batch.size", "32", "16"]]
+    finding = {"name": "OMP_NUM_THREADS", "value": "1", "effect": "read by torch", "verdict": "fine"}
+    assert len(shown(plan=(Difference("environment", [finding], []), Difference("trainable", 1, 2)))) == 1
+    alone: dict[str, tuple[Any, Any]] = {
+        "environment.OMP_NUM_THREADS": ("1", None),
+        "device.memory": (2**34, 2**35),
+        "rank 0.of": (1000, 2000),
+        "rank 0.fast_paths.adapter.used": (True, False),
+        "rank 0.fast_paths.adapter.differs.loss": (1e-7, 2e-3),
+        "rank 0.fast_paths.adapter.limits.loss": (1e-3, 1e-2),
+        "rank 0.allocator": ("a", "b"),
+    }
+    assert names_of(alone) == [
+        ["OMP_NUM_THREADS", "1", "not set"],
+        ["device.memory", "16.0 GiB", "32.0 GiB"],
+        ["parameters of the model", "1,000", "2,000"],
+        ["fast path adapter.used", "True", "False"],
+        ["allocator", "a", "b"],
+    ]
+    assert [row[0] for row in names_of({"rank 0.of": (1, 2), "rank 1.engine": ("a", "b")})] == [
+        "rank 0: parameters of the model",
+        "rank 1: engine",
+    ]
+    monkeypatch.setattr(comparison, "spoken", lambda part, found: [(one.path, one) for one in found])  # twin
+    assert names_of(alone)[2][0] == "rank 0.of"
+
+
+def test_a_first_difference_has_the_digits_that_tell_it() -> None:
+    a, b = (
+        [row(1, loss, grad_norm=norm, skipped=count)]
+        for loss, norm, count in ((4.72216, 13.17, 0), (4.7017, 13.17000001, 1200))
+    )
+    assert first_difference(a, b) == "step 1: loss 4.722 and 4.702, grad_norm 13.17 and 13.17000001, skipped 0 and 1200"
 
 
 def test_the_first_difference_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from surefoot.config.words import as_yaml
 from surefoot.few import counted
 from surefoot.planning.memory import readable
 from surefoot.planning.serial import Difference
+from surefoot.report.difference_words import spoken
 from surefoot.report.rows import Row, is_eval_row, without_timing
 from surefoot.report.wording import duration_text, number, size_text
 
@@ -80,10 +81,12 @@ def first_difference(a: Sequence[Row], b: Sequence[Row]) -> str | None:
     for place in sorted(one.keys() & other.keys()):
         first, second = one[place], other[place]
         ignored = {"total_steps", "percentage", "epoch", *alone}
-        keys = sorted(key for key in ({*first, *second} - ignored) if first.get(key) != second.get(key))
+        keys = [key for key in {**first, **second} if key not in ignored and first.get(key) != second.get(key)]
         if keys:
             kind = "evaluation at step" if place[1] else "step"
-            return f"{kind} {place[0]}: " + ", ".join(f"{key} {first.get(key)} and {second.get(key)}" for key in keys)
+            keys.sort(key=lambda key: (not key.endswith("loss"), key.startswith("total_")))  # the most telling first
+            told = ("{} {} and {}".format(key, *_told(first.get(key), second.get(key))) for key in keys)
+            return f"{kind} {place[0]}: " + ", ".join(told)
     return None
 
 
@@ -104,7 +107,10 @@ def comparison_tables(found: Comparison) -> list[Table]:
     tables = []
     for title in ("config", "plan", "environment", "data"):
         measured = title != "config"
-        rows = [(one.path, *_both(one.path, one.old, one.new, measured=measured)) for one in getattr(found, title)]
+        rows = [
+            (name, *_both(one.path, one.old, one.new, measured=measured))
+            for name, one in spoken(title, getattr(found, title))
+        ]
         tables += [_table(title, found.names, rows)] if rows else []
     results = [(_called(key), *_both(key, *values)) for key, values in found.results.items()]
     tables += [_table("results", found.names, results)] if results else []
@@ -178,13 +184,22 @@ def _both(key: str, one: Any, other: Any, *, measured: bool = True) -> tuple[str
     return texts
 
 
+def _told(one: Any, other: Any) -> tuple[str, str]:
+    """Two values that differ, in a sentence: with as few digits as tell them apart."""
+    for digits in _DIGITS[:-1] if isinstance(one, float) and isinstance(other, float) else ():
+        texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if texts[0] != texts[1]:
+            return texts
+    return repr(one) if isinstance(one, float) else str(one), repr(other) if isinstance(other, float) else str(other)
+
+
 def _short(key: str, value: Any, digits: int) -> str:
     """digits: of a measured number; 0: as the config would have it."""
     if value is None:
-        return "none"
+        return "not set" if key.startswith("environment.") else "none"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if digits and is_number and (text := _with_unit(key, value)) is not None:
-        return text if digits == _DIGITS[0] else f"{text} ({value:,})"
+        return text if digits == _DIGITS[0] else f"{text} ({value:,}{' bytes' if _is_size(key) else ''})"
     if digits and isinstance(value, float):
         return repr(value) if digits == _EXACT else number(value, digits)
     text = (
@@ -195,10 +210,8 @@ def _short(key: str, value: Any, digits: int) -> str:
 
 def _with_unit(key: str, value: float) -> str | None:
     """None: a number without one."""
-    if key.startswith("memory.") and key.count(".") == 1 and key != "memory.recomputed":
-        return readable(int(value))  # of the plan, as its own table has it
-    if key == "peak_memory":
-        return size_text(int(value))
+    if _is_size(key):  # of the plan as its own table has it, of the log as its rows do
+        return size_text(int(value)) if key == "peak_memory" else readable(int(value))
     if key.endswith("_accuracy"):
         return f"{value:.1%}"
     if key.endswith("_runtime"):
@@ -206,3 +219,9 @@ def _with_unit(key: str, value: float) -> str | None:
     if key.endswith("_tokens_per_second"):
         return f"{value:,.0f}"
     return None
+
+
+def _is_size(key: str) -> bool:
+    """Bytes: of the plan's forecast, of the machine, of the log."""
+    forecast = key.startswith("memory.") and key.count(".") == 1 and key != "memory.recomputed"
+    return forecast or key in ("peak_memory", "device.memory")
