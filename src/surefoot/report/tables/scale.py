@@ -22,10 +22,17 @@ def scale_cells(row: ScaleRow) -> tuple[str, ...]:
         readable(row.memory),
         fits,
         f"{row.tokens:,}",
-        f"{row.compute:.2f} s",
-        f"{row.traffic:.2f} s",
+        _seconds(row.compute),
+        _seconds(row.traffic),
         rates[0] if rates[0] == rates[1] else " to ".join(rates),
     )
+
+
+def _seconds(value: float) -> str:
+    """With the unit that shows it: a tiny model's step takes millionths of a second."""
+    if value >= 0.1 or value == 0:
+        return f"{value:.2f} s" if value else "none"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
 def scale_table(rows: Sequence[ScaleRow]) -> Table:
