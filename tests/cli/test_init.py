@@ -107,6 +107,30 @@ def test_defaults_stand_in_comments(folder: Path) -> None:
     assert "PAD " in text.split("\nmodel: base")[0]
 
 
+@pytest.mark.parametrize(
+    ("count", "evaluated", "saved", "steps"),
+    [(12, "200 steps", "1 epoch", 1), (250, "1 epoch", "1 epoch", 15), (3400, "200 steps", "200 steps", 202)],
+)
+def test_a_short_epoch_is_evaluated_and_saved_whole(
+    folder: Path, count: int, evaluated: str, saved: str, steps: int
+) -> None:
+    """Without evaluation data the first says nothing."""
+    (folder / "own.json").write_text(json.dumps([ALPACA] * count))
+    assert call("init", "base", "own.json").exit_code == 0
+    config = load_config("run.yaml").config
+    assert (str(config.eval_every), str(config.checkpoint.every)) == (evaluated, saved)
+    said = "Here: an epoch has" in (folder / "run.yaml").read_text()
+    assert said == (saved == "1 epoch")
+    plan = json.loads(call("plan", "run.yaml", "--json").stdout)
+    assert -(-(count - round(0.05 * count if count >= 200 else 0)) // plan["batch"]["size"]["value"]) == steps
+
+
+def test_twin_at_the_defaults_a_small_run_would_end_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_rhythm", lambda config, records: {})
+    with pytest.raises(AssertionError, match="200 steps"):
+        test_a_short_epoch_is_evaluated_and_saved_whole(folder, 250, "1 epoch", "1 epoch", 15)
+
+
 PAIR = {"prompt": "Name a bird.", "chosen": "Heron", "rejected": "Stone"}
 JUDGED = {"prompt": "Name a bird.", "completion": "Stone", "label": False}
 TEXT = {"text": "The heron waits."}

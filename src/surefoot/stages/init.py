@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surefoot.config.load import check_config
+from surefoot.config.schema import RunConfig
 from surefoot.config.starter import starting_config
 from surefoot.data.formats import kind_of_record, layout_of
 from surefoot.data.kind import Kind
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
+from surefoot.few import counted
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
 from surefoot.planning.memory import fits, readable
@@ -28,6 +30,7 @@ SMALL = 500_000_000  # parameters up to which all of them are trained where memo
 FULL_SHARE = 0.1  # where all weights move, of the rate that suits an adapter
 HELD_OUT = 0.05
 ENOUGH = 200  # examples from which a held-out share is worth having
+EPOCH = "1 epoch"  # between evaluations and between checkpoints where an epoch is short
 
 
 class Start(NamedTuple):
@@ -66,7 +69,8 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     check_config(required)
     records = _look_at(data, stage)
     required["stage"] = records.stage
-    full = make_plan(check_config(required), measure=False)
+    config = check_config(required)
+    full = make_plan(config, measure=False)
     adapted = make_plan(check_config(required | {"adapter": {"kind": "lora"}}), measure=False)
     whole = full.parameters <= SMALL and fits(full.memory)
     plan = full if whole else adapted
@@ -76,7 +80,10 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     given |= {} if whole else {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32}
     if records.count >= ENOUGH:
         given["data.eval"] = HELD_OUT
-    return starting_config(given, _reasons(model, full, adapted, plan, records), schema)
+    rhythm = _rhythm(config, records)
+    return starting_config(
+        given | dict.fromkeys(rhythm, EPOCH), _reasons(model, full, adapted, plan, records) | rhythm, schema
+    )
 
 
 def _look_at(data: str, stage: str | None) -> Records:
@@ -90,6 +97,20 @@ def _look_at(data: str, stage: str | None) -> Records:
         count += len(rows)
         seen.append(f"{source.name}: {len(rows):,} records, {layout} ({why})")
     return Records(stage or next(iter(STARTS)), count, tuple(seen))
+
+
+def _rhythm(config: RunConfig, records: Records) -> dict[str, str]:
+    """Keys of what would come seldom, or only at the end, because an epoch is shorter, with why. Plain texts become
+    as many examples as they need, and what a run without evaluation data does not do needs no time."""
+    share = HELD_OUT if records.count >= ENOUGH else 0.0
+    steps = -(-round(records.count * (1 - share)) // config.batch.size)
+    lengths = {"eval_every": config.eval_every if share else None, "checkpoint.every": config.checkpoint.every}
+    said = f"Here: an epoch has {counted(steps, 'step')}."
+    return {
+        key: said
+        for key, every in lengths.items()
+        if records.stage != "pretrain" and every is not None and every.unit == "steps" and steps < every.count
+    }
 
 
 def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records: Records) -> dict[str, str]:
