@@ -31,8 +31,8 @@ from surefoot.models.fast.gates import gates
 from surefoot.models.fast.pointwise import install
 from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import PointwiseSizes
-from surefoot.probe import pointwise
-from surefoot.probe.pointwise import pointwise_trials
+from surefoot.probe.limits import LIMITS
+from surefoot.probe.pointwise import PointwiseRequest, pointwise_trials
 from surefoot.report.console import Console
 from surefoot.stages.kernel_probes import pointwise_ways
 from surefoot.stages.run import train_run
@@ -109,9 +109,10 @@ def run(folder: Path) -> dict[str, Any]:
     by, sizes = triton_arithmetic(), PointwiseSizes(96, 4, 24, gate=80)
     assert by.gates is not None
     wrong = replace(by, gates=replace(by.gates, forward=lambda gate, up: by.gates.forward(up, gate)))
-    pointwise._MOST["cpu"] = 64  # rows that are timed
+    LIMITS["cpu"] = replace(LIMITS["cpu"], pointwise_rows=(64, 64))  # that are timed
+    request = PointwiseRequest(("norm", "rotary", "gate"), sizes, "fp16", "cpu")
     probed = {
-        name: {trial.part: trial.failure for trial in pointwise_trials(ways, sizes, "fp16", CPU, budget=0.0)}
+        name: {trial.part: trial.failure for trial in pointwise_trials(request, ways, budget=0.0)}
         for name, ways in (("right", pointwise_ways(by)), ("wrong", pointwise_ways(wrong)))
     }
     write_sky(folder, 8)

@@ -255,6 +255,16 @@ def peak_memory(kind: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def forget_peak(kind: str) -> None:
+    """From here on `peak_memory` is of what comes; the memory that torch keeps of what is done goes back to the GPU. On
+    a CPU the system counts, from the start of the process."""
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def process_seconds() -> float:
     """Wall seconds since this process was started; a clock that was set back in between makes none of them."""
     import psutil

@@ -12,7 +12,7 @@ from surefoot.cli.main import main
 from surefoot.doctor.codes import BACKWARD, CODES
 from surefoot.doctor.findings import FORMAT
 from surefoot.planning.environment import VARIABLES
-from surefoot.stages.measured import BUDGET
+from surefoot.probe.limits import LIMITS
 
 PAGE = ROOT / "docs" / "doctor.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -28,7 +28,8 @@ def test_the_table_is_that_of_the_code():
 def test_its_numbers_are_those_of_the_code():
     assert f"more than {BACKWARD} times" in TEXT
     assert f"`format` is {FORMAT}" in TEXT
-    assert f"less than {BUDGET['cpu']:g} seconds on a CPU and less than {BUDGET['cuda']:g} on a GPU" in TEXT
+    cpu, cuda = LIMITS["cpu"].seconds, LIMITS["cuda"].seconds
+    assert f"less than {cpu:g} seconds on a CPU and less than {cuda:g} on a GPU" in TEXT
 
 
 def test_variables_that_it_names_are_known():

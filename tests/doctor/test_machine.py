@@ -127,6 +127,18 @@ def test_a_kernel_that_is_wrong_is_a_fault_where_the_run_uses_it():
     assert {line.verdict for line in kernel_lines(trials, ["flash"])} == {"ok"}
 
 
+def test_a_kernel_that_is_right_and_had_no_room_is_no_fault():
+    trials = [AttentionTrial("math", 0.0, "", {"output": 1e-4}, untimed="its scores have no room")]
+    assert only(kernel_lines(trials, ["math"])) == ("ATTN-KERNEL", "ok")
+    assert "no room" in kernel_lines(trials, ["math"])[0].value
+
+
+def test_tf32_is_told_beside_the_types_where_there_is_any():
+    (line,) = product_lines({"fp32": 5e13, "bf16": 8e14}, "bf16", 4e14)
+    assert line.value == "fp32 50 TFLOP/s, bf16 800 TFLOP/s, fp32 by TF32 400 TFLOP/s"
+    assert "TF32" not in product_lines({"fp32": 5e13}, None)[0].value
+
+
 def test_the_only_form_of_a_model_is_told_and_no_fault():
     """As eager is for soft-capped logits: there is nothing to switch to, and the far logits lie beyond the cap."""
     trials = [AttentionTrial("eager", 0.0, "the output is off by 0.12 with logits of -120")]

@@ -154,6 +154,36 @@ class TestMeasured:
         assert summary(plan) == ("sdpa", ("cudnn", "math"), "cudnn")
 
 
+class TestRightButNotTimed:
+    """As where other programs hold the memory of a GPU. Nothing is wrong then, and nothing is known to be faster."""
+
+    NO_ROOM = AttentionTrial("math", 0.0, "", untimed="its scores have no room")
+
+    def test_the_default_stays_where_nobody_could_time_it(self):
+        flash = AttentionTrial("flash", 0.0, "", untimed="cannot be timed: CUDA out of memory")
+        plan, notes = decide(trials=[flash, trial("eager", 9.0)])
+        assert summary(plan)[1:] == (("flash", "math"), "flash")
+        assert not notes.cautions
+        assert not notes.faults
+
+    def test_it_loses_to_none_and_beats_none(self):
+        plan, _ = decide(trials=[trial("flash", 1.0), self.NO_ROOM])
+        assert plan.expected.value == "flash"
+        assert "math" not in plan.expected.reason
+
+    def test_alone_it_is_no_reason_to_refuse(self):
+        plan, notes = decide(trials=[self.NO_ROOM, AttentionTrial("flash", 0.0, "is off")])
+        assert not notes.faults
+        assert plan.expected.value == "math"  # flash is wrong, and math is right
+        assert keys(decide(trials=[trial("math", failure="is off"), trial("flash", failure="is off")])[1]) == [
+            "attention"
+        ]
+
+    def test_a_kernel_that_was_asked_for_runs(self):
+        assert not decide({"math": "on"}, trials=[self.NO_ROOM])[1].faults
+        assert keys(decide({"math": "on"}, trials=[trial("math", failure="is off")])[1]) == ["attention.math"]
+
+
 class TestSwitches:
     def test_off_takes_a_kernel_away(self):
         plan, notes = decide({"flash": "off"})

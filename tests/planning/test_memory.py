@@ -60,6 +60,7 @@ def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config
         width=model.hidden,
         hardware=machine,
         products={},
+        tf32=None,
         environment={},
         notes=notes,
     )

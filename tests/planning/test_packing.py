@@ -61,6 +61,18 @@ def test_the_default_is_left_for_a_gain_alone(facts, trials, padding, value):
     assert plan(facts, trials, padding=padding)[0] == value
 
 
+def test_what_is_right_and_could_not_be_timed_is_no_fault_and_no_reason(facts):
+    """As where other programs hold a GPU's memory; the twin is a form that is wrong."""
+    untimed = (AttentionTrial("sdpa", 0.0, "", untimed="cannot be timed: CUDA out of memory"), FAST[2])
+    assert plan(facts, untimed)[:2] == ("plain", "default")
+    assert plan(facts, untimed, packing="on")[::3] == ("sdpa", [])
+    wrong = (AttentionTrial("matmul", 0.0, "is off"), *untimed)
+    assert plan(facts, wrong, packing="on")[0] == "sdpa"
+    assert plan(facts, WRONG, packing="on")[3] == ["data.packing"]
+    unlike = (FAST[0], AttentionTrial("padded", 0.0, "", untimed="cannot be timed: CUDA out of memory"))
+    assert "cannot be timed" in plan(facts, unlike)[2]
+
+
 def test_the_users_word_stands(facts):
     assert plan(facts, FAST, packing="off")[:2] == ("plain", "user")
     assert plan(facts, SLOW, packing="on")[:2] == ("sdpa", "user")

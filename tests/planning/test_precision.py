@@ -9,7 +9,7 @@ from surefoot.config.contradictions import contradictions
 from surefoot.hardware import Hardware, preset
 from surefoot.planning import precision as module
 from surefoot.planning.notes import Notes
-from surefoot.planning.precision import NARROW, plan_precision
+from surefoot.planning.precision import NARROW, plan_precision, tf32_is_open
 
 LAPTOP, H100 = preset("cpu"), preset("h100")
 AMX = Hardware("Xeon", "cpu", 2**34, None, bf16=True, fp16=False, tf32=False, cores=2, preset=False)
@@ -17,7 +17,7 @@ T4 = Hardware("Tesla T4", "cuda", 2**34, (7, 5), bf16=False, fp16=True, tf32=Fal
 FULL, ADAPTER = True, False
 
 
-def decide(request="auto", *, full=ADAPTER, width=4096, hardware=H100, products=None, environment=None):
+def decide(request="auto", *, full=ADAPTER, width=4096, hardware=H100, products=None, tf32=None, environment=None):
     """What `resolve` does: the config's own contradictions, then the policy."""
     notes = Notes()
     config = run_config(precision=request, **({"adapter": None} if full else {}))
@@ -29,6 +29,7 @@ def decide(request="auto", *, full=ADAPTER, width=4096, hardware=H100, products=
         width=width,
         hardware=hardware,
         products=products or {},
+        tf32=tf32,
         environment=environment or {},
         notes=notes,
     )
@@ -136,9 +137,38 @@ class TestTf32:
         assert decide("bf16")[0].tf32.value is True
         assert decide("fp32")[0].tf32.value is False
 
+    @pytest.mark.parametrize(("gain", "on"), [(6.0, True), (1.6, True), (1.4, False), (1.0, False)])
+    def test_beside_16_bit_products_it_is_on_where_it_was_seen_to_gain(self, gain, on):
+        choice = decide("bf16", products={"fp32": 5e13, "bf16": 8e14}, tf32=gain * 5e13)[0].tf32
+        assert (choice.value, choice.source) == (on, "measured")
+        assert f"{gain:.1f} times as fast here" in choice.reason
+
+    def test_a_lower_bar_would_be_noticed(self, monkeypatch):
+        monkeypatch.setattr(module, "_TF32_GAIN", 1.0)
+        with pytest.raises(AssertionError):
+            self.test_beside_16_bit_products_it_is_on_where_it_was_seen_to_gain(1.4, False)
+
+    @pytest.mark.parametrize("gain", [1.0, 8.0])
+    def test_fp32_products_stay_whole_and_the_gain_is_told_with_its_key(self, gain):
+        choice = decide("fp32", products={"fp32": 5e13}, tf32=gain * 5e13)[0].tf32
+        assert (choice.value, choice.source) == (False, "default")
+        assert f"{gain:.1f} times as fast here (precision.tf32: on)" in choice.reason
+        assert "here" not in decide("fp32")[0].tf32.reason  # nobody measured
+
+    def test_without_the_rate_of_fp32_a_rate_says_nothing(self):
+        assert decide("bf16", tf32=4e14)[0].tf32.source == "default"
+
+    def test_it_is_measured_where_that_decides_or_tells_something(self):
+        auto = run_config().precision
+        assert tf32_is_open(auto, H100, {})
+        assert not tf32_is_open(auto, T4, {})
+        assert not tf32_is_open(auto, H100, {"NVIDIA_TF32_OVERRIDE": "1"})
+        assert not tf32_is_open(run_config(precision={"tf32": "on"}).precision, H100, {})
+
     def test_what_is_asked_for_wins(self):
         assert decide({"compute": "fp32", "tf32": "on"})[0].tf32.value is True
         assert decide({"compute": "bf16", "tf32": "off"})[0].tf32.value is False
+        assert decide({"compute": "bf16", "tf32": "off"}, products={"fp32": 1e13}, tf32=1e14)[0].tf32.value is False
 
     def test_a_machine_without_it_refuses_on(self):
         assert keys(decide({"tf32": "on"}, hardware=LAPTOP)[1]) == ["precision.tf32"]

@@ -7,6 +7,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from surefoot.planning.measurements import times_of
 from surefoot.probe import attention
 from surefoot.probe.attention import GATE, attention_trials, check, check_cases, eager, form_named
+from surefoot.probe.sizes import AttentionRequest
 
 CPU = torch.device("cpu")
 
@@ -97,14 +98,7 @@ def test_a_mask_tensor_gives_the_same_as_causality():
 
 def test_trials_time_what_passed_and_explain_what_did_not():
     trials = attention_trials(
-        ("flash", "eager", "mem_efficient"),
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        length=64,
-        dtype="bf16",
-        device=CPU,
-        budget=0.05,
+        AttentionRequest(("flash", "eager", "mem_efficient"), 4, 2, 16, 64, "bf16", "cpu"), budget=0.05
     )
     found = {trial.form: trial for trial in trials}
     assert found["flash"].passed
@@ -129,9 +123,7 @@ def test_a_trial_says_what_it_was_timed_at_and_that_is_what_was_computed(monkeyp
     monkeypatch.setattr(
         attention, "forward_backward", lambda form, given: shapes.add(tuple(given[0].shape)) or real(form, given)
     )
-    (trial,) = attention_trials(
-        ("math",), heads=heads, kv_heads=2, head_dim=8, length=length, dtype="fp32", device=CPU, budget=0.0
-    )
+    (trial,) = attention_trials(AttentionRequest(("math",), heads, 2, 8, length, "fp32", "cpu"), budget=0.0)
     assert trial.timed == says
     [timed] = [shape for shape in shapes if shape[2] not in (333, 704)]
     assert timed[1:3] == (4, min(length, 1024))
@@ -141,7 +133,7 @@ def test_a_trial_says_what_it_was_timed_at_and_that_is_what_was_computed(monkeyp
 
 def test_random_state_and_kernel_switches_are_left_as_they_were():
     state = torch.get_rng_state()
-    attention_trials(("math",), heads=2, kv_heads=2, head_dim=8, length=32, dtype="fp32", device=CPU, budget=0.01)
+    attention_trials(AttentionRequest(("math",), 2, 2, 8, 32, "fp32", "cpu"), budget=0.01)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
@@ -187,8 +179,7 @@ def test_a_windowed_model_is_checked_and_timed_with_its_mask(monkeypatch, window
         return real(q, k, v, **named)
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", sdpa)
-    shape = {"heads": 4, "kv_heads": 2, "head_dim": 16, "length": 256, "dtype": "fp32", "device": CPU, "budget": 0.01}
-    (trial,) = attention_trials(("flash",), window=window, **shape)
+    (trial,) = attention_trials(AttentionRequest(("flash",), 4, 2, 16, 256, "fp32", "cpu", window), budget=0.01)
     assert trial.passed
     assert set(seen) == {(length, masked) for length in (333, 704, 256)}
 

@@ -2,7 +2,8 @@
 
 import sys
 
-from surefoot.probe.child import AttentionRequest, run_in_child, run_request
+from surefoot.probe.child import run_in_child, run_request
+from surefoot.probe.sizes import AttentionRequest
 
 REQUEST = AttentionRequest(("flash", "math"), heads=2, kv_heads=1, head_dim=8, length=32, dtype="fp32", device="cpu")
 _PATCH = """

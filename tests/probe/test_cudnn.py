@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.planning.plan import DType
 from surefoot.probe.attention import attention_trials
+from surefoot.probe.sizes import AttentionRequest
 
 FAR = 120.0  # logits of -FAR everywhere: beyond -88.7, the logarithm of the smallest normal number of fp32
 LENGTHS = (64, 192, 704)  # each leaves 64 modulo 128
@@ -34,8 +35,6 @@ def test_cudnn_is_found_out_where_its_gradients_are_not_finite(dtype: DType) -> 
         finite = all(gradients_are_finite(kind, length) for length in LENGTHS)
     except RuntimeError as error:
         pytest.skip(f"cuDNN does not run here: {error}")
-    (trial,) = attention_trials(
-        ("cudnn",), heads=4, kv_heads=4, head_dim=64, length=704, dtype=dtype, device=torch.device("cuda")
-    )
+    (trial,) = attention_trials(AttentionRequest(("cudnn",), 4, 4, 64, 704, dtype, "cuda"))
     if not finite:
         assert "not finite" in trial.failure

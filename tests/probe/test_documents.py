@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from surefoot.kernels.documents import FORMS, documents_of
 from surefoot.probe import documents as module
 from surefoot.probe.attention import GATE
-from surefoot.probe.documents import PADDED, document_trials, timed_lengths
+from surefoot.probe.documents import PADDED, DocumentsRequest, document_trials
 
 CPU = torch.device("cpu")
 D = 16
@@ -26,10 +26,8 @@ def leaks(lengths):
 
 
 def trials(forms, dtype="fp32"):
-    found = document_trials(
-        forms, mix=(30, 20, 10), heads=2, kv_heads=1, head_dim=D, dtype=dtype, device=CPU, budget=0.0
-    )
-    return {trial.form: trial for trial in found}
+    request = DocumentsRequest((*forms, PADDED), (30, 20, 10), 2, 1, D, dtype, "cpu")
+    return {trial.form: trial for trial in document_trials(request, forms, budget=0.0)}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -58,11 +56,3 @@ def test_padded_rows_are_timed_with_the_math_kernel_where_the_usual_one_raises(m
 
     monkeypatch.setattr(module, "_sdpa", failing)
     assert trials({"matmul": ours("matmul")})[PADDED].seconds > 0
-
-
-def test_lengths_are_taken_from_all_of_the_mix():
-    assert timed_lengths((10, 20)) == (20, 10) * 34  # about a thousand tokens, and as many of each
-    assert timed_lengths((5000, 3000)) == (1024,)
-    found = timed_lengths(tuple(range(100, 132)))
-    assert 7 <= len(found) <= 10
-    assert found == tuple(sorted(found, reverse=True))

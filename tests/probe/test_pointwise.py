@@ -9,7 +9,7 @@ import torch
 from surefoot.kernels.forms import BLOCKS
 from surefoot.planning.measurements import PointwiseSizes
 from surefoot.probe.attention import GATE
-from surefoot.probe.pointwise import pointwise_trials
+from surefoot.probe.pointwise import PointwiseRequest, pointwise_trials
 from surefoot.stages.kernel_probes import pointwise_ways
 
 CPU = torch.device("cpu")
@@ -22,7 +22,8 @@ def trials(dtype="fp32", *, norm=None, turn=None):
         ways = replace(ways, norms=[(plain, norm(ours)) for plain, ours in ways.norms])
     if turn:
         ways = replace(ways, turn=(ways.turn[0], turn(ways.turn[1])))
-    found = pointwise_trials(ways, PointwiseSizes(96, 4, 24), dtype, CPU, budget=0.0)
+    request = PointwiseRequest(("norm", "rotary"), PointwiseSizes(96, 4, 24), dtype, "cpu")
+    found = pointwise_trials(request, ways, budget=0.0)
     return {trial.part: trial for trial in found}
 
 

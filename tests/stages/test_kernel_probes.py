@@ -1,26 +1,25 @@
 """Kernels are tried where they can do no harm, and what is wrong only now is not believed for ever."""
 
 import sys
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from surefoot.kernels import documents, pointwise
-from surefoot.planning.measurements import LengthFacts, PointwiseSizes
+from surefoot.planning.measurements import PointwiseSizes
 from surefoot.probe import child
-from surefoot.probe.child import AttentionRequest, run_in_child, run_request
-from surefoot.probe.documents import PADDED
+from surefoot.probe.child import run_in_child, run_request
+from surefoot.probe.documents import PADDED, DocumentsRequest
 from surefoot.probe.kept import Kept
-from surefoot.stages.kernel_probes import DOCUMENTS, POINTWISE, DocumentsRequest, PointwiseRequest
+from surefoot.probe.pointwise import PointwiseRequest
+from surefoot.probe.sizes import AttentionRequest
+from surefoot.stages.kernel_probes import DOCUMENTS, POINTWISE
 from surefoot.stages.measured import measured_attention, measured_documents, measured_pointwise
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-MODEL = SimpleNamespace(heads=4, kv_heads=2, head_dim=16)
-LENGTHS = LengthFacts(64, 64, mix=(64, 40, 30))
-SIZES = PointwiseSizes(64, 4, 16)
-OF_DOCUMENTS = DocumentsRequest(("matmul", "sdpa", PADDED), LENGTHS.mix, 4, 2, 16, "fp32", "cpu")
-OF_POINTWISE = PointwiseRequest(("norm", "rotary"), SIZES, "fp32", "cpu")
+OF_DOCUMENTS = DocumentsRequest(("matmul", "sdpa", PADDED), (64, 40, 30), 4, 2, 16, "fp32", "cpu")
+OF_SDPA = replace(OF_DOCUMENTS, forms=("sdpa", PADDED))
+OF_POINTWISE = PointwiseRequest(("norm", "rotary"), PointwiseSizes(64, 4, 16), "fp32", "cpu")
 OF_ATTENTION = AttentionRequest(("math",), 2, 1, 8, 32, "fp32", "cuda")
 _PATCH = """
 import os
@@ -56,22 +55,22 @@ def test_a_kernel_that_crashes_its_process_has_failed_and_the_rest_is_tried(trou
     assert found == {"matmul": says, "sdpa": "", PADDED: ""}
 
 
-@pytest.mark.parametrize(("device", "way"), [(CUDA, "child"), (CPU, "here")])
+@pytest.mark.parametrize(("device", "way"), [("cuda", "child"), ("cpu", "here")])
 def test_on_a_gpu_every_probe_of_kernels_has_a_process_of_its_own(tmp_path, monkeypatch, device, way):
     asked = []
     for name, said in (("run_in_child", "child"), ("run_request", "here")):
         monkeypatch.setattr(child, name, lambda request, probe, said=said: asked.append((said, probe)) or ())
     kept = Kept(tmp_path, {})
-    measured_attention(AttentionRequest(("math",), 2, 1, 8, 32, "fp32", device.type), kept)
-    measured_documents(["sdpa"], MODEL, LENGTHS, "fp32", device, kept)  # pyright: ignore[reportArgumentType]
-    measured_pointwise(SIZES, "fp32", device, kept)
+    measured_attention(AttentionRequest(("math",), 2, 1, 8, 32, "fp32", device), kept)
+    measured_documents(replace(OF_SDPA, device=device), kept)
+    measured_pointwise(replace(OF_POINTWISE, device=device), kept)
     assert asked == [(way, child.ATTENTION), (way, DOCUMENTS), (way, POINTWISE)]
 
 
 def asked_of(what, kept):
     if what == "documents":
-        return measured_documents(["sdpa"], MODEL, LENGTHS, "fp32", CPU, kept)[0]  # pyright: ignore[reportArgumentType]
-    return measured_pointwise(SIZES, "fp32", CPU, kept)[0]
+        return measured_documents(OF_SDPA, kept)[0]
+    return measured_pointwise(OF_POINTWISE, kept)[0]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_a_fault_that_may_pass_is_looked_for_again_and_another_is_not(tmp_path, 
     assert bool(asked_of(what, kept).failure) is stays
 
 
-def test_memory_that_ends_in_the_timing_is_a_failed_trial(tmp_path, monkeypatch):
+def test_memory_that_ends_in_the_timing_is_told_and_says_nothing_of_the_numbers(tmp_path, monkeypatch):
     right, fails = documents.sdpa, torch.OutOfMemoryError("CUDA out of memory")
 
     def sdpa(q, k, v, found, scale):
@@ -101,9 +100,10 @@ def test_memory_that_ends_in_the_timing_is_a_failed_trial(tmp_path, monkeypatch)
         return right(q, k, v, found, scale)
 
     monkeypatch.setitem(documents.FORMS, "sdpa", sdpa)
-    failed, padded = measured_documents(["sdpa"], MODEL, LENGTHS, "fp32", CPU, Kept(tmp_path, {}))  # pyright: ignore[reportArgumentType]
-    assert failed.failure == "cannot be timed: CUDA out of memory"
+    failed, padded = measured_documents(OF_SDPA, Kept(tmp_path, {}))
+    assert (failed.failure, failed.untimed) == ("", "cannot be timed: CUDA out of memory")
     assert failed.seconds == 0
+    assert not failed.passed
     assert failed.errors  # it was right
     assert padded.seconds > 0
 

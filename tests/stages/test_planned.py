@@ -15,7 +15,7 @@ from surefoot import hardware as machine
 from surefoot.errors import InputError
 from surefoot.hardware import Hardware, preset
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
-from surefoot.probe.child import AttentionRequest
+from surefoot.probe.sizes import AttentionRequest
 from surefoot.stages.planned import make_plan
 from tiny import tiny_llama
 
@@ -42,9 +42,11 @@ def probes(monkeypatch, tmp_path):
         asked.append(("products", tuple(dtypes), max(shapes)))
         return dict.fromkeys(dtypes, 1e12) | {"fp32": 2e11}
 
-    def attention(forms, **shape):
-        asked.append(("attention", tuple(forms), shape["dtype"], shape["length"], shape["heads"], shape["kv_heads"]))
-        return tuple(AttentionTrial(form, 0.01 * (1 + place), "") for place, form in enumerate(forms))
+    def attention(asked_for, **how):
+        asked.append(
+            ("attention", asked_for.forms, asked_for.dtype, asked_for.length, asked_for.heads, asked_for.kv_heads)
+        )
+        return tuple(AttentionTrial(form, 0.01 * (1 + place), "") for place, form in enumerate(asked_for.forms))
 
     monkeypatch.setattr(surefoot.probe.matmul, "product_rates", products)
     monkeypatch.setattr(surefoot.probe.attention, "attention_trials", attention)
@@ -131,6 +133,35 @@ def test_attention_is_measured_with_the_window_that_examples_reach_beyond(
     model_facts(tmp_path, WIDE | {"model_type": "mistral", "sliding_window": 100})
     make_plan(run_config(model=str(llama3_tokenizer(tmp_path))), lengths=LengthFacts(longest=longest, typical=50))
     assert [request.window for request in asked if isinstance(request, AttentionRequest)] == [window]
+
+
+def test_on_a_gpu_the_runs_own_rows_and_documents_are_asked_for_and_tf32_is_measured(tmp_path, monkeypatch, probes):
+    """By a machine that is said to have one; the twin, on a CPU, asks for one row and a thousand tokens."""
+    asked: list = []
+    for way in ("run_in_child", "run_request"):
+        monkeypatch.setattr(surefoot.probe.child, way, lambda request, probe: asked.append(request) or ())
+    monkeypatch.setattr(surefoot.probe.matmul, "tf32_rate", lambda shapes, device: 1e12)
+    monkeypatch.setattr(machine, "forget_peak", lambda kind: asked.append(kind))
+    lengths = LengthFacts(longest=2000, typical=1500, mean=900.0, mix=(300, 900, 1500))
+    base = str(llama3_tokenizer(tmp_path))
+    model_facts(tmp_path, WIDE)
+    config = run_config(model=base, batch={"size": 64, "micro": 3})
+    gpu = replace(preset("h100"), preset=False, free=2**36, flash_attention_2=False, triton=True)
+    monkeypatch.setattr(machine, "detect", lambda: gpu)
+    plan = make_plan(config, lengths=lengths)
+    attention, pointwise, documents, last = asked
+    assert (attention.device, attention.length, attention.rows) == ("cuda", 1500, 3)
+    assert pointwise.parts == ("norm", "rotary", "gate")
+    assert (documents.forms, documents.tokens, documents.mix) == (("varlen", "padded"), 4500, lengths.mix)
+    assert last == "cuda"
+    assert plan.measurements["tf32"] == 1e12
+    assert (plan.precision.tf32.value, plan.precision.tf32.source) == (True, "measured")
+    asked.clear()
+    monkeypatch.setattr(machine, "detect", lambda: HERE)
+    assert make_plan(config, lengths=lengths).measurements["tf32"] is None
+    attention, pointwise, documents, _ = asked
+    assert (attention.rows, documents.tokens) == (1, 1024)
+    assert pointwise.parts == ("norm", "rotary")
 
 
 def test_nothing_is_measured_for_a_preset_or_on_request(folder, probes):

@@ -48,8 +48,8 @@ from surefoot.planning.kernels import ORDER, mask_reason
 from surefoot.planning.measurements import Measurements, longest_example, measurements_from_json, measurements_to_json
 from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import Choice, DType, MemoryPlan
-from surefoot.probe.child import AttentionRequest
 from surefoot.probe.kept import Kept, open_kept
+from surefoot.probe.sizes import AttentionRequest
 from surefoot.report.capture import captured_libraries
 from surefoot.report.silent import silent_console
 from surefoot.stages.disk_room import disk_of
@@ -69,7 +69,7 @@ from surefoot.stages.trial import Ready, ready
 _OF_PASSES = [name for name, code in CODES.items() if code.group in ("numbers", "steps")]
 _SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model
 _HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
-_LENGTH = 1024
+_LENGTH = 4096
 
 
 def examine(
@@ -107,7 +107,7 @@ def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterat
     named = environment_lines(environment_without_plan(process.read_environment(), found.kind))
     yield from _with_cost(named, seen, _SHAPES, found)
     yield from thread_lines(found.cores, machine.usable_cores(), seen.threads)
-    yield from product_lines(seen.products, None)
+    yield from product_lines(seen.products, None, seen.tf32)
     yield from kernel_lines(seen.attention, ())
     yield disk_line(Path.cwd(), None)
     yield hub_line()
@@ -148,7 +148,7 @@ def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterato
     named = environment_lines(plan.environment, compiled=plan.compile.value != "off")
     yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute)
     yield from thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
-    yield from product_lines(seen.products, plan.precision.compute.value)
+    yield from product_lines(seen.products, plan.precision.compute.value, seen.tf32)
     implementation = plan.attention.implementation
     used = plan.attention.kernels.value or (implementation.value,)
     yield from kernel_lines(seen.attention, used, only=implementation.source == "family")
@@ -264,11 +264,11 @@ def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
     operators between the products as the plan measured them."""
     model = facts_of(one.run.base)
     lengths = length_facts(one.run.stage.data)
-    length = min(_LENGTH, lengths.typical)
     dtype = one.plan.precision.compute.value
     longest = longest_example(one.plan.tokenizer.max_length.value, lengths)
     window = model.window if mask_reason(model.window, longest) else None
-    request = attention_request(model, _forms(found), length, dtype, found.kind, window)
+    rows = one.plan.batch.micro.value
+    request = attention_request(model, _forms(found), lengths.typical, dtype, found.kind, rows, window)
     planned = measurements_from_json(one.plan.measurements)
     seen = _measure(found, kept, linear_shapes(model), request)
     return replace(seen, documents=planned.documents, pointwise=planned.pointwise)

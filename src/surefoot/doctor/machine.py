@@ -64,9 +64,10 @@ def thread_lines(threads: int, cores: int, rates: Mapping[int, float]) -> list[F
     return [ok("THREADS", f"{threads} on {cores} cores{beside}")]
 
 
-def product_lines(rates: Mapping[DType, float], compute: DType | None) -> list[Finding]:
-    """rates: FLOP/s by type. compute: of the run, None without one."""
-    shown = ", ".join(f"{dtype} {rate / 1e12:.3g} TFLOP/s" for dtype, rate in rates.items())
+def product_lines(rates: Mapping[DType, float], compute: DType | None, tf32: float | None = None) -> list[Finding]:
+    """rates: FLOP/s by type. compute: of the run, None without one. tf32: FLOP/s, None where there is no such thing."""
+    named = {**rates, **({} if tf32 is None else {"fp32 by TF32": tf32})}
+    shown = ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in named.items())
     if compute not in (None, "fp32") and compute in rates and rates[compute] < rates.get("fp32", 0.0):
         return [
             caution(
@@ -87,6 +88,8 @@ def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str], *, only:
             worst = max(trial.errors.values(), default=0.0)
             said = f"{1000 * trial.seconds:.2f} ms forward and backward, error {worst:.1g}"
             lines.append(ok("ATTN-KERNEL", said, where=trial.form))
+        elif trial.untimed:
+            lines.append(ok("ATTN-KERNEL", f"right; not timed: {trial.untimed}", where=trial.form))
         elif trial.form in used and only:
             lines.append(ok("ATTN-KERNEL", f"the only one for this model; {trial.failure}", where=trial.form))
         elif trial.form in used:

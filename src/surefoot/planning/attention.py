@@ -136,7 +136,7 @@ def _default(
     if not obstacles["cudnn"]:
         notable.append("cuDNN's stays off: NaN gradients at some shapes (PyTorch 196678)")
     expected = Choice(kernels[0], _FIRST, "default")
-    if trials:
+    if any(trial.passed for trial in trials):
         expected = Choice(kernels[0], f"nothing was {_GAIN:g} times as fast: {_times(trials)}", "measured")
     return AttentionPlan(
         implementation=Choice("sdpa", "asked for", "user") if asked else Choice("sdpa", "fused attention", "default"),
@@ -150,14 +150,16 @@ def _winner(default: str, trials: Sequence[AttentionTrial], notes: Notes) -> Att
     usual = next((trial for trial in trials if trial.form == default), None)
     if usual is None:
         return None
-    passed = [trial for trial in trials if trial.passed]
-    if not passed:
+    if all(trial.failure for trial in trials):
         failures = "; ".join(f"{trial.form}: {trial.failure}" for trial in trials)
         what = f"no form passed the accuracy check on this machine ({failures})"
         notes.refuse("attention", what, "check the installation of torch, or name one: attention: eager")
         return None
-    fastest = min(passed, key=lambda trial: trial.seconds)
-    if not usual.passed:
+    if usual.untimed:  # then nothing can be said to be faster
+        return None
+    right = [trial for trial in trials if not trial.failure]
+    fastest = min([trial for trial in right if trial.passed] or right, key=lambda trial: trial.seconds)
+    if usual.failure:
         notes.caution(f"attention: {default} failed the accuracy check here ({usual.failure}); {fastest.form} is used")
         return fastest
     return fastest if usual.seconds >= _GAIN * fastest.seconds else None

@@ -16,9 +16,9 @@ class AttentionTrial:
     """One form of attention: eager, or SDPA held to one kernel.
 
     seconds: best forward and backward pass; 0 where it was not timed. failure: why it did not run, or what was wrong
-    with its numbers; empty when it passed, and then it was timed. errors: the largest relative error by what was
-    compared. timed: at what, where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is
-    not.
+    with its numbers; empty where it is right. errors: the largest relative error by what was compared. timed: at what,
+    where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is not. untimed: why one that is
+    right could not be timed; empty where it was.
     """
 
     form: str  # eager | flash | mem_efficient | cudnn | math
@@ -26,17 +26,27 @@ class AttentionTrial:
     failure: str
     errors: Mapping[str, float] = field(default_factory=dict)
     timed: str = ""
+    untimed: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not among those to choose from; empty where it is."""
+        return self.failure or self.untimed
 
     @property
     def passed(self) -> bool:
-        return not self.failure
+        """Right, and timed."""
+        return not self.trouble
 
 
 def times_of(trials: Sequence[AttentionTrial]) -> str:
     """What those that passed took, and at what, where that is less than the run's shapes."""
     passed = [trial for trial in trials if trial.passed]
-    at = next((f", {trial.timed}" for trial in passed if trial.timed), "")
-    return f"forward and backward here{at}: {', '.join(f'{one.form} {1000 * one.seconds:.3g}' for one in passed)}"
+    at = {trial.timed for trial in passed}
+    common = f", {min(at)}" if len(at) == 1 and min(at) else ""
+    own = {one.form: "" if common or not one.timed else f" ({one.timed})" for one in passed}
+    times = ", ".join(f"{one.form} {1000 * one.seconds:.3g}{own[one.form]}" for one in passed)
+    return f"forward and backward here{common}: {times}"
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,10 @@ class PointwiseTrial:
     fused: float
     failure: str
     errors: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def trouble(self) -> str:
+        return self.failure
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,16 @@ def plan_packing(
         return Choice(PLAIN, forms, "default")
     timed = [trial for trial in trials if trial.form in forms]
     passed = [trial for trial in timed if trial.passed]
-    failures = "; ".join(f"{trial.form}: {trial.failure}" for trial in timed if not trial.passed)
-    if timed and not passed:
+    failures = "; ".join(f"{trial.form}: {trial.failure}" for trial in timed if trial.failure)
+    if timed and all(trial.failure for trial in timed):
         if request == "on":
             notes.refuse(
                 "data.packing", f"is on, but no form of it passed the accuracy check: {failures}", "turn it off"
             )
         return Choice(PLAIN, f"no form passed the accuracy check ({failures})", "measured")
     if not passed:
-        return _unmeasured(request, forms)
+        wrong = [trial.form for trial in timed if trial.failure]
+        return _unmeasured(request, [form for form in forms if form not in wrong])
     best = _clearly_best(passed, _usual(forms, compute))
     times = _times(trials)
     if request == "on":
@@ -132,7 +133,7 @@ def _measured(
     if shares and lengths and lengths.shared <= 1 - padding:
         left = f"{lengths.shared:.0%} of the tokens of padded rows, packing {1 - padding:.0%}"
         return Choice(PLAIN, f"prompts that are computed once leave {left}", "measured")
-    failed = next((trial.failure for trial in trials if trial.form == PADDED), "")
+    failed = next((trial.trouble for trial in trials if trial.form == PADDED), "")
     if failed:
         return Choice(PLAIN, f"padded rows, to compare with, {failed}; {times}", "measured")
     gain = padded / best.seconds

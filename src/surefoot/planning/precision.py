@@ -15,6 +15,9 @@ from surefoot.planning.plan import BaseType, Choice, DType, PrecisionPlan
 
 # A product that is 1.5 times as fast makes a step 1.2 times as fast when half of its time goes to products.
 _PRODUCT_GAIN = 1.5
+# What is left in fp32 beside 16-bit products is 5 % of the arithmetic at most (doctor's GEMM-FP32-SHARE). Where fp32 is
+# a sixteenth as fast, that is nearly half of the products' time, and the same gain is worth the same.
+_TF32_GAIN = _PRODUCT_GAIN
 # Below this width a CPU step spends its time on small operations: with bf16 products several times as fast, whole LoRA
 # steps gained 14, 16, 25 % at widths 64, 128, 192 and 43, 83 % at 256, 512 (4 layers, 1 536 tokens, AMX). Not measuring
 # there also keeps the choice of small models the same on a busy machine.
@@ -28,10 +31,12 @@ def plan_precision(
     width: int,
     hardware: Hardware,
     products: Mapping[DType, float],
+    tf32: float | None,
     environment: Mapping[str, str],
     notes: Notes,
 ) -> PrecisionPlan:
-    """full: all parameters train. width: hidden size. products: measured FLOP/s by dtype, empty where not measured."""
+    """full: all parameters train. width: hidden size. products: measured FLOP/s by dtype, empty where not measured.
+    tf32: those of fp32 products rounded to TF32, None where not measured."""
     compute = _compute(request, full, width, hardware, products, notes)
     return PrecisionPlan(
         compute=compute,
@@ -40,7 +45,7 @@ def plan_precision(
             "fp32", "16 bits would lose small updates, and a scaler cannot unscale fp16 gradients", "default"
         ),
         scaler=_scaler(compute.value),
-        tf32=_tf32(request, compute.value, hardware, environment, notes),
+        tf32=_tf32(request, compute.value, hardware, _gain_of_tf32(tf32, products), environment, notes),
     )
 
 
@@ -125,15 +130,33 @@ def _scaler(compute: DType) -> Choice[bool]:
     return Choice(False, f"{compute} has the range of fp32: nothing to scale", "default")
 
 
+def tf32_is_open(request: PrecisionConfig, hardware: Hardware, environment: Mapping[str, str]) -> bool:
+    """Whether a measurement may decide, or has something to tell."""
+    return hardware.tf32 and request.tf32 == "auto" and _forced_tf32(environment) is None
+
+
+def _gain_of_tf32(tf32: float | None, products: Mapping[DType, float]) -> float | None:
+    return tf32 / products["fp32"] if tf32 and products.get("fp32") else None
+
+
+def _forced_tf32(environment: Mapping[str, str]) -> bool | None:
+    return {"0": False, "1": True}.get(environment.get("NVIDIA_TF32_OVERRIDE", ""))
+
+
 def _tf32(
-    request: PrecisionConfig, compute: DType, hardware: Hardware, environment: Mapping[str, str], notes: Notes
+    request: PrecisionConfig,
+    compute: DType,
+    hardware: Hardware,
+    gain: float | None,
+    environment: Mapping[str, str],
+    notes: Notes,
 ) -> Choice[bool]:
+    """gain: how many times as fast as fp32 products, None where not measured."""
     if not hardware.tf32:
         if request.tf32 == "on":
             notes.refuse("precision.tf32", f"{hardware.name} has no TF32", "it needs an NVIDIA GPU from Ampere on")
         return Choice(False, f"{hardware.name} has no TF32", "hardware")
-    forced = {"0": False, "1": True}.get(environment.get("NVIDIA_TF32_OVERRIDE", ""))
-    if forced is not None:
+    if (forced := _forced_tf32(environment)) is not None:
         asked = {"on": True, "off": False}.get(request.tf32, forced)
         if asked != forced:
             what = f"is {request.tf32}, but NVIDIA_TF32_OVERRIDE={int(forced)} acts below torch and cannot be undone"
@@ -141,9 +164,16 @@ def _tf32(
         return Choice(forced, "NVIDIA_TF32_OVERRIDE decides below torch", "hardware")
     if request.tf32 != "auto":
         return Choice(request.tf32 == "on", "asked for", "user")
+    speed = "" if gain is None else f"{gain:.1f} times as fast here"
     if compute == "fp32":
-        return Choice(False, "fp32 products keep their 23 bits; TF32 would round them to 10", "default")
-    return Choice(True, f"what is left in fp32 keeps 10 bits, no fewer than {compute} has", "default")
+        reason = "fp32 products keep their 23 bits; TF32 would round them to 10"
+        return Choice(False, f"{reason}, {speed} (precision.tf32: on)" if speed else reason, "default")
+    reason = f"what is left in fp32 keeps 10 bits, no fewer than {compute} has"
+    if gain is None:
+        return Choice(True, reason, "default")
+    if gain < _TF32_GAIN:
+        return Choice(False, f"TF32 would gain less than {_TF32_GAIN - 1:.0%}: {speed}", "measured")
+    return Choice(True, f"{speed}; {reason}", "measured")
 
 
 def _teraflops(rate: float) -> str:

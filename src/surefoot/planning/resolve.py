@@ -239,6 +239,7 @@ def precision_for(
         width=model.hidden,
         hardware=hardware,
         products=measurements.products,
+        tf32=measurements.tf32,
         environment=environment,
         notes=notes,
     )

@@ -1,5 +1,6 @@
 """Is this form of attention right on this machine, and how fast is it? Forward and backward, with heads as wide as the
-run's and as many queries to a key; of a long row its first 1,024 tokens, and of many heads at most 4. A trial says so.
+run's and as many queries to a key. On a GPU at the run's length, heads and rows, as far as its memory and the limit of
+operations allow; on a CPU of a long row its first 1,024 tokens, and of many heads at most 4. A trial says so.
 
 Every form is first held against float64: output and gradients, at an odd length and at one that leaves 64 modulo 128,
 the latter with logits far below zero, because there a fused kernel has returned NaN gradients (PyTorch issue 196678).
@@ -22,7 +23,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType
-from surefoot.probe.matmul import TORCH_DTYPE
+from surefoot.probe.draws import draws
+from surefoot.probe.limits import Limits
+from surefoot.probe.matmul import TORCH_DTYPE, fp32_products
+from surefoot.probe.sizes import STORING, AttentionRequest, no_room, room_on, timed_size, with_scores
 from surefoot.probe.timing import one_thread, seconds_or_failures
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,8 +38,6 @@ GATE: Mapping[DType, float] = {"fp32": 1e-3, "bf16": 16 * 2.0**-8, "fp16": 16 * 
 _FAR = 120.0
 _ODD_LENGTH, _LENGTH_64_MOD_128 = 333, 704
 ROUNDS = 30
-_TIMED_TOKENS = 1024  # a longer run gains at least as much from a fused kernel
-_TIMED_HEADS = 4  # heads are independent
 _BACKEND = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -54,68 +56,60 @@ class Case:
 
 
 def attention_trials(
-    forms: Sequence[str],
+    request: AttentionRequest,
     *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    length: int,
-    dtype: DType,
-    device: torch.device,
-    window: int | None = None,
+    limits: Limits | None = None,
+    free: int | None = None,
     budget: float = 0.6,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial per form: eager, flash, mem_efficient, cudnn, math. length: tokens of a typical row. window: tokens
-    that a query sees, its own among them, where that makes every form take a mask; None for all before it.
+    """One trial per form. limits, free: of another device than the request's and bytes of memory there, for tests.
 
     budget: seconds for the timing alone; the checks take about as long on a CPU. There, one thread does it all: the
     forms compare the same, and other programs disturb it less. begin: is told of each form before it runs, so that one
     that takes the process with it is known.
     """
-    groups = heads // kv_heads
-    rows, tokens = max(1, _TIMED_TOKENS // length), min(length, _TIMED_TOKENS)
-    with one_thread():
-        cases = check_cases(groups, head_dim, dtype, device, window)
+    device, window = torch.device(request.device), request.window
+    room = room_on(device, limits, free)
+    whole = timed_size(request, room)
+    form = partial(form_named, masked=window is not None, window=window)
+    make = partial(random_inputs, head_dim=request.head_dim, dtype=TORCH_DTYPE[request.dtype], device=device)
+    with one_thread(), fp32_products("ieee"):
+        cases = check_cases(whole.groups, request.head_dim, request.dtype, device, window)
         checked = {}
-        for name in forms:
+        for name in request.forms:
             begin(name)
-            checked[name] = _checked(name, cases, dtype, window)
-        inputs = random_inputs(
-            rows, groups, timed_heads(groups, kv_heads), tokens, head_dim, TORCH_DTYPE[dtype], device
-        )
+            checked[name] = _checked(name, cases, request.dtype, window)
+        sizes = {name: with_scores(whole, room) if name in STORING else whole for name in request.forms}
+        inputs = {size: make(size.rows, size.groups, size.kv_heads, size.tokens) for size in sizes.values() if size}
         runs = {
-            name: partial(
-                announced,
-                name,
-                begin,
-                partial(forward_backward, form_named(name, masked=window is not None, window=window), inputs),
-            )
-            for name in forms
-            if not checked[name][0]
+            name: partial(announced, name, begin, partial(forward_backward, form(name), inputs[size]))
+            for name, size in sizes.items()
+            if size and not checked[name][0]
         }
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds, failures = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
-    at = timed_at((tokens, length, "tokens"), (groups * timed_heads(groups, kv_heads), heads, "heads"))
-    return tuple(trial_of(name, seconds, failures, checked[name], at) for name in forms)
-
-
-def timed_at(*taken: tuple[int, int, str]) -> str:
-    """taken: (timed, asked for, of what). Empty where all of it was timed."""
-    less = [f"{timed} of {asked} {what}" for timed, asked, what in taken if timed < asked]
-    return f"at {' and '.join(less)}" if less else ""
+        seconds, untimed = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
+    found = []
+    for name, size in sizes.items():
+        share = size.share_of(whole) if size else 1.0
+        at = ", ".join(filter(None, (whole.less_than(request), f"scaled from {share:.0%} of it" if share < 1 else "")))
+        spent = {one: taken / share for one, taken in seconds.items()}
+        found.append(trial_of(name, spent, untimed if size else {name: no_room(whole, room)}, checked[name], at))
+    return tuple(found)
 
 
 def trial_of(
     name: str,
     seconds: Mapping[str, float],
-    failures: Mapping[str, str],
+    untimed: Mapping[str, str],
     checked: tuple[str, dict[str, float]],
     timed: str,
 ) -> AttentionTrial:
-    """seconds, failures: of the timing, by name. checked: what `check` says."""
+    """seconds, untimed: of the timing, by name. checked: what `check` says."""
     failure, errors = checked
-    return AttentionTrial(name, seconds.get(name, 0.0), failure or failures.get(name, ""), errors, timed)
+    return AttentionTrial(
+        name, seconds.get(name, 0.0), failure, errors, timed, "" if failure else untimed.get(name, "")
+    )
 
 
 def announced(name: str, begin: Callable[[str], object], run: Callable[[], object]) -> None:
@@ -203,17 +197,10 @@ def random_inputs(
     rows: int, groups: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """Random q, k, v that want gradients, and a gradient for the output."""
-    generator = torch.Generator().manual_seed(0)
-    tensors = []
+    draw, tensors = draws(device), []
     for heads in (groups * kv_heads, kv_heads, kv_heads, groups * kv_heads):
-        tensor = torch.randn(rows, heads, tokens, head_dim, generator=generator)
-        tensors.append(tensor.to(device, dtype).requires_grad_(len(tensors) < 3))
+        tensors.append(draw(rows, heads, tokens, head_dim).to(dtype).requires_grad_(len(tensors) < 3))
     return tuple(tensors)
-
-
-def timed_heads(groups: int, kv_heads: int) -> int:
-    """How many heads of keys and values are timed."""
-    return min(kv_heads, max(1, _TIMED_HEADS // groups))
 
 
 def forward_backward(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from pydantic import TypeAdapter
 
 from surefoot.planning.measurements import AttentionTrial
-from surefoot.planning.plan import DType
 from surefoot.probe import attention
+from surefoot.probe.sizes import AttentionRequest
 
 _PATIENCE = 120.0  # seconds for one child: importing torch and starting a GPU take most of the usual ten
 Begin = Callable[[str], object]
@@ -39,32 +38,8 @@ class Probe:
     program: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class AttentionRequest:
-    """What `attention_trials` is asked for. device: cpu | cuda. window: None where no form needs a mask."""
-
-    forms: tuple[str, ...]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    length: int
-    dtype: DType
-    device: str
-    window: int | None = None
-
-
 def _attention(request: AttentionRequest, begin: Begin) -> tuple[AttentionTrial, ...]:
-    return attention.attention_trials(
-        request.forms,
-        heads=request.heads,
-        kv_heads=request.kv_heads,
-        head_dim=request.head_dim,
-        length=request.length,
-        dtype=request.dtype,
-        device=torch.device(request.device),
-        window=request.window,
-        begin=begin,
-    )
+    return attention.attention_trials(request, begin=begin)
 
 
 ATTENTION = Probe(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from surefoot.probe.limits import LIMITS
 from surefoot.probe.timing import best_seconds, one_thread
-
-_BYTES = {"cpu": 2**26, "cuda": 2**29}  # beyond the caches
 
 
 def copy_rate(device: torch.device, *, budget: float = 0.1) -> float:
     """Bytes read and written per second in copying one large block to another; on a CPU by one thread."""
-    source = torch.ones(_BYTES[device.type] // 4, device=device)
+    size = LIMITS[device.type].copy_bytes
+    source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     with one_thread():
         seconds = best_seconds({"copy": lambda: target.copy_(source)}, budget=budget, rounds=20, wait=wait)
-    return 2 * _BYTES[device.type] / seconds["copy"]
+    return 2 * size / seconds["copy"]

@@ -1,9 +1,9 @@
 """Is this form of attention over packed documents right on this machine, and how fast is it?
 
 As for any other form (`surefoot.probe.attention`): first against float64, output and gradients, with documents of 1 to
-704 tokens side by side and with logits far below zero; only what passes is timed, at lengths of the run up to 1,024
-tokens, and with at most 4 heads. Beside it,
-under the name `PADDED`, SDPA over the same documents in padded rows: what the form takes the place of.
+704 tokens side by side and with logits far below zero; only what passes is timed, at lengths of the run: on a GPU in a
+row as long as the run's, with all heads; on a CPU in one of about 1,024 tokens, with at most 4. Beside it, under the
+name `PADDED`, SDPA over the same documents in padded rows: what the form takes the place of.
 
 Shapes: H query heads, K key and value heads, N tokens of the row, D numbers per head.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,72 +32,74 @@ from surefoot.probe.attention import (
     forward_backward,
     in_float64,
     random_inputs,
-    timed_at,
-    timed_heads,
     trial_of,
 )
-from surefoot.probe.matmul import TORCH_DTYPE
+from surefoot.probe.limits import Limits
+from surefoot.probe.matmul import TORCH_DTYPE, fp32_products
+from surefoot.probe.sizes import less_than_asked, room_on, timed_documents
 from surefoot.probe.timing import one_thread, seconds_or_failures
 
 PADDED = "padded"
 OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row
 _CHECKED = (64, 333, 1, 20)
 _CHECKED_FAR = (704, 90)
-_TIMED_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class DocumentsRequest:
+    """What is to be tried. forms: PADDED may be the last of them, which is timed alone. mix: lengths of documents as
+    they stand side by side in the run. device: cpu | cuda. tokens: of a packed row of the run."""
+
+    forms: tuple[str, ...]
+    mix: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: DType
+    device: str
+    tokens: int = 1024
 
 
 def document_trials(
+    request: DocumentsRequest,
     forms: Mapping[str, OfDocuments],
     *,
-    mix: Sequence[int],
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: DType,
-    device: torch.device,
+    limits: Limits | None = None,
+    free: int | None = None,
     budget: float = 0.4,
-    padded: bool = True,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial per form, and, with `padded`, one of PADDED, which is timed alone. mix: lengths of documents as they
-    stand side by side in the run. budget: seconds for the timing; on a CPU one thread does it all. begin: see
-    `attention_trials`."""
-    groups = heads // kv_heads
-    lengths = timed_lengths(mix)
-    with one_thread():
-        checked = {}
-        for name, form in forms.items():
-            begin(name)
-            checked[name] = _checked(form, groups, head_dim, dtype, device)
-        count = timed_heads(groups, kv_heads)
-        make = partial(random_inputs, head_dim=head_dim, dtype=TORCH_DTYPE[dtype], device=device)
+    """One trial for each of the request's forms. forms: by name. budget: seconds for the timing; on a CPU one thread
+    does it all. limits, free, begin: see `attention_trials`."""
+    device, dtype, head_dim = torch.device(request.device), request.dtype, request.head_dim
+    groups = request.heads // request.kv_heads
+    room = room_on(device, limits, free)
+    lengths, count = timed_documents(request.mix, groups, request.kv_heads, head_dim, dtype, request.tokens, room)
+    make = partial(random_inputs, head_dim=head_dim, dtype=TORCH_DTYPE[dtype], device=device)
+    with one_thread(), fp32_products("ieee"):
+        checked: dict[str, tuple[str, dict[str, float]]] = {}
+        runs: dict[str, Callable[[], object]] = {}
         row = make(1, groups, count, sum(lengths))
-        runs: dict[str, Callable[[], object]] = {
-            name: partial(announced, name, begin, partial(forward_backward, form(lengths), row))
-            for name, form in forms.items()
-            if not checked[name][0]
-        }
-        if padded:
-            begin(PADDED)
-            rows = [make(len(group), groups, count, group[0]) for group in _neighbours(lengths)]
-            usual = _runnable(rows[0])
-            runs[PADDED] = partial(
-                announced, PADDED, begin, lambda: [forward_backward(usual, inputs) for inputs in rows]
-            )
-            checked[PADDED] = "", {}
+        for name in request.forms:
+            begin(name)
+            if name == PADDED:
+                rows = [make(len(group), groups, count, group[0]) for group in _neighbours(lengths)]
+                usual = _runnable(rows[0])
+                checked[name], run = ("", {}), partial(_each, usual, rows)
+            else:
+                checked[name] = _checked(forms[name], groups, head_dim, dtype, device)
+                run = partial(forward_backward, forms[name](lengths), row)
+            if not checked[name][0]:
+                runs[name] = partial(announced, name, begin, run)
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds, failures = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
-    at = timed_at((min(max(mix), _TIMED_TOKENS), max(mix), "tokens"), (groups * count, heads, "heads"))
-    return tuple(trial_of(name, seconds, failures, found, at) for name, found in checked.items())
+        seconds, untimed = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
+    at = less_than_asked((lengths[0], max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
+    return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)
 
 
-def timed_lengths(mix: Sequence[int]) -> tuple[int, ...]:
-    """Documents of the mix, taken at even distances, of about as many tokens as are timed; the longest first."""
-    ordered = sorted((min(length, _TIMED_TOKENS) for length in mix), reverse=True)
-    count = max(1, round(_TIMED_TOKENS * len(ordered) / sum(ordered)))
-    if count >= len(ordered):
-        return tuple(ordered * max(1, count // len(ordered)))
-    return tuple(ordered[(2 * place + 1) * len(ordered) // (2 * count)] for place in range(count))
+def _each(form: Form, rows: Sequence[Sequence[torch.Tensor]]) -> None:
+    for inputs in rows:
+        forward_backward(form, inputs)
 
 
 def _neighbours(lengths: Sequence[int]) -> list[tuple[int, ...]]:

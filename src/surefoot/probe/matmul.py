@@ -9,18 +9,19 @@ other program has pushed aside, would drown the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
 from surefoot.planning.plan import DType
+from surefoot.probe.draws import draws
+from surefoot.probe.limits import LIMITS
 from surefoot.probe.timing import best_seconds, one_thread
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Numbers in the weight at most: a slice of a large matrix multiplies at the same rate as the whole.
-_NUMBERS = {"cpu": 2**21, "cuda": 2**26}
-_ROWS = {"cpu": 512, "cuda": 4096}  # tokens in flight, enough for the full rate
 _SMALL_NUMBERS, _SMALL_ROWS = 2**18, 16  # 42 ms even where bf16 is 500 times slower than fp32
 
 
@@ -37,7 +38,7 @@ def product_rates(
     absent.
     """
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
-    with one_thread():
+    with one_thread(), fp32_products("ieee"):
         return _small_then_full(largest, device, dtypes, budget)
 
 
@@ -46,11 +47,20 @@ def tf32_rate(shapes: Iterable[tuple[int, int]], device: torch.device, *, budget
     nothing has it."""
     if device.type != "cuda":
         return None
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    with one_thread(), fp32_products("tf32"):
+        return _small_then_full(largest, device, ("fp32",), budget)["fp32"]
+
+
+@contextmanager
+def fp32_products(how: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Inside, fp32 products on an NVIDIA GPU keep all of their bits, or 10: whatever the environment made of torch's
+    default (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE), and whatever a run before this one set."""
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
-    settings.fp32_precision = "tf32"
+    settings.fp32_precision = how
     try:
-        return product_rates(shapes, device, dtypes=("fp32",), budget=budget)["fp32"]
+        yield
     finally:
         settings.fp32_precision = before
 
@@ -59,7 +69,8 @@ def _small_then_full(
     largest: tuple[int, int], device: torch.device, dtypes: Sequence[DType], budget: float
 ) -> dict[DType, float]:
     small = _rates(_SMALL_ROWS, slice_of(largest, _SMALL_NUMBERS), device, dtypes, budget / 5, rounds=3)
-    rows, shape = _ROWS[device.type], slice_of(largest, _NUMBERS[device.type])
+    limits = LIMITS[device.type]
+    rows, shape = limits.product_rows, slice_of(largest, limits.product_numbers)
     quick: list[DType] = [dtype for dtype in small if 2 * rows * shape[0] * shape[1] / small[dtype] <= budget]
     return small | _rates(rows, shape, device, quick, budget, rounds=20)
 
@@ -77,12 +88,11 @@ def _rates(
     rows: int, shape: tuple[int, int], device: torch.device, dtypes: Iterable[DType], budget: float, rounds: int
 ) -> dict[DType, float]:
     inputs, outputs = shape
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(rows, inputs, generator=generator)
-    weight = torch.randn(outputs, inputs, generator=generator)
+    draw = draws(device)
+    x, weight = draw(rows, inputs), draw(outputs, inputs)
     runs = {}
     for dtype in dtypes:
-        left, right = x.to(device, TORCH_DTYPE[dtype]), weight.to(device, TORCH_DTYPE[dtype])
+        left, right = x.to(TORCH_DTYPE[dtype]), weight.to(TORCH_DTYPE[dtype])
         try:
             F.linear(left[:1], right)
         except RuntimeError:  # this device has no such product

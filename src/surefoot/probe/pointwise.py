@@ -18,15 +18,12 @@ import torch
 from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.attention import GATE
+from surefoot.probe.draws import draws
+from surefoot.probe.limits import LIMITS
 from surefoot.probe.matmul import TORCH_DTYPE
 from surefoot.probe.timing import one_thread, seconds_or_failures
 
 Way = Callable[..., torch.Tensor]
-# Numbers and rows of what is timed, by device: 8 MiB in fp32 on a CPU. A GPU's cache has up to 50 MiB, and a
-# micro-batch there some thousand tokens; of few rows, starting a kernel would be all that is timed.
-_NUMBERS = {"cpu": 2**21, "cuda": 2**25}
-_FEWEST, _MOST = {"cpu": 64, "cuda": 1024}, {"cpu": 2048, "cuda": 8192}
-PARTS = ("norm", "rotary", "gate")
 _CHECKED = 37  # rows, an odd number
 _SIZES = (1.0, 1e-3, 30.0)
 _ROUNDS = 12
@@ -42,22 +39,32 @@ class Ways:
     gate: tuple[Way, Way] | None = None
 
 
+@dataclass(frozen=True)
+class PointwiseRequest:
+    """What is to be tried. parts: norm | rotary | gate. device: cpu | cuda."""
+
+    parts: tuple[str, ...]
+    sizes: PointwiseSizes
+    dtype: DType
+    device: str
+
+
 def pointwise_trials(
+    request: PointwiseRequest,
     ways: Ways,
-    sizes: PointwiseSizes,
-    dtype: DType,
-    device: torch.device,
     *,
     budget: float = 0.3,
-    only: Sequence[str] = PARTS,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[PointwiseTrial, ...]:
     """Of a norm, of the turn of all heads, and of a gate where the model has one. budget: seconds for the timing of
-    all. only: the parts to try. begin: is told of each before it runs."""
-    make = partial(_inputs, dtype=TORCH_DTYPE[dtype], device=device)
+    all. begin: is told of each part before it runs."""
+    sizes, dtype = request.sizes, request.dtype
+    make = partial(_inputs, dtype=TORCH_DTYPE[dtype], device=torch.device(request.device))
+    limits = LIMITS[request.device]
+    fewest, most = limits.pointwise_rows
 
     def rows(width: int) -> int:
-        return min(_MOST[device.type], max(_FEWEST[device.type], _NUMBERS[device.type] // width))
+        return min(most, max(fewest, limits.pointwise_numbers // width))
 
     parts = [
         ("norm", partial(_norm_ways, ways), (sizes.width, rows(sizes.width))),
@@ -68,7 +75,7 @@ def pointwise_trials(
     found = []
     with one_thread():
         for part, way, shape in parts:
-            if part in only:
+            if part in request.parts:
                 begin(part)
                 found.append(_trial(part, way, make, shape, dtype, budget / len(parts)))
     return tuple(found)
@@ -164,5 +171,4 @@ def _inputs(
     *shape: int, dtype: torch.dtype, device: torch.device, size: float = 1.0, learns: bool = False
 ) -> torch.Tensor:
     """Random numbers about `size`, the same in every call."""
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))) * size
-    return drawn.to(device, dtype).requires_grad_(learns)
+    return (draws(device, len(shape))(*shape) * size).to(dtype).requires_grad_(learns)

@@ -9,43 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from surefoot.kernels.documents import FORMS, Attend, documents_of
 from surefoot.kernels.forms import Arithmetic, arithmetic_for
-from surefoot.planning.measurements import AttentionTrial, PointwiseSizes, PointwiseTrial
-from surefoot.planning.plan import DType
+from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.probe.attention import Form
 from surefoot.probe.child import Begin, Probe, answer
-from surefoot.probe.documents import PADDED, OfDocuments, document_trials
-from surefoot.probe.pointwise import Ways, pointwise_trials
+from surefoot.probe.documents import DocumentsRequest, OfDocuments, document_trials
+from surefoot.probe.pointwise import PointwiseRequest, Ways, pointwise_trials
 from surefoot.stages.measured import NOT_LOADED
-
-
-@dataclass(frozen=True)
-class DocumentsRequest:
-    """What `document_trials` is asked for. forms: PADDED may be the last of them. device: cpu | cuda."""
-
-    forms: tuple[str, ...]
-    mix: tuple[int, ...]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: DType
-    device: str
-
-
-@dataclass(frozen=True)
-class PointwiseRequest:
-    """What `pointwise_trials` is asked for. parts: norm | rotary | gate."""
-
-    parts: tuple[str, ...]
-    sizes: PointwiseSizes
-    dtype: DType
-    device: str
 
 
 def _documents(request: DocumentsRequest, begin: Begin) -> tuple[AttentionTrial, ...]:
@@ -58,17 +33,7 @@ def _documents(request: DocumentsRequest, begin: Begin) -> tuple[AttentionTrial,
 
         return form
 
-    return document_trials(
-        {name: of_documents(FORMS[name]) for name in request.forms if name != PADDED},
-        mix=request.mix,
-        heads=request.heads,
-        kv_heads=request.kv_heads,
-        head_dim=request.head_dim,
-        dtype=request.dtype,
-        device=device,
-        padded=PADDED in request.forms,
-        begin=begin,
-    )
+    return document_trials(request, {name: of_documents(attend) for name, attend in FORMS.items()}, begin=begin)
 
 
 def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial, ...]:
@@ -77,8 +42,7 @@ def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial,
         ways = pointwise_ways(arithmetic_for(request.device))
     except ImportError as error:
         return tuple(_failed_part(part, f"{NOT_LOADED}: {error}") for part in request.parts)
-    device = torch.device(request.device)
-    return pointwise_trials(ways, request.sizes, request.dtype, device, only=request.parts, begin=begin)
+    return pointwise_trials(request, ways, begin=begin)
 
 
 def pointwise_ways(by: Arithmetic) -> Ways:

@@ -1,6 +1,6 @@
 """What the probes say of this machine, from the cache where it was asked before.
 
-Not more than `BUDGET` seconds pass in all, besides imports and a GPU's start: every probe has a budget of its own.
+Not more than `LIMITS[…].seconds` pass in all, besides imports and a GPU's start: every probe has a budget of its own.
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.measurements import AttentionTrial, LengthFacts, PointwiseSizes, PointwiseTrial
+from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.kept import Kept
+from surefoot.probe.limits import NO_ROOM
 
 if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
     import torch
 
-    from surefoot.probe.child import AttentionRequest, Probe
+    from surefoot.probe.child import Probe
+    from surefoot.probe.documents import DocumentsRequest
+    from surefoot.probe.pointwise import PointwiseRequest
+    from surefoot.probe.sizes import AttentionRequest
 
 Shape = tuple[int, int]  # inputs, outputs
-BUDGET = {"cpu": 3.0, "cuda": 10.0}  # seconds; measured in docs/evidence/probes.md
 NOT_LOADED = "Triton does not load"
 # What may be otherwise tomorrow, or as soon as another program gives back its memory.
 _PASSING = (
@@ -28,6 +30,7 @@ _PASSING = (
     "out of memory",
     "allocate memory",
     "ALLOC_FAILED",
+    NO_ROOM,
     NOT_LOADED,
 )
 
@@ -83,27 +86,16 @@ def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[Attention
     return _trials("attention", request, ATTENTION, kept)
 
 
-def measured_documents(
-    forms: Sequence[str], model: ModelFacts, lengths: LengthFacts, dtype: DType, device: torch.device, kept: Kept
-) -> tuple[AttentionTrial, ...]:
-    """See `probe.documents.document_trials`: of the model's heads, at lengths of the data."""
-    from surefoot.probe.documents import PADDED
-    from surefoot.stages.kernel_probes import DOCUMENTS, DocumentsRequest
+def measured_documents(request: DocumentsRequest, kept: Kept) -> tuple[AttentionTrial, ...]:
+    from surefoot.stages.kernel_probes import DOCUMENTS
 
-    heads = (model.heads, model.kv_heads, model.head_dim)
-    request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, device.type)
     return _trials("documents", request, DOCUMENTS, kept)
 
 
-def measured_pointwise(
-    sizes: PointwiseSizes, dtype: DType, device: torch.device, kept: Kept
-) -> tuple[PointwiseTrial, ...]:
-    """See `probe.pointwise.pointwise_trials`."""
-    from surefoot.probe.pointwise import PARTS
-    from surefoot.stages.kernel_probes import POINTWISE, PointwiseRequest
+def measured_pointwise(request: PointwiseRequest, kept: Kept) -> tuple[PointwiseTrial, ...]:
+    from surefoot.stages.kernel_probes import POINTWISE
 
-    parts = tuple(part for part in PARTS if part != "gate" or sizes.gate)
-    return _trials("pointwise", PointwiseRequest(parts, sizes, dtype, device.type), POINTWISE, kept)
+    return _trials("pointwise", request, POINTWISE, kept)
 
 
 def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...]:
@@ -118,7 +110,7 @@ def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...
         asdict(request),
         tuple[probe.trial, ...],
         lambda: run(request, probe),
-        lasting=lambda trials: not any(said in trial.failure for trial in trials for said in _PASSING),
+        lasting=lambda trials: not any(said in trial.trouble for trial in trials for said in _PASSING),
     )
 
 

@@ -31,10 +31,10 @@ from surefoot.planning.measurements import (
 )
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
-from surefoot.planning.plan import PLAIN, DType, RunPlan
+from surefoot.planning.plan import PLAIN, BatchPlan, DType, RunPlan
 from surefoot.planning.pointwise import gate_width, pointwise_obstacle
 from surefoot.planning.ppo import Roles
-from surefoot.planning.precision import NARROW
+from surefoot.planning.precision import NARROW, tf32_is_open
 from surefoot.planning.resolve import precision_for, resolve
 from surefoot.planning.threads import is_open as threads_are_open
 from surefoot.planning.tokenizer import plan_max_length
@@ -45,15 +45,16 @@ from surefoot.stages.measured import (
     measured_documents,
     measured_pointwise,
     measured_products,
+    measured_tf32,
     measured_threads,
 )
 from surefoot.stages.ranks import ranks_facts
 from surefoot.stages.required import require_libraries
 
 if TYPE_CHECKING:
-    import torch
-
-    from surefoot.probe.child import AttentionRequest
+    from surefoot.probe.documents import DocumentsRequest
+    from surefoot.probe.pointwise import PointwiseRequest
+    from surefoot.probe.sizes import AttentionRequest
 
 
 def make_plan(
@@ -86,9 +87,10 @@ def make_plan(
     )
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
-        resolved(measurements=None)  # faults come before anything that takes time
+        draft = resolved(measurements=None)  # faults come before anything that takes time
         process.bound_product_caches(found.kind)  # the probes compute this process's first products
-        seen = _measure(config, model, found, environment, lengths)
+        seen = _measure(config, model, found, environment, lengths, draft.batch)
+        machine.forget_peak(found.kind)  # of the probes
     return resolved(measurements=seen)
 
 
@@ -107,17 +109,20 @@ def _measure(
     hardware: Hardware,
     environment: Mapping[str, str],
     lengths: LengthFacts | None,
+    batch: BatchPlan,
 ) -> Measurements | None:
-    """What the request leaves open. A narrow model on a CPU is planned without: there the defaults always stand."""
+    """What the request leaves open. A narrow model on a CPU is planned without: there the defaults always stand. batch:
+    as it would be without."""
     if hardware.kind == "cpu" and model.hidden < NARROW:
         return None
     import torch
 
     device, kept = torch.device(hardware.kind), open_kept()
     shapes = linear_shapes(model)
-    products = _products(config, shapes, device, kept)
+    products = _products(config, shapes, hardware, kept)
+    tf32 = measured_tf32(shapes, device, kept) if tf32_is_open(config.precision, hardware, environment) else None
     threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
-    so_far = Measurements(products=products, threads=threads)
+    so_far = Measurements(products=products, threads=threads, tf32=tf32)
     dtype = precision_for(config, model, hardware, so_far, environment, Notes()).compute.value
     limit = plan_max_length(config.data.max_length, model, Notes()).value
     masked = mask_reason(model.window, longest_example(limit, lengths))
@@ -125,19 +130,20 @@ def _measure(
     if forms:
         length = lengths.typical if lengths else limit
         window = model.window if masked else None
-        trials = measured_attention(attention_request(model, forms, length, dtype, hardware.kind, window), kept)
+        request = attention_request(model, forms, length, dtype, hardware.kind, batch.micro.value, window)
+        trials = measured_attention(request, kept)
         so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
     if config.kernels.pointwise != PLAIN and not pointwise_obstacle(config, model, hardware):
         sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim, gate_width(model, hardware.kind))
-        seen = measured_pointwise(sizes, dtype, device, kept)
+        seen = measured_pointwise(pointwise_request(sizes, dtype, hardware.kind), kept)
         so_far = replace(so_far, pointwise=seen)
     if lengths is None or not lengths.mix or config.data.packing == "off":
         return so_far
     packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths))
     if isinstance(packed, str):
         return so_far
-    documents = measured_documents(packed, model, lengths, dtype, device, kept)
-    return replace(so_far, documents=documents)
+    request = documents_request(model, packed, lengths, dtype, hardware.kind, batch)
+    return replace(so_far, documents=measured_documents(request, kept))
 
 
 def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
@@ -146,22 +152,44 @@ def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
 
 
 def attention_request(
-    model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str, window: int | None = None
+    model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str, rows: int, window: int | None = None
 ) -> AttentionRequest:
-    """The model's heads at `length` tokens, for the probe. kind: cpu | cuda. window: of the model, where an example
-    reaches beyond it and every form gets a mask."""
-    from surefoot.probe.child import AttentionRequest
+    """The model's heads at `length` tokens, for the probe. kind: cpu | cuda. rows: of a micro-batch, which a CPU's
+    probe does not ask for. window: of the model, where an example reaches beyond it and every form gets a mask."""
+    from surefoot.probe.sizes import AttentionRequest
 
-    return AttentionRequest(tuple(forms), model.heads, model.kv_heads, model.head_dim, length, dtype, kind, window)
+    heads = (model.heads, model.kv_heads, model.head_dim)
+    return AttentionRequest(tuple(forms), *heads, length, dtype, kind, window, rows if kind == "cuda" else 1)
+
+
+def documents_request(
+    model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, batch: BatchPlan
+) -> DocumentsRequest:
+    """The model's heads and documents of the data's lengths, for the probe; as many as a micro-batch has, which a CPU's
+    probe does not ask for. batch: with padded rows."""
+    from surefoot.probe.documents import PADDED, DocumentsRequest
+
+    heads = (model.heads, model.kv_heads, model.head_dim)
+    request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, kind)
+    return replace(request, tokens=batch.micro.value * lengths.typical) if kind == "cuda" else request
+
+
+def pointwise_request(sizes: PointwiseSizes, dtype: DType, kind: str) -> PointwiseRequest:
+    from surefoot.probe.pointwise import PointwiseRequest
+
+    return PointwiseRequest(("norm", "rotary", *(("gate",) if sizes.gate else ())), sizes, dtype, kind)
 
 
 def _products(
-    config: RunConfig, shapes: Sequence[tuple[int, int]], device: torch.device, kept: Kept
+    config: RunConfig, shapes: Sequence[tuple[int, int]], hardware: Hardware, kept: Kept
 ) -> dict[DType, float]:
-    """Rates of fp32 and of the type that is asked for, or bf16 where it is left open."""
-    asked = config.precision.compute
+    """Rates of fp32 and of the type that is asked for, or bf16 where it is left open. fp32 alone is of use beside TF32
+    and nowhere else."""
+    import torch
+
+    asked, device = config.precision.compute, torch.device(hardware.kind)
     if asked == "fp32":
-        return {}
+        return measured_products(shapes, device, ("fp32",), kept) if hardware.tf32 else {}
     return measured_products(shapes, device, ("fp32", "bf16" if asked == "auto" else asked), kept)
 
 

@@ -1,0 +1,192 @@
+"""How much of a run's attention is timed: all of it on a GPU where it has room, what is quick on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from surefoot import hardware
+from surefoot.kernels.documents import FORMS, documents_of
+from surefoot.planning.measurements import times_of
+from surefoot.probe import attention
+from surefoot.probe import documents as documents_module
+from surefoot.probe.attention import attention_trials
+from surefoot.probe.documents import PADDED, DocumentsRequest, document_trials
+from surefoot.probe.limits import LIMITS
+from surefoot.probe.sizes import (
+    AttentionRequest,
+    Room,
+    Size,
+    no_room,
+    room_on,
+    timed_documents,
+    timed_lengths,
+    timed_size,
+    with_scores,
+)
+
+GIB = 2**30
+H200 = Room(LIMITS["cuda"], 139 * GIB)
+SMALL = Room(LIMITS["cuda"], 7 * GIB)
+CPU = Room(LIMITS["cpu"], None)
+LLAMA_8B = AttentionRequest(("flash",), 32, 8, 128, 4096, "bf16", "cuda", rows=4)
+# Operations in a second that a forward and backward pass reaches at the least, by type: a T4 has about 20 and 4
+# TFLOP/s. Five forms go through once to warm up and once on the clock.
+SLOWEST = {"bf16": 2e13, "fp16": 2e13, "fp32": 4e12}
+PASSES = 2 * 5
+
+
+def operations(size: Size, head_dim: int) -> float:
+    """Of a causal pass: two products forward and five backward, of half a square each."""
+    return 7 * size.rows * size.groups * size.kv_heads * size.tokens**2 * head_dim
+
+
+def test_an_8b_model_is_timed_as_it_runs():
+    assert timed_size(LLAMA_8B, H200) == Size(rows=4, groups=4, kv_heads=8, tokens=4096)
+    assert timed_size(LLAMA_8B, H200).less_than(LLAMA_8B) == ""
+
+
+def test_on_a_cpu_it_is_cut_to_what_takes_tenths_of_a_second():
+    size = timed_size(replace(LLAMA_8B, device="cpu", rows=1), CPU)
+    assert size == Size(rows=1, groups=4, kv_heads=1, tokens=1024)
+    assert timed_size(replace(LLAMA_8B, length=100, device="cpu", rows=1), CPU).rows == 10  # short ones are many
+
+
+@pytest.mark.parametrize("free", [1, 7, 22, 139])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("heads", [(8, 8), (32, 8), (71, 1), (128, 128)])
+@pytest.mark.parametrize("length", [64, 2048, 4096, 32768, 131072])
+def test_no_request_takes_more_seconds_or_memory_than_there_are(length, heads, dtype, free):
+    """Of any length; by operations and bytes, counted here once more."""
+    room = Room(LIMITS["cuda"], free * GIB)
+    request = AttentionRequest(("flash",), *heads, 128, length, dtype, "cuda", rows=8)
+    size = timed_size(request, room)
+    assert PASSES * operations(size, 128) / SLOWEST[dtype] < LIMITS["cuda"].seconds / 3
+    numbers = size.rows * size.groups * size.kv_heads * size.tokens * 128
+    width = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+    assert (
+        numbers * 4 * width + numbers * (18 if dtype == "fp32" else 12) <= room.free / 4
+    )  # inputs, and what is beside
+    if part := with_scores(size, room):
+        assert 14 * part.rows * part.groups * part.kv_heads * part.tokens**2 <= room.free / 2
+
+
+def test_what_has_no_room_goes_rows_first_then_heads_then_tokens():
+    long = replace(LLAMA_8B, length=32768)
+    size = timed_size(long, H200)
+    assert (size.rows, size.tokens) == (1, 32768)
+    assert 1 <= size.kv_heads < 8
+    assert size.less_than(long) == f"at {4 * size.kv_heads} of 32 heads and 1 of 4 rows"
+    longer = timed_size(replace(LLAMA_8B, length=131072), H200)
+    assert (longer.rows, longer.kv_heads) == (1, 1)
+    assert 16384 < longer.tokens < 131072
+
+
+def test_scores_are_kept_in_part_or_not_at_all():
+    whole = timed_size(LLAMA_8B, SMALL)
+    part = with_scores(whole, SMALL)
+    assert part is not None
+    assert (part.rows, part.tokens) == (1, 4096)
+    assert part.share_of(whole) < 1
+    assert with_scores(whole, H200) == whole  # 34 GiB of scores fit there
+    assert with_scores(replace(whole, tokens=32768), SMALL) is None
+    said = no_room(replace(whole, tokens=32768), SMALL)
+    assert said == "its scores have no room: 64.0 GiB for 4 heads at 32768 tokens, with 7.0 GiB free"
+
+
+def test_memory_is_asked_for_only_where_it_counts(monkeypatch):
+    monkeypatch.setattr(hardware, "detect", lambda: pytest.fail("asked"))
+    assert room_on(torch.device("cpu")).free is None
+    monkeypatch.setattr(hardware, "detect", lambda: replace(hardware.preset("h100"), free=5 * GIB))
+    assert room_on(torch.device("cuda")).free == 5 * GIB
+
+
+def shapes_of(monkeypatch, module):
+    """What goes through the passes, told apart from the checks by its length."""
+    seen = set()
+    real = attention.forward_backward
+    monkeypatch.setattr(
+        module, "forward_backward", lambda form, given: seen.add(tuple(given[0].shape)) or real(form, given)
+    )
+    return seen
+
+
+@pytest.mark.parametrize("free", [GIB, 16 * 2**20, 8 * 2**20])
+def test_the_way_of_a_gpu_computes_what_it_says(monkeypatch, free):
+    """The very code of a GPU's probe, with its limits, on the CPU. Scores of a head of 640 tokens are
+    taken for 6.3 MiB: in half of 16 MiB one has room, and in half of 8 none."""
+    seen = shapes_of(monkeypatch, attention)
+    request = AttentionRequest(("flash", "math"), 4, 4, 8, 640, "fp32", "cpu", rows=2)
+    flash, math = attention_trials(request, limits=LIMITS["cuda"], free=free, budget=0.0)
+    timed = {shape for shape in seen if shape[2] not in (333, 704)}
+    assert flash.passed
+    assert flash.timed == ""
+    assert math.failure == ""
+    assert set(math.errors) == set(flash.errors)  # it was checked all the same
+    whole, part = (2, 4, 640, 8), (1, 1, 640, 8)
+    if free == GIB:
+        assert timed == {whole}
+        assert math.passed
+        assert math.timed == ""
+    elif free == 16 * 2**20:
+        assert timed == {whole, part}
+        assert math.timed == "scaled from 12% of it"
+        assert times_of([flash, math]).endswith("(scaled from 12% of it)")
+    else:
+        assert timed == {whole}
+        assert math.untimed.startswith("its scores have no room")
+        assert (math.passed, math.seconds) == (False, 0.0)
+
+
+def test_a_part_stands_for_the_whole(monkeypatch):
+    """Twin: without the scale the form that was given an eighth of the work would look the fastest."""
+    monkeypatch.setattr(attention, "seconds_or_failures", lambda runs, **how: (dict.fromkeys(runs, 1.0), {}))
+    request = AttentionRequest(("flash", "math"), 4, 4, 8, 640, "fp32", "cpu", rows=2)
+    flash, math = attention_trials(request, limits=LIMITS["cuda"], free=16 * 2**20)
+    assert (flash.seconds, math.seconds) == (1.0, 8.0)
+
+
+def of(mix, room, tokens=16384, heads=(4, 8)):
+    return timed_documents(mix, *heads, 128, "bf16", tokens, room)
+
+
+def test_documents_of_a_gpu_are_the_runs_own_in_a_row_as_long_as_its():
+    mix = tuple(range(100, 3300, 100))
+    lengths, heads = of(mix, H200)
+    assert heads == 8
+    assert max(lengths) > 1024
+    assert 0.8 * 16384 < sum(lengths) < 1.2 * 16384
+    assert of(mix, H200, tokens=4096)[0] != lengths
+    assert of((200_000,), H200)[0][0] < 200_000  # no pass that takes a second
+    assert of((16384,), Room(LIMITS["cuda"], GIB))[1] < 8  # fewer heads where memory is short
+
+
+def test_documents_of_a_cpu_stay_about_a_thousand_tokens():
+    lengths, heads = of(tuple(range(100, 3300, 100)), CPU)
+    assert heads == 1
+    assert max(lengths) <= 1024
+    assert sum(lengths) < 2048
+
+
+def test_the_way_of_a_gpu_times_packed_documents_beside_padded_ones(monkeypatch):
+    def sdpa(lengths):
+        found = documents_of(lengths, torch.device("cpu"))
+        return lambda q, k, v: FORMS["sdpa"](q, k, v, found, 8**-0.5)
+
+    seen = shapes_of(monkeypatch, documents_module)
+    request = DocumentsRequest(("sdpa", PADDED), (60, 40, 20), 8, 4, 8, "fp32", "cpu", tokens=120)
+    packed, padded = document_trials(request, {"sdpa": sdpa}, limits=LIMITS["cuda"], free=GIB, budget=0.0)
+    assert packed.passed
+    assert padded.passed
+    assert packed.timed == ""
+    assert {shape for shape in seen if shape[1] == 8} == {(1, 8, 120, 8), (2, 8, 60, 8), (1, 8, 20, 8)}
+
+
+def test_lengths_are_taken_from_all_of_the_mix():
+    assert timed_lengths((10, 20), 1024, 1024) == (20, 10) * 34  # about a thousand tokens, and as many of each
+    assert timed_lengths((5000, 3000), 1024, 1024) == (1024,)
+    found = timed_lengths(tuple(range(100, 132)), 1024, 1024)
+    assert 7 <= len(found) <= 10
+    assert found == tuple(sorted(found, reverse=True))
