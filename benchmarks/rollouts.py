@@ -21,7 +21,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.models.adapters import add_adapter
-from surefoot.models.generate import left_padded
+from surefoot.models.generate import Decoding, left_padded
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.planning.plan import AdapterPlan, Choice
 
@@ -59,7 +59,7 @@ def embedded(model: nn.Module, prompts: list[list[int]], new: int) -> Run:
     engine = EmbeddedRollouts(model, len(prompts))
 
     def run(seed: int) -> int:
-        found = engine.answer(prompts, max_new_tokens=new, stop_ids=STOPS, pad_id=PAD, seed=seed)
+        found = engine.answer(prompts, Decoding(new, frozenset(STOPS), PAD, temperature=1.0, seed=seed))
         return sum(len(one.response) for one in found)
 
     return run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,7 +19,7 @@ from surefoot.models.rollout import EmbeddedRollouts, Rollout
 from tiny import tiny_llama
 
 PROMPTS = [[320, 7, 9, 200, 33], [320, 41], [320, *range(50, 75)], [320, 41], [320, 8, 8, 61, 70, 12, 13]]
-ASKED = {"max_new_tokens": 24, "stop_ids": tuple(range(280, 322)), "pad_id": 321, "seed": 5}
+ASKED = Decoding(max_new_tokens=24, stop_ids=frozenset(range(280, 322)), pad_id=321, temperature=1.0, seed=5)
 # fp32 logits of up to about 10 (ulp 1e-6), summed in another order for another number of rows or columns, and with a
 # mask that adds 0: a few ulps.
 LOG_PROBABILITY = 2e-5
@@ -38,8 +40,8 @@ def model(folder):
     return model
 
 
-def rollouts(model, prompts=PROMPTS, rows=8, **options) -> list[Rollout]:
-    return EmbeddedRollouts(model, rows).answer(prompts, **(ASKED | options))
+def rollouts(model, prompts=PROMPTS, rows=8, places=None, **options) -> list[Rollout]:
+    return EmbeddedRollouts(model, rows).answer(prompts, replace(ASKED, **options), places)
 
 
 def assert_same(found: list[Rollout], expected: list[Rollout]) -> None:
@@ -122,11 +124,11 @@ def test_ranks_go_on_together(model):
         asked.append(running)
         return running or len(asked) <= 80
 
-    assert_same(EmbeddedRollouts(model, 8, keep_going=others_run).answer(PROMPTS, **ASKED), rollouts(model))
+    assert_same(EmbeddedRollouts(model, 8, keep_going=others_run).answer(PROMPTS, ASKED), rollouts(model))
     assert len(asked) > 80
     assert max(wanted) < 80
     asked.clear()
-    assert EmbeddedRollouts(model, 8, keep_going=others_run).answer([], **ASKED) == []
+    assert EmbeddedRollouts(model, 8, keep_going=others_run).answer([], ASKED) == []
     assert len(asked) > 80
     assert not any(asked)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from posting_stub import answering
 from surefoot.errors import EnvironmentFault, InputError
+from surefoot.models.generate import Decoding
 from surefoot.models.vllm_client import VllmRollouts
 from surefoot.posting import server
 
 STOP = 2
-ASKED = {"max_new_tokens": 3, "stop_ids": [STOP], "pad_id": 0}
+ASKED = Decoding(max_new_tokens=3, stop_ids=frozenset({STOP}), pad_id=0, temperature=1.0)
 
 
 def completion(ids, logprobs=None):
@@ -37,9 +39,9 @@ def client(stub, **limits) -> VllmRollouts:
 
 def test_each_prompt_is_asked_with_a_seed_of_its_own_and_keeps_its_place():
     with serving(lambda _, body: (200, completion([body["prompt"][0], 9, STOP]))) as stub:
-        found = client(stub).answer([[5, 6], [7], [5, 6]], seed=3, **ASKED)
+        found = client(stub).answer([[5, 6], [7], [5, 6]], replace(ASKED, seed=3))
         bodies = [body for path, body in stub.asked if path == "/v1/completions"]
-        again = client(stub).answer([[5, 6]], seed=3, places=[2], **ASKED)
+        again = client(stub).answer([[5, 6]], replace(ASKED, seed=3), [2])
         last = stub.asked[-1][1]
     assert [one.prompt for one in found] == [(5, 6), (7,), (5, 6)]
     assert [one.response for one in found] == [(5, 9, STOP), (7, 9, STOP), (5, 9, STOP)]
@@ -55,7 +57,7 @@ def test_each_prompt_is_asked_with_a_seed_of_its_own_and_keeps_its_place():
 
 def test_log_probabilities_at_another_temperature_are_not_handed_on():
     with serving(lambda *_: (200, completion([8, 8, 8]))) as stub:
-        (found,) = client(stub).answer([[5]], temperature=0.7, **ASKED)
+        (found,) = client(stub).answer([[5]], replace(ASKED, temperature=0.7))
     assert found.logprobs is None
     assert not found.stopped
 
@@ -79,7 +81,7 @@ def test_log_probabilities_at_another_temperature_are_not_handed_on():
 )
 def test_an_answer_that_is_wrong_ends_the_run_in_one_line(answer, said):
     with serving(lambda *_: (200, answer)) as stub, pytest.raises(EnvironmentFault, match=said) as raised:
-        client(stub).answer([[5]], **ASKED)
+        client(stub).answer([[5]], ASKED)
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 3
 
@@ -87,13 +89,13 @@ def test_an_answer_that_is_wrong_ends_the_run_in_one_line(answer, said):
 def test_a_server_that_fails_or_is_slow_ends_the_run():
     with serving(lambda *_: (500, "engine died")) as stub:
         with pytest.raises(EnvironmentFault, match="answers 500: engine died"):
-            client(stub).answer([[5]], **ASKED)
+            client(stub).answer([[5]], ASKED)
         assert len(stub.asked) == 1 + 3
     with serving(lambda *_: (200, completion([STOP]))) as stub:
         engine = client(stub, timeout=0.05, tries=1)
         stub.delay = 2.0
         with pytest.raises(EnvironmentFault, match="does not answer within"):
-            engine.answer([[5]], **ASKED)
+            engine.answer([[5]], ASKED)
     with answering(lambda *_: (200, {})) as stub, pytest.raises(EnvironmentFault, match="names no model"):
         client(stub)
 
@@ -104,7 +106,7 @@ def test_the_policy_is_loaded_under_a_new_name_and_the_one_before_dropped(tmp_pa
         engine = client(stub)
         engine.synchronise(tmp_path, "step-1")
         engine.synchronise(tmp_path, "step-2")
-        engine.answer([[5]], **ASKED)
+        engine.answer([[5]], ASKED)
     paths = [(path, body.get("lora_name", body.get("model"))) for path, body in stub.asked[1:]]
     assert paths == [
         ("/v1/load_lora_adapter", "step-1"),

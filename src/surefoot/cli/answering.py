@@ -1,8 +1,8 @@
-"""What `generate` and `chat` share: which model, how to choose tokens, and text that is safe on a terminal."""
+"""What commands that run a model share: which model, how to choose tokens, where findings go, what was opened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,6 +93,16 @@ def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -
     named = check_models(model, adapter)
     if named is not None and max_new_tokens is not None:
         require_room_for_answers(max_new_tokens, named.facts.max_positions)
+
+
+def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool) -> None:
+    """Whether findings on `request` may go into `file`, and could. Raises InputError where it holds those of another
+    one, EnvironmentFault where nothing can be written."""
+    from surefoot import durable
+    from surefoot.out_folder import require_same_request
+
+    require_same_request(file, request, overwrite)
+    durable.require_writable(file.parent)
 
 
 def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:

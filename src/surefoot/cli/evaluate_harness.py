@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.answering import check_models, claim_out, introduce, model_options
 from surefoot.cli.printing import echo_json
 
 
@@ -45,7 +45,6 @@ def harness(
     Needs the extra `eval`: pip install 'surefoot[eval]'. With data on this machine it runs offline.
     """
     from surefoot import durable
-    from surefoot.out_folder import require_same_request
     from surefoot.stages.harness.needs import require_harness, task_names
 
     check_models(model, adapter, only=only)
@@ -61,8 +60,7 @@ def harness(
         "only": only,
     }
     if out is not None:
-        require_same_request(out / "harness.json", request, overwrite)
-        durable.require_writable(out)
+        claim_out(out / "harness.json", request, overwrite)
     require_harness()
 
     import json

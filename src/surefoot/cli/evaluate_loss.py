@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.answering import check_models, claim_out, introduce, model_options
 from surefoot.cli.printing import echo_json
 
 
@@ -42,7 +42,6 @@ def loss(
     For a run and its evaluation file the loss is the eval_loss of the run.
     """
     from surefoot import durable
-    from surefoot.out_folder import require_same_request
     from surefoot.stages.asked_data import DataRequest, check_request
 
     asked = DataRequest(data, template, max_length, max_samples)
@@ -50,8 +49,7 @@ def loss(
     check_request(asked)
     request = {"model": model, "adapter": adapter, **vars(asked), "only": only}
     if out is not None:
-        require_same_request(out / "loss.json", request, overwrite)
-        durable.require_writable(out)
+        claim_out(out / "loss.json", request, overwrite)
 
     import sys
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.answering import check_models, claim_out, introduce, model_options
 from surefoot.cli.printing import echo_json
 
 
@@ -33,8 +33,6 @@ def norms(
     """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
     first position gets. With an adapter the base stands beside it.
     """
-    from surefoot import durable
-    from surefoot.out_folder import require_same_request
     from surefoot.stages.asked_data import DataRequest, check_request, norms_request
 
     if template is not None and data is None:
@@ -44,8 +42,7 @@ def norms(
         check_request(DataRequest(data, template))
     asked = norms_request(model, adapter, data, template, max_samples, generate_samples)
     if out is not None:
-        require_same_request(out / "norms.json", asked, overwrite)
-        durable.require_writable(out)
+        claim_out(out / "norms.json", asked, overwrite)
 
     import sys
 

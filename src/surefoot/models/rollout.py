@@ -13,7 +13,7 @@ are equal, log-probabilities within rounding, however the prompts are split.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,16 +39,7 @@ class Rollout:
 
 class Rollouts(Protocol):
     def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        stop_ids: Collection[int],
-        pad_id: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        places: Sequence[int] | None = None,
+        self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
     ) -> list[Rollout]:
         """One for each prompt (token ids, at least one), in their order. places: number each prompt among those of all
         ranks, so that its draws are its own; None: their order here."""
@@ -70,18 +61,8 @@ class EmbeddedRollouts:
         self._policy, self._rows, self._context, self._keep_going = policy, rows, context, keep_going
 
     def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        stop_ids: Collection[int],
-        pad_id: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        places: Sequence[int] | None = None,
+        self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
     ) -> list[Rollout]:
-        decoding = Decoding(max_new_tokens, frozenset(stop_ids), pad_id, temperature, top_p, seed)
         numbers = range(len(prompts)) if places is None else places
         waiting = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
         answers: dict[int, Rollout] = {}

@@ -15,7 +15,7 @@ temperature 1 alone. Draws repeat only on the same version, machine and load.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG
+from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout
 from surefoot.posting import Server
 
@@ -51,24 +52,15 @@ class VllmRollouts:
             self._server.post("/v1/unload_lora_adapter", {"lora_name": before})
 
     def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        stop_ids: Collection[int],
-        pad_id: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        places: Sequence[int] | None = None,
+        self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
     ) -> list[Rollout]:
         """See `Rollouts`. Raises EnvironmentFault for anything that is not what was asked for."""
         settings = {
             "model": self._adapter or self._model,
-            "max_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "stop_token_ids": sorted(stop_ids),
+            "max_tokens": decoding.max_new_tokens,
+            "temperature": decoding.temperature,
+            "top_p": decoding.top_p,
+            "stop_token_ids": sorted(decoding.stop_ids),
             "logprobs": 0,  # of the drawn token alone
             "return_token_ids": True,
             # What a model's generation_config.json would set otherwise.
@@ -79,9 +71,9 @@ class VllmRollouts:
         }
 
         def one(number: int, prompt: Sequence[int]) -> Rollout:
-            body = settings | {"prompt": list(prompt), "seed": _seed(seed, number)}
+            body = settings | {"prompt": list(prompt), "seed": _seed(decoding.seed, number)}
             said = self._server.post(_PATH, body)
-            return _rollout(self._server.address + _PATH, prompt, said, settings, frozenset(stop_ids))
+            return _rollout(self._server.address + _PATH, prompt, said, settings, frozenset(decoding.stop_ids))
 
         numbers = range(len(prompts)) if places is None else places
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(prompts)))) as pool:

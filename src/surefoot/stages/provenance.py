@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_reader import read_yaml
 from surefoot.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.families.files import read_json
-from surefoot.made_folders import PLAN, run_of
+from surefoot.made_folders import CONFIG, PLAN, run_of
 from surefoot.models.hub import resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
@@ -56,6 +58,17 @@ def saved_plan(folder: Path) -> RunPlan | None:
     """The plan of the run that wrote this folder; None where none did."""
     run = run_of(folder)
     return None if run is None else plan_from_json(read_json(run / PLAN).get("plan", {}))
+
+
+def saved_config(folder: Path) -> RunConfig | None:
+    """The config of that run; None too where another version of surefoot wrote it."""
+    run = run_of(folder)
+    if run is None or not (run / CONFIG).is_file():
+        return None
+    try:
+        return RunConfig.model_validate(read_yaml(run / CONFIG).data)
+    except ValueError:
+        return None
 
 
 def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:

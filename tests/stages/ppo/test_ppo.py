@@ -327,10 +327,10 @@ def test_twin_answers_are_weighed_anew_where_drawn_numbers_are_not_those_that_le
     else:
         answer = EmbeddedRollouts.answer
 
-        def rounded(engine, prompts, **keywords):
+        def rounded(engine, *asked):
             return [
                 replace(one, logprobs=tuple(round(number, 3) for number in one.logprobs or ()))
-                for one in answer(engine, prompts, **keywords)
+                for one in answer(engine, *asked)
             ]
 
         monkeypatch.setattr(EmbeddedRollouts, "answer", rounded)

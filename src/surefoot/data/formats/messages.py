@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.data.formats.conversation import Conversation, Turn
-from surefoot.data.formats.fields import RowFault, field, filled, listed, near, text
+from surefoot.data.formats.fields import RowFault, field, filled, text
 from surefoot.data.formats.pairing import read_result
 from surefoot.data.formats.tools import read_calls, read_tools
-from surefoot.data.formats.turns import check_order, is_learned, read_dialogue, read_turns
+from surefoot.data.formats.turns import check_order, is_learned, read_dialogue, read_turns, role_in
 from surefoot.data.rows import kind_of
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -40,15 +40,10 @@ def read_prompt_completion(record: Mapping[str, Any]) -> Conversation:
 
 def read_message(message: Mapping[str, Any]) -> Turn:
     """{"role", "content"} as one turn."""
-    written = text(message, "role")
-    if written not in _ROLES:
-        like = near(written.lower(), _ROLES)
-        hint = f"; did you mean {like[0]!r}?" if like else ""
-        raise RowFault(f"has the unknown role {written!r}{hint}", f"known roles: {listed(_ROLES)}")
-    role = _ROLES[written]
+    role = role_in(message, "role", _ROLES)
     calls = read_calls(message["tool_calls"], "tool_calls") if message.get("tool_calls") else ()
     if calls and role != "assistant":
-        raise RowFault(f"has tool calls, but its role is {written}", "calls are made by the assistant")
+        raise RowFault(f"has tool calls, but its role is {message['role']}", "calls are made by the assistant")
     may_be_empty = calls or role in ("system", "tool")
     content = "" if calls and message.get("content") is None else _content(message)
     if not content.strip() and not may_be_empty:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.data.formats.conversation import Conversation, Turn
-from surefoot.data.formats.fields import RowFault, field, filled, listed, near, text
+from surefoot.data.formats.fields import field, filled, text
 from surefoot.data.formats.pairing import read_result
 from surefoot.data.formats.tools import read_calls
-from surefoot.data.formats.turns import is_learned, read_dialogue
+from surefoot.data.formats.turns import is_learned, read_dialogue, role_in
 
 _CALL = "call"
 _ROLES = {
@@ -39,12 +39,7 @@ def read_sharegpt(record: Mapping[str, Any]) -> Conversation:
 
 def read_sharegpt_turn(item: Mapping[str, Any]) -> Turn:
     """{"from", "value"} as one turn."""
-    written = text(item, "from")
-    if written not in _ROLES:
-        like = near(written.lower(), _ROLES)
-        hint = f"; did you mean {like[0]!r}?" if like else ""
-        raise RowFault(f"has the unknown role {written!r}{hint}", f"known roles: {listed(_ROLES)}")
-    role = _ROLES[written]
+    role = role_in(item, "from", _ROLES)
     if role == _CALL:
         calls = read_calls(field(item, "value"), "value")
         return Turn("assistant", "", calls=calls, learned=is_learned(item, "assistant"))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from surefoot.data.formats.conversation import Conversation, Turn
-from surefoot.data.formats.fields import RowFault, field, optional
+from surefoot.data.formats.fields import RowFault, field, listed, near, optional, text
 from surefoot.data.formats.pairing import check_results
 from surefoot.data.formats.tools import read_tools
 from surefoot.data.rows import kind_of
@@ -23,6 +23,16 @@ _NEXT = {
     "assistant": ("user", "tool"),
     "tool": ("assistant", "tool"),
 }
+
+
+def role_in(turn: Mapping[str, Any], name: str, roles: Mapping[str, str]) -> str:
+    """What the turn's field `name` stands for. roles: word -> role. RowFault for any other word."""
+    written = text(turn, name)
+    if written not in roles:
+        like = near(written.lower(), roles)
+        hint = f"; did you mean {like[0]!r}?" if like else ""
+        raise RowFault(f"has the unknown role {written!r}{hint}", f"known roles: {listed(roles)}")
+    return roles[written]
 
 
 def read_dialogue(record: Mapping[str, Any], name: str, read_turn: Callable[[Mapping[str, Any]], Turn]) -> Conversation:

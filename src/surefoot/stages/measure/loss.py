@@ -10,19 +10,15 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from surefoot.config.schema import RunConfig
-from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.audit import Audit
 from surefoot.data.loader import all_laid_out, counted
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.families.templates import OWN, is_file
-from surefoot.made_folders import CONFIG, run_of
 from surefoot.models.attention import decoding_context
 from surefoot.models.precision import autocast
 from surefoot.objectives.sft import sft_loss
@@ -33,6 +29,7 @@ from surefoot.stages.examples import prepare_examples
 from surefoot.stages.measure.rows import as_the_run_evaluates
 from surefoot.stages.measure.side_by_side import Only, sides
 from surefoot.stages.open_model import OpenModel
+from surefoot.stages.provenance import saved_config
 from surefoot.training.report import EvalReport
 from surefoot.training.step import StepSettings
 
@@ -102,17 +99,6 @@ def measure_loss(
 def progress(tell: Callable[[str], None], of: str, total: int, unit: str) -> Callable[[int], None]:
     """Tells how many of all are done."""
     return lambda done: tell(f"{of}{done:,} of {total:,} {unit}")
-
-
-def saved_config(trained: Path) -> RunConfig | None:
-    """That of the run that wrote this folder. None where none did."""
-    run = run_of(trained)
-    if run is None or not (run / CONFIG).is_file():
-        return None
-    try:
-        return RunConfig.model_validate(read_yaml(run / CONFIG).data)
-    except ValueError:  # of another version of surefoot
-        return None
 
 
 def evaluation_settings(opened: OpenModel, device: torch.device) -> StepSettings:

@@ -18,6 +18,7 @@ from surefoot.data.rollout_order import Cycles, Place
 from surefoot.made_folders import AVERAGE
 from surefoot.models.cast import Cast
 from surefoot.models.dropout import highest_dropout
+from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout
 from surefoot.stages.policy import write_policy
 from surefoot.stages.ppo.average import Average
@@ -176,16 +177,8 @@ class _Cycle:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Sequence[Rollout]:
-        cast, tokens = self.setup.model, self.run.plan.tokenizer
+        cast, tokens, most = self.setup.model, self.run.plan.tokenizer, self.run.config.ppo.max_new_tokens
         assert isinstance(cast, Cast)
+        decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
         with cast.acting():
-            return self.engine.rollouts.answer(
-                prompts,
-                max_new_tokens=self.run.config.ppo.max_new_tokens,
-                stop_ids=tokens.stop.value,
-                pad_id=tokens.pad_id,
-                temperature=temperature,
-                top_p=top_p,
-                seed=seed,
-                places=places,
-            )
+            return self.engine.rollouts.answer(prompts, decoding, places)
