@@ -11,7 +11,7 @@ import yaml
 
 from forkserver import ForkServer
 from pages import ROOT
-from surefoot.config.schema import AlignmentConfig
+from surefoot.config.methods import AlignmentConfig
 from tiny import tiny_llama
 
 PAGE = (ROOT / "docs" / "preference.md").read_text(encoding="utf-8")

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from surefoot.config.methods import AlignmentConfig, PpoConfig, RewardConfig
 from surefoot.config.problems import Problem
-from surefoot.config.schema import AlignmentConfig, DataConfig, ParallelConfig, PpoConfig, RewardConfig, RunConfig
+from surefoot.config.schema import DataConfig, ParallelConfig, RunConfig
 from surefoot.redaction import veiled
 
 _OWNERS = {"reward": ("reward",), "alignment": ("dpo", "kto"), "ppo": ("ppo",)}  # section -> stages that read it

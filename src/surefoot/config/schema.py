@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_serializer
 
 from surefoot.config.durations import Duration
+from surefoot.config.methods import AlignmentConfig, PpoConfig, RewardConfig
 from surefoot.config.mixture import DataFormat, Sources, plain_sources
 from surefoot.config.types import (
     CompileMode,
@@ -248,108 +249,6 @@ class SamplesConfig(Section):
     """How many prompts of the evaluation set are answered and logged at each evaluation."""
     max_new_tokens: Count = 64
     """Longest answer in tokens."""
-
-
-class RewardConfig(Section):
-    loss: Literal["last", "divergence"] = "last"
-    """Which scores of a pair are compared. last: those at the last token of each answer. divergence: the mean over all
-    positions from the first token in which the answers differ, as DeepSpeed-Chat does."""
-    num_padding_at_beginning: Annotated[Literal["auto"] | Annotated[int, Field(ge=0), Number], Field(examples=[1])] = (
-        "auto"
-    )
-    """divergence only: how many PAD tokens every sequence begins with. auto: 1 where the tokenizer begins a text with
-    its PAD, as OPT's does, else 0."""
-    center: NonNegative = 0.0
-    """Coefficient of the squared sum of both scores, which keeps scores around 0 (Eisenstein et al. 2023); 0: none."""
-    init: Annotated[Text | None, Field(examples=["runs/reward"])] = None
-    """A reward model whose value head this run starts from; null: a head of zeros."""
-
-
-class AlignmentConfig(Section):
-    loss: Literal["sigmoid", "ipo", "hinge", "orpo", "simpo"] = "sigmoid"
-    """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
-    et al. 2024 and simpo: Meng et al. 2024, which need no reference."""
-    beta: Positive = 0.1
-    """How strongly the policy is held to the reference; orpo: weight of the odds ratio; simpo: scale of the reward."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5), Number] = 0.0
-    """sigmoid only: share of pairs that are taken to be the wrong way round (conservative DPO)."""
-    margin: NonNegative = 0.5
-    """simpo only: by how much the better answer's reward should be higher, gamma in the paper."""
-    sft: NonNegative = 0.0
-    """Weight of the cross entropy of the better answers, added to the loss; orpo has it at 1 by itself."""
-    good: NonNegative = 1.0
-    """kto only: weight of good answers."""
-    bad: NonNegative = 1.0
-    """kto only: weight of bad answers."""
-    reference: Annotated[Text, Field(examples=["cached"])] = "auto"
-    """The policy to stay close to. auto: adapter-off with an adapter, else model. adapter-off: the base under the
-    adapter. model: a second copy of the base. cached: log-probabilities of the base, computed once before step 1.
-    Anything else: folder or hub id of another model with the same tokenizer."""
-
-
-class PpoConfig(Section):
-    reward: Annotated[Text | None, Field(examples=["runs/reward"])] = None
-    """Where scores come from: a reward model's folder or hub id; FILE.py:FUNCTION, called with prompts and responses
-    (lists of texts) and returning a number for each; or an http(s) address, which is sent the same as JSON. A Python
-    caller may pass a function instead."""
-    critic: Annotated[Text | None, Field(examples=["runs/reward"])] = None
-    """Model that the critic starts from; null: the reward model where there is one, else the policy."""
-    critic_lr: Positive = 5e-6
-    """Highest learning rate of the critic; its schedule is the policy's."""
-    critic_weight_decay: NonNegative = 0.0
-    """Weight decay of the critic."""
-    critic_max_grad_norm: Positive | None = 1.0
-    """Clip the critic's gradient norm to this; null for no clipping."""
-    rollout_batches: Count = 1
-    """How many batches of batch.size prompts are answered before the weights move."""
-    epochs: Count = 1
-    """How often the answers of one rollout are learned from."""
-    max_new_tokens: Count = 256
-    """Longest answer in tokens; a prompt has data.max_length less this."""
-    temperature: Positive = 1.0
-    """Of the answers' draws."""
-    top_p: Annotated[float, Field(gt=0, le=1), Number] = 1.0
-    """Draw from the fewest likeliest tokens that add up to this."""
-    kl: NonNegative = 0.1
-    """Coefficient of the KL penalty in the reward of every token; where kl_target is set, its first value."""
-    kl_target: Annotated[Positive | None, Field(examples=[6.0])] = None
-    """KL per answer that the coefficient is steered to (Ziegler et al. 2019); null: it stays as it is."""
-    kl_horizon: Positive = 10000.0
-    """Answers over which the coefficient is steered."""
-    kl_bound: Annotated[Positive | None, Field(examples=[50.0])] = 50.0
-    """Mean KL per answer beyond which only the KL penalty is learned from, to come back; null: no bound."""
-    reward_clip: Positive | None = 5.0
-    """Scores are clipped to plus and minus this; null: not at all."""
-    ratio_clip: Positive = 0.2
-    """How far the probability ratio may move before its gradient stops."""
-    value_clip: Positive | None = 0.2
-    """How far a value may move from the rollout's; null: as far as it likes."""
-    gamma: Annotated[float, Field(gt=0, le=1), Number] = 1.0
-    """Discount per token."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1), Number] = 0.95
-    """Of generalised advantage estimation (Schulman et al. 2016)."""
-    whiten: Flag = False
-    """Bring the advantages of a rollout to mean 0 and deviation 1."""
-    entropy: NonNegative = 0.0
-    """Coefficient of the policy's entropy, which is added to what is maximised."""
-    ratio_bound: Positive = 10.0
-    """Mean probability ratio of a step beyond which it does not count."""
-    ema: Annotated[Annotated[float, Field(gt=0, lt=1), Number] | None, Field(examples=[0.992])] = None
-    """Keep a moving average of the policy with this decay, and save it beside the model; null: none."""
-    unsup_coef: NonNegative = 0.0
-    """Weight of the language-modelling loss on unsup_data beside the policy's; DeepSpeed-Chat has 27.8."""
-    unsup_data: Literal["none"] | Sources = Field(default="none", examples=["data/texts.jsonl"])
-    """Plain texts or answers whose loss is mixed in."""
-    patience: Count = 3
-    """Rollouts in a row that may meet a brake before the run ends with exit 5."""
-    engine: Literal["embedded", "vllm"] = "embedded"
-    """What writes the answers: this process, or a vLLM server."""
-    vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None
-    """Address of the vLLM server."""
-
-    @field_serializer("unsup_data", when_used="json")
-    def _short(self, value: Any) -> Any:
-        return plain_sources(value) if isinstance(value, tuple) else value
 
 
 class ParallelConfig(Section):
