@@ -1,0 +1,1 @@
+"""Chat templates, which are a stranger's code: rendered within limits, and taken apart so that answers are known."""

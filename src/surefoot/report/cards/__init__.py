@@ -1,0 +1,1 @@
+"""What is written beside weights for whoever gets them: model cards and Modelfiles."""

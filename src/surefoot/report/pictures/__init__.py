@@ -1,0 +1,1 @@
+"""Findings as pictures, PNG or in the report."""

@@ -1,0 +1,1 @@
+"""Findings as tables and lines: on the screen, in Markdown, in the report."""

@@ -1,0 +1,1 @@
+"""`surefoot evaluate commonsense`: the eight question sets, asked as published or by likelihood."""

@@ -1,0 +1,1 @@
+"""`surefoot evaluate harness`: an opened model under lm-evaluation-harness."""

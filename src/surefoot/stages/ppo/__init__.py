@@ -1,0 +1,1 @@
+"""Stage ppo: prompts are answered, answers scored, and the policy learns from them within bounds."""

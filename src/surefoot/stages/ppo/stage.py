@@ -28,7 +28,7 @@ from surefoot.stages.stage import Stage
 
 
 def ppo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
-    """The prompts under a plan; `ppo_start` adds the models."""
+    """The prompts under a plan; `start_ppo` adds the models."""
     cycles = cycles_of(config, plan, data)
     lengths = data.train.lengths
 
