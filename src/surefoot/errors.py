@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+NO_MEMORY = "MEM-OVERSUBSCRIBED"  # code of a fault: less memory than is needed, by forecast or as it ran out
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -17,11 +19,13 @@ class Fault:
     where: "file:line:column", a dotted key, a tensor name: what a reader can go to
     what:  what is wrong there
     fix:   what to do about it; may be empty where `what` already says it
+    code:  the finding that it is, as `surefoot doctor` calls it, where `where` does not tell; never printed
     """
 
     where: str
     what: str
     fix: str = ""
+    code: str = ""
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what

@@ -7,7 +7,7 @@ import pytest
 from surefoot.doctor.codes import CODES
 from surefoot.doctor.findings import Examination, Finding, caution, fault, ok, refusals, to_json, unknown
 from surefoot.doctor.table import advice
-from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
 
 
 def exam(*lines):
@@ -80,17 +80,17 @@ def test_json_is_what_programs_were_promised():
     [
         (InputError(Fault("adapter.targets", "matches no module", "name some")), "ADAPTER-TARGETS", 2),
         (InputError(Fault("precision.base", "x", "y")), "DTYPE-CONFLICT", 2),
-        (InputError(Fault("data.json:3", "x", "choose another tokenizer.pad")), "TOK-PAD", 2),
-        (InputError(Fault("data.json:3", "x", "the model would never learn to stop; choose")), "TOK-STOP", 2),
+        (InputError(Fault("data.json:3", "x", "y", "TOK-PAD")), "TOK-PAD", 2),
+        (InputError(Fault("precision.base", "x", "y", "TOK-STOP")), "TOK-STOP", 2),
         (InputError(Fault("data.max_length", "no label is left", "raise it")), "LABEL-NONE", 2),
-        (InputError(Fault("model", "x", "hold the base in 16 bits, or")), "MEM-OVERSUBSCRIBED", 2),
+        (InputError(Fault("model", "x", "y", NO_MEMORY)), "MEM-OVERSUBSCRIBED", 2),
         (InputError(Fault("model.layers.0.up_proj", "x", "y")), "ROW-ZERO-NORM", 2),
-        (InputError(Fault("optim.lr", "x", "y")), "CONFIG", 2),
+        (InputError(Fault("optim.lr", "x", "choose another tokenizer.pad")), "CONFIG", 2),  # words decide nothing
         (EnvironmentFault(Fault("org/name", "the hub cannot be reached", "y")), "ENVIRONMENT", 3),
         (EnvironmentFault(Fault("attention", "planned flash", "y")), "ATTN-KERNEL", 3),
     ],
 )
-def test_refusals_by_their_place_and_remedy(error, code, exit_code):
+def test_refusals_by_their_code_or_place(error, code, exit_code):
     (line,) = refusals(error, "CONFIG", ["model.layers.0.up_proj"])
     assert (line.code, line.exit_code, line.verdict) == (code, exit_code, "fault")
     assert line.fix == error.faults[0].fix

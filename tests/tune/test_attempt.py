@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
+from surefoot.errors import NO_MEMORY
 from surefoot.tune.attempt import Request, workshop
 from surefoot.tune.journal import Journal
 
@@ -15,12 +16,13 @@ SECRET = "hf_abcdefgh12345678"
 # A worker whose trials say how many steps they were asked for, and come to their end in various ways.
 WORKER = """
 import atexit, os, signal
+from surefoot import errors
 from surefoot.errors import SurefootError
 from surefoot.tune import worker
 
 def run_trial(config, *, steps, **_):
     IN_TRIAL
-    raise SurefootError([f"steps: {steps}"])
+    raise SurefootError(f"steps: {steps}")
 
 def say_and_die(asked, answer, out, say=worker._say, here=os.getpid()):
     say(asked, answer, out)
@@ -57,3 +59,19 @@ def test_the_last_word_of_a_trial_that_breaks_off_is_told_and_kept_without_secre
     path = tmp_path / "kept.jsonl"
     Journal(path, {}).answer(Request({}, 1, 1), lambda: answer)
     assert SECRET not in path.read_text(encoding="utf-8") + json.dumps(asdict(answer))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
+@pytest.mark.parametrize(
+    ("trial", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", NO_MEMORY),
+        (f"raise SurefootError(errors.Fault('step 1', 'no room', code='{NO_MEMORY}'))", NO_MEMORY),
+        ("raise SurefootError('the memory of herons is long')", ""),
+        ("os._exit(9)", ""),
+    ],
+)
+def test_what_ran_out_of_memory_is_told_by_its_code(trial, code):
+    (answer,) = answers(trial, "pass", 1)
+    assert answer.trial is None
+    assert answer.code == code

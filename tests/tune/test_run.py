@@ -9,6 +9,7 @@ import pytest
 
 from made_up_trials import made_up
 from plans import run_plan
+from surefoot.errors import NO_MEMORY, Fault
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.stages.trial import Rival
 from surefoot.tune import trials
@@ -51,6 +52,15 @@ def test_what_compiles_has_a_limit_of_its_own(monkeypatch, settings, limit):
     bench = Bench(monkeypatch, Answer(None, "not done"))
     assert bench.trials.look(settings).failure == "not done"
     assert bench.asked == [(None, limit)]
+
+
+def test_memory_is_short_where_the_forecast_or_the_machine_says_so(monkeypatch):
+    bench = Bench(monkeypatch, Answer(None, "killed", code=NO_MEMORY), Answer(None, "no word of memory"))
+    assert bench.trials.look({"batch.micro": 1}).short_of_memory
+    assert not bench.trials.look({"batch.micro": 2}).short_of_memory, "words decide nothing"
+    monkeypatch.setattr(bench, "plan_of", lambda config: Fault("", "not enough", code=NO_MEMORY))
+    refused = bench.trials.look({"batch.micro": 4})
+    assert (refused.failure, refused.short_of_memory) == ("not enough", True)
 
 
 def test_the_rival_is_the_best_so_far_and_noise_does_not_make_one_hopeless(monkeypatch):

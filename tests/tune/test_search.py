@@ -30,7 +30,7 @@ def machine(best_size: int, eager: float, packing: float, *, memory: int = 99) -
 
     def attempt(settings: Mapping) -> Tried:
         if settings["batch.micro"] > memory and settings["gradient_checkpointing"] == "off":
-            return Tried(settings, failure="not enough memory")
+            return Tried(settings, failure="too large", short_of_memory=True)
         rate = 1000.0 * (3.0 if settings["precision.compute"] == "bf16" else 1.0)
         rate *= eager if settings["attention.implementation"] == "eager" else 1.0
         packed = settings["data.packing"] == "on"
@@ -69,6 +69,16 @@ def test_memory_is_bought_with_checkpointing_only_where_it_ran_out():
     search = Search(Space(AXES, START, ()), machine(16, 0.6, 0.9), lambda one: None)
     search.run()
     assert all(one.settings["gradient_checkpointing"] == "off" for one in search.tried), "twin: it did not"
+
+
+def test_what_a_failure_says_decides_nothing():
+    def attempt(settings: Mapping) -> Tried:
+        found = machine(16, 0.6, 0.9, memory=2)(settings)
+        return replace(found, short_of_memory=False, failure=found.failure and "not enough memory")
+
+    search = Search(Space(AXES, START, ()), attempt, lambda one: None)
+    search.run()
+    assert all(one.settings["gradient_checkpointing"] == "off" for one in search.tried)
 
 
 def test_nothing_is_tried_twice_and_everything_is_told():

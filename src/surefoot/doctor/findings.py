@@ -91,18 +91,13 @@ def to_json(examination: Examination) -> dict[str, Any]:
     }
 
 
-# A fault's code by the key at its place, or by words of its remedy.
+# A fault's code by the key at its place, where it has none of its own.
 _BY_PLACE = {
     "adapter.targets": "ADAPTER-TARGETS",
     "attention": "ATTN-KERNEL",
     "data.max_length": "LABEL-NONE",
     "kernels": "FAST-PATH",
     "precision": "DTYPE-CONFLICT",
-    "tokenizer.pad": "TOK-PAD",
-}
-_BY_REMEDY = {
-    "hold the base in 16 bits": "MEM-OVERSUBSCRIBED",
-    "never learn to stop": "TOK-STOP",
     "tokenizer.pad": "TOK-PAD",
 }
 
@@ -113,8 +108,7 @@ def refusals(error: SurefootError, code: str, zero_rows: Sequence[str] = ()) -> 
     exit_code = 3 if isinstance(error, EnvironmentFault) else 2
     found = []
     for one in error.faults:
-        named = next((known for key, known in _BY_PLACE.items() if one.where.startswith(key)), None)
-        named = named or next((known for words, known in _BY_REMEDY.items() if words in one.fix), None)
+        named = one.code or next((known for key, known in _BY_PLACE.items() if one.where.startswith(key)), None)
         named = "ROW-ZERO-NORM" if one.where in zero_rows else named
         named = named or ("ENVIRONMENT" if exit_code == 3 else code)
         found.append(Finding(named, one.what, CODES[named].limit, "fault", one.fix, one.where, exit_code=exit_code))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from surefoot.config.schema import BatchConfig
 from surefoot.config.types import Count, Switch
+from surefoot.errors import NO_MEMORY
 from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts, longest_example
 from surefoot.planning.memory import Workload, readable
@@ -160,7 +161,7 @@ def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
     states = plan.weights + plan.gradients + plan.optimizer + plan.beside
     if states > plan.available:
         what = f"weights, gradients and optimizer need {readable(states)}, and there are {readable(plan.available)}"
-        notes.refuse("model", what, "train an adapter, hold the base in 16 bits, or take a smaller model")
+        notes.refuse("model", what, "train an adapter, hold the base in 16 bits, or take a smaller model", NO_MEMORY)
     elif not memory.fits(plan):
         advice = "lower data.max_length" if micro == 1 else "lower batch.micro or data.max_length"
         room = f"{readable(memory.usable(plan.available))} that are usable of {readable(plan.available)}"

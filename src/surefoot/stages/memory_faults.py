@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.errors import EnvironmentFault, Fault
+from surefoot.errors import NO_MEMORY, EnvironmentFault, Fault
 from surefoot.planning.plan import RunPlan
 from surefoot.training.device_errors import is_out_of_memory
 
@@ -26,7 +26,7 @@ def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
             raise
         asked = _ASKED.search(str(error))
         what = f"out of memory on {plan.device.value}" + (f": {asked[1]} more were asked for" if asked else "")
-        raise EnvironmentFault(Fault(phase, what, advice(config, plan))) from error
+        raise EnvironmentFault(Fault(phase, what, advice(config, plan), NO_MEMORY)) from error
 
 
 def advice(config: RunConfig, plan: RunPlan) -> str:

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter
 
+from surefoot.errors import NO_MEMORY
 from surefoot.redaction import veiled
 from surefoot.stages.trial import Clock, Rival, Trial
 
@@ -42,11 +43,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """trial: None where there is none; then failure says why. whole: seconds that it took, the start included."""
+    """trial: None where there is none; then failure says why. whole: seconds that it took, the start included. code: of
+    the fault, see `Fault`."""
 
     trial: Trial | None
     failure: str = ""
     whole: float = 0.0
+    code: str = ""
 
 
 def can_fork(device: str) -> bool:
@@ -102,9 +105,10 @@ class Workshop:
         if late.is_set() and "ended" in answer:
             return Answer(None, f"not done after {limit:.0f} s", whole)
         if "ended" in answer:
-            return Answer(None, self._ending(answer["ended"]), whole)
+            killed = answer["ended"] in _OUT_OF_MEMORY
+            return Answer(None, self._ending(answer["ended"]), whole, NO_MEMORY if killed else "")
         if "error" in answer:
-            return Answer(None, veiled(answer["error"]), whole)
+            return Answer(None, veiled(answer["error"]), whole, answer["code"])
         return Answer(_TRIAL.validate_python(answer["trial"]), "", whole)
 
     def _start(self) -> subprocess.Popen[str]:

@@ -22,7 +22,7 @@ class Tried:
     """A setting and what came of it. failure: why it cannot be taken, empty where it can. rate: real tokens a second,
     0 where it was not timed. memory: measured bytes, waiting: share of a step spent on waiting for batches. early: it
     was so slow that it was given up before all its steps were timed. held_up: share of its time in which other programs
-    had the processor."""
+    had the processor. short_of_memory: that is the failure."""
 
     settings: Settings
     rate: float = 0.0
@@ -31,14 +31,11 @@ class Tried:
     failure: str = ""
     early: bool = False
     held_up: float = 0.0
+    short_of_memory: bool = False
 
     @property
     def passed(self) -> bool:
         return not self.failure
-
-    @property
-    def short_of_memory(self) -> bool:
-        return "memory" in self.failure
 
 
 Try = Callable[[Settings], Tried]  # the same object for settings that plan what others did

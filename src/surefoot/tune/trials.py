@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.config.load import check_config
 from surefoot.config.nested import with_settings
-from surefoot.errors import InputError
+from surefoot.errors import NO_MEMORY, Fault, InputError
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import RunPlan
@@ -64,8 +64,8 @@ class Trials:
         """What came of the settings; where they are hopeless, of their first steps; where they plan what others did
         before, what came of those."""
         made = planned(with_settings(self._given, settings), self._plan, self._lengths)
-        if isinstance(made, str):
-            return Tried(settings, failure=made)
+        if isinstance(made, Fault):
+            return _failed(settings, str(made), made.code)
         for other, tried in self._seen:
             if beside_the_plan(tried.settings) == beside_the_plan(settings) and not diff_plans(other, made):
                 return tried
@@ -107,7 +107,7 @@ class Trials:
                 limit,
             )
         if answer.trial is None:
-            return Tried(settings, failure=answer.failure)
+            return _failed(settings, answer.failure, answer.code)
         return self._judged(settings, answer.trial)
 
     def _judged(self, settings: Settings, trial: Trial) -> Tried:
@@ -124,21 +124,26 @@ class Trials:
         return Tried(settings, trial.rate, trial.memory, waiting, wrong, held_up=trial.held_up)
 
 
-def planned(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> RunPlan | str:
+def planned(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> RunPlan | Fault:
     """The plan, or why the planner, or its forecast of the memory, refuses. plan: has the measurements."""
     try:
         made = make_plan(check_config(config), lengths=lengths, measurements=plan.measurements)
     except InputError as error:
-        return str(error.faults[0])
+        return error.faults[0]
     if fits(made.memory):
         return made
-    return f"not enough memory: {readable(made.memory.total)} of {readable(usable(made.memory.available))}, forecast"
+    needed, room = readable(made.memory.total), readable(usable(made.memory.available))
+    return Fault("", f"not enough memory: {needed} of {room}, forecast", code=NO_MEMORY)
 
 
 def refusal(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> str:
     """Why `planned` has none, empty where it has."""
     found = planned(config, plan, lengths)
-    return found if isinstance(found, str) else ""
+    return str(found) if isinstance(found, Fault) else ""
+
+
+def _failed(settings: Settings, why: str, code: str) -> Tried:
+    return Tried(settings, failure=why, short_of_memory=code == NO_MEMORY)
 
 
 def _faster(one: Tried | None, other: Tried) -> Tried:

@@ -1,11 +1,11 @@
 """`python -m surefoot.tune.worker [fork]`: trials, each in a process of its own, so that its peak of memory is its own.
 
 stdin: a line of JSON for each trial, {"number": …, "config": plain values, "steps": …, "rounds": …, "rival": …,
-"clock": …}. stdout: a line of JSON for each, with its number, {"trial": …}, {"error": sentence}, or {"ended": exit
-code}; a process that is killed between its answer and its end leaves both. Whatever libraries print goes to stderr.
-With `fork` the libraries, most of what a short trial costs, are imported once, and every trial is a copy of this
-process. Without, there is one trial, in this process: where a GPU is used that must not have been touched before a
-fork.
+"clock": …}. stdout: a line of JSON for each, with its number: {"trial": …}, {"error": sentence, "code": the fault's},
+or {"ended": exit code}; a process that is killed between its answer and its end leaves both. Whatever libraries print
+goes to stderr. With `fork` the libraries, most of what a short trial costs, are imported once, and every trial is a
+copy of this process. Without, there is one trial, in this process: where a GPU is used that must not have been touched
+before a fork.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _answer(asked: dict[str, Any], out: TextIO) -> None:
         )
         _say(asked, {"trial": asdict(trial)}, out)
     except SurefootError as error:
-        _say(asked, {"error": str(error.faults[0]) if error.faults else str(error)}, out)
+        first = error.faults[0]
+        _say(asked, {"error": str(first), "code": first.code}, out)
 
 
 def _say(asked: dict[str, Any], answer: dict[str, Any], out: TextIO) -> None:
