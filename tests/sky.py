@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tiny import tiny_llama
 
@@ -27,4 +29,16 @@ def sky_workplace(factory: pytest.TempPathFactory, count: int, **model: Any) -> 
     folder = factory.mktemp("work")
     write_sky(folder, count)
     tiny_llama(folder / "base", **model)
+    return folder
+
+
+def page_of_pairs(folder: Path, page: str, stage: str) -> Path:
+    """With what the config of a page on pairs names, its text, and the config as STAGE.yaml."""
+    (folder / "data").mkdir()
+    tiny_llama(folder / "runs" / "sft", pad=True)
+    rows = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "heron"} for n in range(1, 41)]
+    (folder / "data" / "preference.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (config,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (folder / f"{stage}.yaml").write_text(config)
+    assert yaml.safe_load(config)["stage"] == stage
     return folder

@@ -7,12 +7,11 @@ import re
 from typing import get_args
 
 import pytest
-import yaml
 
 from forkserver import ForkServer
 from pages import ROOT
+from sky import page_of_pairs
 from surefoot.config.methods import AlignmentConfig
-from tiny import tiny_llama
 
 PAGE = (ROOT / "docs" / "preference.md").read_text(encoding="utf-8")
 FP32 = 1e-5  # of losses at the start, where policy and reference differ by nothing
@@ -41,15 +40,7 @@ def test_the_recipes_exist():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "data").mkdir()
-    tiny_llama(folder / "runs" / "sft", pad=True)
-    rows = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "heron"} for n in range(1, 41)]
-    (folder / "data" / "preference.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (config,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
-    (folder / "dpo.yaml").write_text(config)
-    assert yaml.safe_load(config)["stage"] == "dpo"
-    return folder
+    return page_of_pairs(tmp_path_factory.mktemp("page"), PAGE, "dpo")
 
 
 def test_its_config_runs_and_begins_where_it_says(place):

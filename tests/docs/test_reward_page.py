@@ -6,12 +6,11 @@ import json
 import re
 
 import pytest
-import yaml
 
 from forkserver import ForkServer
 from pages import ROOT, table
+from sky import page_of_pairs
 from surefoot.objectives.reward import PAIR_LOSSES
-from tiny import tiny_llama
 
 PAGE = ROOT / "docs" / "reward.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -29,15 +28,7 @@ def test_the_recipes_exist():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "data").mkdir()
-    tiny_llama(folder / "runs" / "sft", pad=True)
-    rows = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "heron"} for n in range(1, 41)]
-    (folder / "data" / "preference.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (config,) = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
-    (folder / "reward.yaml").write_text(config)
-    assert yaml.safe_load(config)["stage"] == "reward"
-    return folder
+    return page_of_pairs(tmp_path_factory.mktemp("page"), TEXT, "reward")
 
 
 def test_its_config_runs_begins_at_ln_2_and_its_commands_answer(place):
