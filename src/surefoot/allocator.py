@@ -1,7 +1,7 @@
 """The C library's allocator, where torch takes the CPU's tensors from.
 
     keep_freed_memory()               # once, before a model is loaded
-    kept = KeptMemory(limit)          # then, after every step:
+    kept = KeptMemory(planned)        # then, after every step:
     kept.after_step()
 
 glibc gives what is freed at the end of its heap back to the system, and takes blocks above a size that it moves about
@@ -36,8 +36,8 @@ _MXFAST = 1
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _NEVER = 2**31 - 1
-# Where one step alone takes more than was planned, this many times as much may stay.
-_ROOM = 1.1
+# Where one step alone takes more than was planned, so much may stay above it, as a share of what was planned.
+_ROOM = 0.05
 
 
 def is_glibc() -> bool:
@@ -56,22 +56,25 @@ def keep_freed_memory() -> str:
 
 
 class KeptMemory:
-    """Gives freed memory back after a step that left more than `limit` bytes resident in this process.
+    """Gives freed memory back after a step that left more than `limit` bytes here that were not here when this began.
+    planned: the limit at first.
 
     A step that passes the limit although all was given back before it takes as much by itself: the limit rises to a
-    tenth above that, or every step would pay for its pages anew. glibc alone.
+    little above that, or every step would pay for its pages anew. glibc alone.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, planned: int) -> None:
+        self.limit = planned
+        self._before = private_bytes()
+        self._room = int(_ROOM * planned)
         self._empty = False  # whether all was given back before the step
 
     def after_step(self) -> None:
-        now = resident_bytes()
-        if now <= self.limit:
+        taken = private_bytes() - self._before
+        if taken <= self.limit:
             self._empty = False
         elif self._empty:
-            self.limit, self._empty = int(_ROOM * now), False
+            self.limit, self._empty = taken + self._room, False
         else:
             _give_back()
             self._empty = True
@@ -86,3 +89,11 @@ def resident_bytes() -> int:
     import psutil
 
     return psutil.Process().memory_info().rss
+
+
+def private_bytes() -> int:
+    """Of this process, now, without pages of files: code of libraries that is read in the first steps, mapped data."""
+    import psutil
+
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared

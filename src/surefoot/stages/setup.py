@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import process
-from surefoot.allocator import KeptMemory, resident_bytes
+from surefoot.allocator import KeptMemory
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.models.attention import attention_context
@@ -100,7 +100,7 @@ def set_up(
     set_tf32(plan.precision)
     process.bound_product_caches(plan.device.value)
     allocator = process.settle_allocator(plan.device.value)
-    kept = KeptMemory(resident_bytes() + plan.memory.total) if allocator else None
+    kept = KeptMemory(plan.memory.total) if allocator else None
     device = torch.device(plan.device.value)
     choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
     at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
