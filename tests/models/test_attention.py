@@ -46,6 +46,25 @@ def test_the_planned_kernel_runs_and_another_is_noticed(model, planned, other):
         verify_attention(forward(model, attention_plan("sdpa", (other,))), plan)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "heads"), [(("mem_efficient", "math"), 4), (("flash", "mem_efficient", "math"), 2), (("math",), 2)]
+)
+def test_the_memory_efficient_kernel_gets_every_head_where_it_is_the_only_fused_one(model, monkeypatch, kernels, heads):
+    """It takes no grouped ones: torch would run the math kernel, and the run would end before its first step."""
+    seen = set()
+    real = F.scaled_dot_product_attention
+
+    def sdpa(q, k, v, **named):
+        seen.add((q.shape[1], k.shape[1], v.shape[1], named.get("enable_gqa", False)))
+        return real(q, k, v, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
+    forward(model, attention_plan("sdpa", kernels))()
+    assert seen == {(4, heads, heads, heads == 2)}
+    forward(model, attention_plan("sdpa", ("math",)))()  # afterwards they are grouped as before
+    assert (4, 2, 2, True) in seen
+
+
 def test_a_planned_kernel_that_the_device_lacks_does_not_fall_back(model):
     with pytest.raises(RuntimeError, match="No viable backend"):
         forward(model, attention_plan("sdpa", ("cudnn",)))()

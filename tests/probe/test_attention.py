@@ -89,6 +89,24 @@ def test_eager_is_transformers_eager():
     torch.testing.assert_close(eager(q, k, v), theirs.transpose(1, 2), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "masked", "heads"), [("mem_efficient", False, 4), ("flash", True, 4), ("flash", False, 2)]
+)
+def test_grouped_heads_are_handed_over_as_a_run_does(monkeypatch, name, masked, heads):
+    seen = []
+    real = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setitem(attention._BACKEND, "mem_efficient", attention._BACKEND["math"])  # which a CPU has
+
+    def sdpa(q, k, v, **named):
+        seen.append((k.shape[1], named["enable_gqa"]))
+        return real(q, k, v, **named)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", sdpa)
+    q, k, v = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    torch.testing.assert_close(form_named(name, masked=masked)(q, k, v), eager(q, k, v), rtol=1e-5, atol=1e-6)
+    assert seen == [(heads, heads == 2)]
+
+
 def test_a_mask_tensor_gives_the_same_as_causality():
     q, k, v = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     for name in ("flash", "math"):

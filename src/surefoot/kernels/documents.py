@@ -107,6 +107,8 @@ FORMS: Mapping[str, Attend] = {"matmul": matmul, "sdpa": sdpa, "varlen": varlen}
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float) -> torch.Tensor:
+    if q.is_cuda and q.dtype == torch.float32:  # its only fused kernel takes no grouped heads
+        k, v = (_repeated(tensor[0], q.shape[1])[None] for tensor in (k, v))
     grouped = q.shape[1] != k.shape[1]
     # Not slice by slice: the gradient of a slice is as large as the whole row.
     parts = zip(*(tensor.split(list(lengths), 2) for tensor in (q, k, v)), strict=True)

@@ -6,11 +6,12 @@ kernel. `attention_context` lets torch dispatch to the planned kernels only, `ob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
+from transformers.integrations import sdpa_attention
 
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.quiet import muted_stderr
@@ -39,7 +40,22 @@ def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
     """
     if plan.implementation.value != "sdpa":
         return nullcontext()
-    return sdpa_kernel([_BACKEND[kernel] for kernel in plan.kernels.value])
+    dispatch = sdpa_kernel([_BACKEND[kernel] for kernel in plan.kernels.value])
+    needs_all_heads = "mem_efficient" in plan.kernels.value and "flash" not in plan.kernels.value
+    return _written_out(dispatch) if needs_all_heads else dispatch
+
+
+@contextmanager
+def _written_out(dispatch: AbstractContextManager[object]) -> Iterator[None]:
+    """Inside, transformers hands SDPA a key and a value for every query head. torch's memory-efficient kernel takes no
+    others: of grouped ones torch would run the math kernel, without a word (PyTorch issue 154363)."""
+    before = sdpa_attention.use_gqa_in_sdpa
+    sdpa_attention.use_gqa_in_sdpa = lambda *given: False
+    try:
+        with dispatch:
+            yield
+    finally:
+        sdpa_attention.use_gqa_in_sdpa = before
 
 
 def decoding_context() -> AbstractContextManager[object]:

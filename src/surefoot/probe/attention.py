@@ -134,6 +134,10 @@ def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
 
     def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         mask = _causal_mask(q, window).expand(q.shape[0], 1, -1, -1) if masked else None
+        if (
+            masked or name == "mem_efficient"
+        ):  # so transformers does it with a mask, and so the run does for this kernel
+            k, v = for_every_head(q, k, v)
         with sdpa_kernel(_BACKEND[name]):
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=not masked, enable_gqa=q.shape[1] != k.shape[1]
@@ -144,11 +148,16 @@ def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
 
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
     """Two products and an fp32 softmax, as in transformers: the textbook formula with every step stored."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    k, v = for_every_head(q, k, v)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
     scores = scores + torch.zeros_like(scores).masked_fill(~_causal_mask(q, window), torch.finfo(q.dtype).min)
     return scores.softmax(dim=-1, dtype=max(torch.float32, q.dtype, key=lambda kind: kind.itemsize)).to(q.dtype) @ v
+
+
+def for_every_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values with as many heads as q has."""
+    groups = q.shape[1] // k.shape[1]
+    return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
 
 
 def check_cases(

@@ -1,0 +1,140 @@
+"""What surefoot says of a GPU: forecasts of memory, the time of its probes, and a doctor that finds nothing wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from doctor_runs import clean_base, clean_run
+from gpu.devices import CUDA, DEVICES, take
+from surefoot.doctor.examine import examine
+from surefoot.hardware import Hardware, detect
+from surefoot.kernels.documents import FORMS, documents_of
+from surefoot.kernels.forms import arithmetic_for
+from surefoot.planning.kernels import ORDER
+from surefoot.planning.measurements import PointwiseSizes
+from surefoot.probe.attention import attention_trials
+from surefoot.probe.copy import copy_rate
+from surefoot.probe.documents import PADDED, DocumentsRequest, document_trials
+from surefoot.probe.limits import LIMITS
+from surefoot.probe.matmul import product_rates, tf32_rate
+from surefoot.probe.pointwise import PointwiseRequest, pointwise_trials
+from surefoot.probe.sizes import AttentionRequest
+from surefoot.stages.kernel_probes import pointwise_ways
+from surefoot.stages.trial import run_trial
+from tiny import tiny_llama
+
+OFF = 0.10  # that a forecast may be off, of the peak
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return clean_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_doctor_finds_nothing_wrong_with_a_clean_run(tmp_path, base, monkeypatch, device):
+    """Cautions on speed may come of models as tiny as this one."""
+    take(device, monkeypatch)
+    found = examine(clean_run(tmp_path, base))
+    faults = [(one.code, one.where, one.value) for one in found.looked_at if one.verdict == "fault"]
+    assert (faults, found.exit_code) == ([], 0)
+    assert found.facts["machine"]["device"]["kind"] == device
+
+
+def probe_all(device: str, dtype, heads, length, rows, shape, mix) -> None:
+    """All probes of a model, as doctor and a plan take them together, here and not in processes of their own."""
+    kind = torch.device(device)
+    on_gpu = device == "cuda"
+    product_rates([shape], kind, dtypes=("fp32", dtype))
+    tf32_rate([shape], kind)
+    copy_rate(kind)
+    forms = (*ORDER, "eager") if on_gpu else ("flash", "math", "eager")
+    seen = attention_trials(AttentionRequest(forms, *heads, length, dtype, device, rows=rows))
+    assert any(trial.passed for trial in seen)
+    packed = "varlen" if on_gpu else "matmul"
+    request = DocumentsRequest((packed, PADDED), mix, *heads, dtype, device, tokens=rows * length)
+
+    def of(lengths):
+        found = documents_of(lengths, kind)
+        return lambda q, k, v: FORMS[packed](q, k, v, found, heads[2] ** -0.5)
+
+    assert [trial.failure for trial in document_trials(request, {packed: of})] == ["", ""]
+    parts = ("norm", "rotary", "gate") if on_gpu else ("norm", "rotary")
+    sizes = PointwiseSizes(shape[0], heads[0], heads[2], shape[1] if on_gpu else None)
+    ways = pointwise_ways(arithmetic_for(device))
+    assert not any(trial.failure for trial in pointwise_trials(PointwiseRequest(parts, sizes, dtype, device), ways))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_probes_keep_their_time(monkeypatch, device):
+    """On a GPU, of a model of 8 B, besides imports and the start of the GPU; Triton compiles its kernels within the
+    time. On a CPU, at a small model's shapes, that they run: what time passes beside other tests says nothing."""
+    take(device, monkeypatch)
+    torch.zeros(1, device=device)
+    small = ((12, 4, 64), 512, 1, (768, 2048), (100, 200, 400))
+    large = ((32, 8, 128), 4096, 4, (4096, 14336), (500, 1500, 4000))
+    started = time.perf_counter()
+    probe_all(device, "bf16" if detect().bf16 else "fp32", *(small if device == "cpu" else large))
+    if device == "cuda":
+        assert time.perf_counter() - started < LIMITS[device].seconds
+
+
+def peak_and_forecast(folder, device: str, **changes) -> tuple[int, int]:
+    """Bytes of three steps of a run, each of 8 examples of nearly one length."""
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": "heron " * (70 + n % 3)} for n in range(32)]
+    (folder / "train.json").write_text(json.dumps(rows))
+    changes = {"batch": {"size": 16, "micro": 8}, "attention": {"cudnn": "off"}, "precision": "bf16"} | changes
+    data = {"train": str(folder / "train.json"), "max_length": 512, "packing": "off"}
+    config = clean_run(folder, folder / "base", data=data, **changes)
+    trial = run_trial(config, steps=1, rounds=1)
+    return trial.memory, trial.forecast
+
+
+CASES = {
+    "lora": {"adapter": {"kind": "lora", "rank": 16}},
+    "dora-twice": {"adapter": {"kind": "dora", "rank": 16}, "gradient_checkpointing": "on"},
+    "full": {"adapter": None},
+    "full-fp32": {"adapter": None, "precision": "fp32"},
+}
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("case", CASES)
+def test_the_forecast_of_a_gpus_memory(tmp_path, monkeypatch, device, case):
+    """Of a model whose activations outweigh what the libraries take for themselves."""
+    tiny_llama(tmp_path / "base", pad=True, layers=8, hidden=1024, heads=16, kv_heads=4)
+    take(device, monkeypatch)
+    peak, forecast = peak_and_forecast(tmp_path, device, **CASES[case])
+    assert abs(forecast / peak - 1) <= OFF, f"forecast {forecast / 2**20:.0f} MiB, peak {peak / 2**20:.0f}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_cases_of_the_forecast_run(tmp_path, monkeypatch, case):
+    """On the CPU, where the memory of a process that has done other things means nothing."""
+    tiny_llama(tmp_path / "base", pad=True)
+    take("cpu", monkeypatch)
+    peak, forecast = peak_and_forecast(tmp_path, "cpu", **CASES[case])
+    assert peak >= 0
+    assert forecast > 0
+
+
+def test_a_gpu_that_is_there_is_described(monkeypatch):
+    """By what torch says of one, on any machine."""
+    properties = type("Properties", (), {"name": "GPU", "major": 9, "minor": 0, "total_memory": 2**37})
+    for name, value in {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device: properties,
+        "mem_get_info": lambda device: (2**36, 2**37),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    found = detect()
+    assert isinstance(found, Hardware)
+    assert replace(found, flash_attention_2=None, triton=None, cores=1) == Hardware(
+        "GPU", "cuda", 2**37, (9, 0), True, True, True, 1, preset=False, free=2**36
+    )
