@@ -7,8 +7,9 @@ TRITON := build/triton
 TRITON_SETUP := $(TRITON)/.installed
 TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint types contracts test-slow soak audit lock harness conformance bench clean
+.PHONY: help setup quickstart test lint types contracts test-slow soak audit lock harness conformance bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -73,6 +74,13 @@ conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers
 
 bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numbers first
 	$(BIN)/python benchmarks/throughput.py
+
+# On a machine with a GPU: any Python whose torch sees it, with no set-up of its own, as such machines bring theirs.
+test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .venv
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests/gpu tests/kernels tests/probe
+
+bench-gpu:  ## surefoot beside other trainers on one GPU, some 8 minutes a cell; CELLS="8b-lora" for one, BENCH=--list for none
+	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu_cells.py $(CELLS) $(BENCH)
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 import yaml
+from bases import Shape, build_base
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
-from throughput import build_base
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -169,7 +169,7 @@ def main() -> None:
     texts = [" ".join(map(str, row.values())) for row in json.loads(options.data.read_text(encoding="utf-8"))]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
-        build_base(folder / "base", texts, options.layers, options.hidden)
+        build_base(folder / "base", texts, Shape(options.layers, options.hidden))
         findings = list(run_all(folder / "base", options.data, folder, options.max_samples))
     print(table(findings))
     sys.exit(1 if any(finding.faults for finding in findings) else 0)

@@ -22,8 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from peer_world import SIZES
-from throughput import build_base
+from bases import SIZES, build_base
 
 from surefoot.config.schema import RunConfig
 from surefoot.report.trainer_log import NAME
@@ -53,7 +52,7 @@ def main() -> None:
         base = (asked.keep or Path(temporary)) / f"base-{asked.size}"
         if not base.is_dir():
             texts = [" ".join(record.values()) for record in json.loads(asked.data.read_text(encoding="utf-8"))]
-            build_base(base, texts, *SIZES[asked.size])
+            build_base(base, texts, SIZES[asked.size])
         for adapter in asked.adapter:
             show(adapter, Path(temporary), base, asked)
 

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from bases import Shape, build_base
 from fault_child import HANGS
 from fault_inputs import INPUTS
 from fault_rows import Row
 from fault_sides import Side, llamafactory, surefoot, trainer
 from fault_stops import STOPS
 from fault_trial import WEIGHTS, Outcome, Server, Trial, in_words
-from throughput import build_base
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -42,7 +42,7 @@ def make_start(folder: Path) -> Path:
     start = folder / "start"
     if not start.exists():
         (start / "base").mkdir(parents=True)
-        build_base(start / "base", [json.dumps(record) for record in RECORDS], 2, 64, 400)
+        build_base(start / "base", [json.dumps(record) for record in RECORDS], Shape(2, 64, 400))
         (start / "base" / "chat_template.jinja").write_text(TEMPLATE)
         (start / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
         (start / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "train.jsonl"}}))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
+class BrokeOff(SystemExit):
+    """What a command that failed said last. Ends the program, where nobody goes on without it."""
+
+
 def told_by(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> Any:
-    """The JSON on the last line that the command prints. One that fails ends this program with its last words."""
+    """The JSON on the last line that the command prints. Raises BrokeOff for one that fails."""
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment)
     if done.returncode:
-        sys.exit(f"{' '.join(command)[:200]} broke off:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise BrokeOff(f"{' '.join(command)[:200]} broke off:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

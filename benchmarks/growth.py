@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bases import Shape, build_base
 from fresh import told_by
-from throughput import build_base
 
 STEPS = 20
 WARM_UP = 2
@@ -225,7 +225,7 @@ def medians(folders: list[Path], rounds: int) -> list[dict[str, float]]:
 
 
 def grow_data(folder: Path, records: list[dict], counts: list[int], rounds: int) -> None:
-    build_base(folder / "base", [" ".join(record.values()) for record in records], 2, 256)
+    build_base(folder / "base", [" ".join(record.values()) for record in records], Shape(2, 256))
     print(f"{'examples':>9} {'tokens':>12} {'first start':>12}", flush=True)
     worlds = []
     for count in counts:
@@ -243,7 +243,7 @@ def grow_data(folder: Path, records: list[dict], counts: list[int], rounds: int)
 def beside_tokenizer(folder: Path, data: Path, counts: list[int], rounds: int) -> None:
     """data: a folder with the files of SAMPLES."""
     records = {name: json.loads((data / file).read_text(encoding="utf-8")) for name, file in SAMPLES.items()}
-    build_base(folder / "base", [" ".join(record.values()) for record in records["instructions"]], 2, 256)
+    build_base(folder / "base", [" ".join(record.values()) for record in records["instructions"]], Shape(2, 256))
     cores = len(os.sched_getaffinity(0))
     print("here and alone: processor seconds on one thread, and their ratio; seconds of the clock on all cores")
     print(f"{'':>12} {'records':>8} {'tokens':>11} {'here':>7} {'alone':>7} {'ratio':>6} {cores:>3} cores: here  alone")
@@ -269,7 +269,7 @@ def grow_model(folder: Path, records: list[dict], models: list[str], rounds: int
         layers, width = map(int, model.split("x"))
         worlds.append(folder / model / "data")
         worlds[-1].mkdir(parents=True)
-        build_base(folder / model / "base", texts, layers, width)
+        build_base(folder / model / "base", texts, Shape(layers, width))
         write_world(worlds[-1], len(records), records)
     print(f"{'model':>9} {'GFLOP a token':>14} {'ms a token':>11} {'GFLOP/s':>9}", flush=True)
     for model, one in zip(models, medians(worlds, rounds), strict=True):

@@ -1,11 +1,15 @@
-"""Does the memory that the plan forecasts agree with what a run takes? CPU, resident memory, a fresh process per case.
+"""Does the memory that the plan forecasts agree with what a run takes? On a CPU or a GPU, a fresh process per case.
 
-    python benchmarks/memory.py [--out FILE.json] [--only TEXT] [--packed DATA.json] [--from-python]
+    python benchmarks/memory.py [--device cuda] [--out FILE.json] [--only TEXT] [--packed DATA.json] [--from-python]
 
 A case is a model, a length, an adapter and whether layers are computed again. Its process builds the model as a run
-does, by `surefoot`'s own set-up, and takes a few optimizer steps on random tokens, every one of them supervised. Peak:
-the kernel's mark of resident memory, begun anew after set-up (while weights are read, their file is mapped and counts),
-above what was resident after the imports and what of the libraries' code is read in a step. Linux only.
+does, by `surefoot`'s own set-up, and takes a few optimizer steps on random tokens, every one of them supervised. The
+peak begins anew after set-up.
+
+On a CPU (Linux only) it is the kernel's mark of resident memory, above what was resident after the imports and what of
+the libraries' code is read in a step; the mark begins anew because the file of the weights is mapped while they are
+read, and counts. On a GPU it is the most that torch had allocated, which is what the plan forecasts, above what a first
+product leaves there (cuBLAS's workspaces); beside it stands the most that torch had reserved.
 
 --packed: packed steps of a run on instructions instead, every micro-batch with a length of its own.
 --from-python: with the caches of glibc's threads, which `surefoot train` does without and a run from Python has.
@@ -16,35 +20,35 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bases import SIZES as NAMED
+from bases import Shape
 from fresh import told_by
 
 from surefoot import process
 
-SIZES = {
-    "22 M": {"hidden": 384, "layers": 8, "vocabulary": 8_192},
-    "95 M": {"hidden": 768, "layers": 10, "vocabulary": 32_000},
-}
+SIZES = {"22 M": Shape(8, 384, 8_192), "95 M": Shape(10, 768, 32_000)}
 LENGTHS = (256, 1024)
 ROWS = 2
 ADAPTERS = ("full", "lora", "dora")
 AGAIN = ("off", "on")
 STEPS = 2
-PACKED_SIZES = {
-    "45 M": {"hidden": 512, "layers": 4, "vocabulary": 32_000},
-    "125 M": {"hidden": 768, "layers": 12, "vocabulary": 32_000},
-}
+PACKED_SIZES = {"45 M": Shape(4, 512, 32_000), "125 M": Shape(12, 768, 32_000)}
+ON_GPU = {"1.2 B": NAMED["1b"]}  # besides; the others are small beside what a GPU's libraries take
 PACKED_STEPS = 12
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "holes", "apart")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--precision", default="bf16")
@@ -57,12 +61,14 @@ def main() -> None:
         return
     if not options.from_python:
         process.restart_without_thread_cache()
+    settle_device(options.device)
     found = []
-    kinds = (PACKED_SIZES, (512,)) if options.packed else (SIZES, LENGTHS)
+    kinds = cases(options.device, packed=options.packed is not None)
     with tempfile.TemporaryDirectory() as temporary:
         for size, length, adapter, again in itertools.product(*kinds, ADAPTERS, AGAIN):
             case = {
                 "name": f"{size} {length} {adapter} {again}",
+                "device": options.device,
                 "size": size,
                 "length": length,
                 "adapter": adapter,
@@ -78,7 +84,7 @@ def main() -> None:
             found.append(row)
             print(
                 f"{case['name']:>22}  forecast {row['forecast'] / 2**20:7.0f} MiB  peak {row['peak'] / 2**20:7.0f} MiB"
-                f"  {row['off']:+.1%}",
+                f"  {row['off']:+.1%}{_beside(row)}",
                 flush=True,
             )
     if not found:
@@ -87,6 +93,26 @@ def main() -> None:
     print(f"worst: {worst['name']} {worst['off']:+.1%} of {len(found)} cases")
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def cases(device: str, *, packed: bool) -> tuple[dict[str, Shape], tuple[int, ...]]:
+    """Models by name, and lengths."""
+    sizes, lengths = (PACKED_SIZES, (512,)) if packed else (SIZES, LENGTHS)
+    return sizes | (ON_GPU if device == "cuda" else {}), lengths
+
+
+def settle_device(device: str) -> None:
+    """A run takes the GPU that it sees."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device: torch sees no GPU here")
+    if device == "cpu" and torch.cuda.is_available():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _beside(row: dict[str, Any]) -> str:
+    return f"  reserved {row['reserved'] / 2**20:7.0f} MiB" if "reserved" in row else ""
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
@@ -103,23 +129,24 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     text = Path(case["folder"]) / "one.json"
     text.write_text(json.dumps([{"instruction": "a", "output": "b"}]))
-    base, path = _world(case, SIZES[case["size"]], text, f"batch: {{size: {ROWS}, micro: {ROWS}}}\n")
+    shape, device = cases(case["device"], packed=False)[0][case["size"]], case["device"]
+    base, path = _world(case, shape, text, f"batch: {{size: {ROWS}, micro: {ROWS}}}\n")
     config = load_config(path).config
     plan = make_plan(config, measure=False)
     tokenizer = planned_tokenizer(base, plan.tokenizer)
-    process.bound_product_caches("cpu")
-    before, code = _start()
+    process.bound_product_caches(device)
+    before, code = _start(device)
     setup = set_up(config, plan, base, tokenizer, None)
     for one in planned_paths(plan):
         one.install(setup.engine.model)
-    Path("/proc/self/clear_refs").write_text("5")  # the mark begins again
+    _begin(device)
     draw = torch.Generator().manual_seed(0)
-    vocabulary, length = SIZES[case["size"]]["vocabulary"], case["length"]
+    length = case["length"]
     for step in range(1, STEPS + 1):
-        ids = torch.randint(0, vocabulary, (ROWS, length), generator=draw)
+        ids = torch.randint(0, shape.vocabulary, (ROWS, length), generator=draw)
         batch = Batch(ids, ids.roll(-1, 1), None, ids.numel(), (length,) * ROWS, tuple(range(ROWS)))
         train_step(setup.engine, sft_loss, [batch], step=step, lr=1e-4, scale=None, settings=setup.settings)
-    return _found(plan, before, code)
+    return _found(plan, device, before, code)
 
 
 def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
@@ -129,27 +156,28 @@ def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
     from surefoot.stages.setup import planned_tokenizer
     from surefoot.stages.trial import ready
 
-    base, path = _world(case, PACKED_SIZES[case["size"]], Path(case["data"]), "batch: {size: 16}\n")
+    shape, device = cases(case["device"], packed=True)[0][case["size"]], case["device"]
+    base, path = _world(case, shape, Path(case["data"]), "batch: {size: 16}\n")
     config = load_config(path).config
     planned_tokenizer(base, make_plan(config, measure=False).tokenizer)  # the imports
-    process.bound_product_caches("cpu")
-    before, code = _start()
+    process.bound_product_caches(device)
+    before, code = _start(device)
     with ready(config, PACKED_STEPS) as one:
-        Path("/proc/self/clear_refs").write_text("5")
+        _begin(device)
         rows = []
         for step in range(1, PACKED_STEPS + 1):
             batches = one.batches(step)
             one.step(step, batches)
             rows += [batch.tokens for batch in batches]
-        return _found(one.plan, before, code) | {"rows": rows, "held": one.plan.batch.tokens}
+        return _found(one.plan, device, before, code) | {"rows": rows, "held": one.plan.batch.tokens}
 
 
-def _world(case: dict[str, Any], size: dict[str, int], data: Path, batch: str) -> tuple[Path, Path]:
+def _world(case: dict[str, Any], shape: Shape, data: Path, batch: str) -> tuple[Path, Path]:
     """The folder of the base and the file of the config."""
     folder = Path(case["folder"])
     base = folder / case["size"].replace(" ", "")
     if not base.exists():
-        words = [sys.executable, "-c", _BUILD, str(base), json.dumps(size), str(data)]
+        words = [sys.executable, "-c", _BUILD, str(base), json.dumps(asdict(shape)), str(data), case["device"]]
         subprocess.run(words, check=True, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
     adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32}}\n"
     path = folder / "run.yaml"
@@ -161,21 +189,43 @@ def _world(case: dict[str, Any], size: dict[str, int], data: Path, batch: str) -
     return base, path
 
 
-def _start() -> tuple[int, int]:
-    """Resident bytes now, and those that are pages of files."""
+def _start(device: str) -> tuple[int, int]:
+    """Bytes that are held now, and on a CPU those that are pages of files."""
     import torch
 
-    torch.ones(8, 8).bfloat16() @ torch.ones(8, 8).bfloat16()  # the libraries' own buffers
-    return _status("VmRSS"), _status("RssFile")
+    one = torch.ones(8, 8, device=device).bfloat16()
+    one @ one  # the libraries' own buffers
+    if device == "cpu":
+        return _status("VmRSS"), _status("RssFile")
+    one.requires_grad_()
+    (one @ one).sum().backward()  # on a GPU the backward pass has a thread, and so a workspace, of its own
+    one.grad = None
+    return torch.cuda.memory_allocated(), 0
 
 
-def _found(plan: Any, before: int, code: int) -> dict[str, Any]:
+def _begin(device: str) -> None:
+    """The mark of the peak begins again."""
     from surefoot import hardware
 
+    hardware.forget_peak(device)
+    if device == "cpu":
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _found(plan: Any, device: str, before: int, code: int) -> dict[str, Any]:
+    from surefoot import hardware
+
+    if device == "cuda":
+        import torch
+
+        held, more = 0, {"reserved": torch.cuda.max_memory_reserved()}
+    else:
+        held, more = max(0, _status("RssFile") - code), {}
     memory = plan.memory
     return {
         "forecast": memory.total,
-        "peak": hardware.peak_memory("cpu") - before - max(0, _status("RssFile") - code),
+        "peak": hardware.peak_memory(device) - before - held,
+        **more,
         "parts": {key: getattr(memory, key) for key in PARTS},
         "kernels": {key: value.value for key, value in vars(plan.kernels).items()},
     }
@@ -190,10 +240,9 @@ def _status(field: str) -> int:
 _BUILD = """
 import json, sys
 from pathlib import Path
-from throughput import build_base
-size = json.loads(sys.argv[2])
+from bases import Shape, build_base
 texts = [" ".join(record.values()) for record in json.loads(Path(sys.argv[3]).read_text())]
-build_base(Path(sys.argv[1]), texts, size["layers"], size["hidden"], vocabulary=size["vocabulary"])
+build_base(Path(sys.argv[1]), texts, Shape(**json.loads(sys.argv[2])), sys.argv[4])
 """
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ of the steps before it. Beside each group stands the least that this machine cou
 matrix products at the rate of matrices of the model's shapes, everything else by what has to be read and written at
 the rate of a copy. All threads are counted in both rates. Tracing slows small operators down more than large ones.
 
-    norms, activation, rotary   3 · layers · 2 · (6 h + 2 (q + kv) + 3 i) bytes a token: 16-bit tensors in and out of
-                                every fused operator, backward twice as much
+    norms, activation, rotary   `bases.moved_bytes` of a token
     optimizer                   28 bytes for each number that trains: weight, gradient and two moments read, all but the
                                 gradient written
 """
@@ -19,14 +18,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bases import SIZES, moved_bytes
 from operator_groups import ADAPTER, ATTENTION, BASE, ELEMENTS, GROUPS, HEAD, OPTIMIZER
 from peer_sides import OWN, Side, sides
-from peer_world import SIZES, World, make_world
+from peer_world import World, make_world
 from peers import WARM_UP, arguments, checked, machine, turn
 
 _DEFAULT = {"full": "HF + PEFT, autocast, micro 8"}
@@ -35,14 +36,17 @@ _DEFAULT = {"full": "HF + PEFT, autocast, micro 8"}
 def main() -> None:
     parser = arguments()
     parser.description = __doc__.splitlines()[0]
+    parser.set_defaults(device="cpu")
     asked = checked(parser.parse_args())
+    if asked.device != "cpu":
+        sys.exit("--device: operators are traced on a CPU; `surefoot train --profile` tells those of a GPU")
     asked.sides = asked.sides or [_DEFAULT.get(asked.adapter, "HF + PEFT, bf16 weights, micro 8")]
     with tempfile.TemporaryDirectory() as temporary:
         world = make_world(asked.keep or Path(temporary), asked)
         words = json.loads((world.folder / "base" / "config.json").read_text())["vocab_size"]
-        dimensions = {"vocabulary": words} | ({} if asked.adapter == "full" else {"rank": 32})
+        dimensions = {"vocabulary": words} | ({} if asked.adapter == "full" else {"rank": asked.rank})
         limits = least(world, asked)
-        found = {side.name: measured(side, world, asked, dimensions) for side in sides(asked)}
+        found = {side.name: measured(side, world, asked, dimensions) for side in sides(asked, world.longest)}
     print(f"\n{machine()['date']}, {machine()['name']}, threads: {asked.threads}")
     print(f"{asked.adapter}, {asked.size}, one step of {asked.batch} examples, {world.tokens[-1]:,} tokens")
     for name, one in found.items():
@@ -92,9 +96,7 @@ def least(world: World, asked: argparse.Namespace) -> dict[str, float]:
     added = whole - step_flops(model, work, thin).needed if plan.adapter else 0.0
     head = whole - step_flops(model, work, plan.adapter, head=False).needed
     pairs = 3 * attention_flops(model, work.squares, work.tokens)
-    layers, hidden, _ = SIZES[asked.size]
-    inner = hidden * 8 // 3
-    moved = 3 * layers * 2 * (6 * hidden + 2 * (hidden + hidden) + 3 * inner) * work.tokens
+    moved = moved_bytes(SIZES[asked.size]) * work.tokens
     trained = (
         plan.adapter.trainable
         if plan.adapter

@@ -38,14 +38,14 @@ def write_world(folder: Path, asked: argparse.Namespace) -> None:
     import shutil
 
     import torch
+    from bases import Shape, build_base
     from safetensors.torch import load_file, save_file
-    from throughput import build_base
 
     prompts = [
         " ".join(WORDS[(number * 7 + place * place) % len(WORDS)] for place in range(asked.prompt))
         for number in range(asked.batch * (asked.updates + WARM_UP))
     ]
-    build_base(folder / "base", prompts, asked.layers, asked.hidden)
+    build_base(folder / "base", prompts, Shape(asked.layers, asked.hidden))
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
     head = torch.randn(1, asked.hidden, generator=torch.Generator().manual_seed(1))
     shutil.copytree(folder / "base", folder / "reward")

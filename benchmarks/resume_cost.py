@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from throughput import build_base
+from bases import Shape, build_base
 
 from surefoot.report.rows import is_train_row
 from surefoot.report.trainer_log import NAME, read_rows
@@ -31,7 +31,7 @@ def main() -> None:
     texts = [" ".join(str(v) for v in row.values()) for row in json.loads(options.data.read_text(encoding="utf-8"))]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        build_base(folder / "base", texts, layers=6, hidden=384)
+        build_base(folder / "base", texts, Shape(layers=6, hidden=384))
         speeds, memories = [], []
         for turn in range(options.turns):
             straight = train(options, folder, f"straight-{turn}", [options.steps])

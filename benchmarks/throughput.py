@@ -19,13 +19,11 @@ import time
 from pathlib import Path
 
 import torch
+from bases import Shape, build_base
 from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForSeq2Seq,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Trainer,
     TrainerCallback,
@@ -46,32 +44,6 @@ WARM_UP = 2  # steps of each turn that are not counted
 # train; a wrong mask or a wrong shift is off by tenths.
 PARITY = {"fp32": 2e-4, "bf16": 2e-2}
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def build_base(folder: Path, texts: list[str], layers: int, hidden: int, vocabulary: int = 8000) -> None:
-    """A random Llama with a byte-level tokenizer. vocabulary: tokens at most; a row of the embedding for each."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False))
-    bpe.add_special_tokens(["<s>", "</s>", "<pad>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=max(vocabulary, len(tokenizer)),
-        hidden_size=hidden,
-        intermediate_size=hidden * 8 // 3,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=hidden // 64,
-        max_position_embeddings=2048,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 class StepClock(TrainerCallback):
@@ -195,7 +167,7 @@ def main() -> None:
     texts = [" ".join(str(v) for v in row.values()) for row in json.loads(options.data.read_text(encoding="utf-8"))]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        build_base(folder / "base", texts, options.layers, options.hidden)
+        build_base(folder / "base", texts, Shape(options.layers, options.hidden))
         compare(options, folder)
 
 

@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bases import Shape, build_base
 from peers import machine
-from throughput import build_base
 
 from surefoot import hardware
 from surefoot.config.load import check_config, load_config
@@ -43,7 +43,7 @@ from surefoot.tune.search import grid
 from surefoot.tune.space import Space, beside_the_plan, given_keys, make_space
 from surefoot.tune.trials import ROUNDS, with_settings
 
-SIZES = {"2 layers, 256 wide": (2, 256), "4 layers, 384 wide": (4, 384)}
+SIZES = {"2 layers, 256 wide": Shape(2, 256), "4 layers, 384 wide": Shape(4, 384)}
 # Compiling costs a minute each time, hours in a grid; checkpointing is the same setting twice where everything fits.
 _KEYS = ("data.packing", "attention.implementation", "batch.micro", "data.workers")
 _HELD = {"compile": "off", "data.workers": 0, "gradient_checkpointing": "off"}  # what stays unless it is named
@@ -154,7 +154,7 @@ def _given(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]
     """A config as plain values that holds what is not to be varied."""
     base = folder / size.replace(" ", "-").replace(",", "")
     texts = [" ".join(record.values()) for record in json.loads(asked.data.read_text(encoding="utf-8"))]
-    build_base(base, texts, *SIZES[size])
+    build_base(base, texts, SIZES[size])
     path = folder / f"{base.name}.yaml"
     path.write_text(
         f"stage: sft\nmodel: {base}\noutput: {folder / 'run'}\n"
