@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from doctor_runs import clean_run, plant_in_loss
 from surefoot.doctor import steps
+from surefoot.doctor.passes import observed_pass
 from surefoot.doctor.steps import STEPS, few, product_line, take
 from surefoot.models import product_flops
 from surefoot.models.forward import causal_model
@@ -56,6 +59,10 @@ def test_numbers_that_are_wrong(one, code, verdict, change):
     assert next(line for line in lines if line.code == code).fix
 
 
+def products_of(one, compute, measured):
+    return product_line(one, observed_pass(one), compute, measured)
+
+
 def outside_autocast(module):
     """As a layer that means well multiplies: upcast, with autocast off."""
     module.forward = lambda x: _in_fp32(module, x)
@@ -67,17 +74,17 @@ def _in_fp32(module, x):
 
 
 def test_a_bf16_run_with_surefoots_own_kernels_multiplies_in_bf16(one_bf16):
-    assert product_line(one_bf16, "bf16", Measurements()).verdict == "ok"
+    assert products_of(one_bf16, "bf16", Measurements()).verdict == "ok"
 
 
 def test_fp32_products_in_a_bf16_run_are_named_with_their_modules(folder, base):
     measured = Measurements(products={"fp32": 1e11, "bf16": 8e11})
     plain = {"adapter": "plain"}  # which calls the modules that the plant is in
     with ready(clean_run(folder, base, precision="bf16", kernels=plain), STEPS) as one:
-        assert product_line(one, "bf16", measured).verdict == "ok"
+        assert products_of(one, "bf16", measured).verdict == "ok"
         for layer in causal_model(one.setup.policy).model.layers:
             outside_autocast(layer.mlp.down_proj.get_base_layer())
-        line = product_line(one, "bf16", measured)
+        line = products_of(one, "bf16", measured)
     assert (line.code, line.verdict) == ("GEMM-FP32-SHARE", "caution")
     assert "mlp.down_proj" in line.value
     assert line.gain is not None
@@ -98,11 +105,11 @@ def packed(folder, base, monkeypatch):
 
 def test_fp32_products_in_an_attention_layer_are_seen_in_packed_rows_too(packed):
     """These have logits in fp32 on purpose: those alone are left out, not all that runs in such a layer."""
-    clean = product_line(packed, "bf16", Measurements())
+    clean = products_of(packed, "bf16", Measurements())
     assert (clean.verdict, clean.value) == ("ok", "0.0%")
     for layer in causal_model(packed.setup.policy).model.layers:
         scores_in_fp32(layer.self_attn)
-    line = product_line(packed, "bf16", Measurements())
+    line = products_of(packed, "bf16", Measurements())
     assert (line.code, line.verdict) == ("GEMM-FP32-SHARE", "caution")
     assert "self_attn " in line.value
 
@@ -110,7 +117,7 @@ def test_fp32_products_in_an_attention_layer_are_seen_in_packed_rows_too(packed)
 def test_twin_logits_of_packed_documents_would_be_named_if_they_were_not_left_out(packed, monkeypatch):
     monkeypatch.setattr(product_flops, "logits_are_wider", lambda: False)
     monkeypatch.setattr(steps, "FP32", 0.0)
-    assert "self_attn" in product_line(packed, "bf16", Measurements()).value
+    assert "self_attn" in products_of(packed, "bf16", Measurements()).value
 
 
 def scores_in_fp32(layer):
@@ -132,17 +139,18 @@ def test_what_the_math_kernel_multiplies_in_fp32_is_not_the_modules_fault(folder
     forced = {"implementation": "sdpa", "flash": "off", "mem_efficient": "off", "cudnn": "off", "math": "on"}
     data = {"train": str(folder / "train.json"), "max_length": 128, "packing": "off"}
     with ready(clean_run(folder, base, precision="bf16", attention=forced, data=data), STEPS) as one:
-        assert product_line(one, "bf16", Measurements()).verdict == "ok"
-        monkeypatch.setattr(steps, "observe_kernels", lambda run: run() or set())
+        assert products_of(one, "bf16", Measurements()).verdict == "ok"
         monkeypatch.setattr(steps, "FP32", 0.001)
-        line = product_line(one, "bf16", Measurements())  # the twin: nobody knows which kernel runs
+        seen = observed_pass(one)
+        assert seen.kernels == {"math"}
+        unknown = replace(seen, kernels=set())  # the twin: nobody knows which kernel runs
+        line = product_line(one, unknown, "bf16", Measurements())
         assert (line.verdict, "self_attn" in line.value) == ("caution", True)
-        monkeypatch.setattr(steps, "observe_kernels", lambda run: run() or {"math"})
-        assert product_line(one, "bf16", Measurements()).verdict == "ok"
+        assert product_line(one, seen, "bf16", Measurements()).verdict == "ok"
 
 
 def test_an_fp32_run_has_fp32_products(one):
-    assert product_line(one, "fp32", Measurements()).verdict == "ok"
+    assert products_of(one, "fp32", Measurements()).verdict == "ok"
 
 
 @pytest.mark.parametrize(("count", "places"), [(1, [0]), (2, [0, 1]), (3, [0, 2]), (7, [0, 6])])

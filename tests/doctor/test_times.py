@@ -12,12 +12,14 @@ from doctor_runs import plant_in_loss, with_stage
 from surefoot.doctor import passes, times
 from surefoot.doctor.codes import NEAR
 from surefoot.doctor.steps import take
+from surefoot.models import product_flops
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements
 
 SLOW = 0.3  # seconds that a planted wait takes: far above what these steps take, on a busy machine too
 HEAVY = 0.1  # seconds of a step beside which making a batch is nothing, even if the thread has to wait for its turn
 FLASH = AttentionTrial("flash", 1e-6, "")  # as if it were much faster than what runs
+MATH = passes.Observed({"math"}, product_flops.ProductFlops())
 
 
 def slow_backward(one, seconds):
@@ -128,27 +130,25 @@ def test_a_comparison_goes_on_until_its_best_times_are_no_chance(before, rounds,
 
 
 def test_math_that_was_asked_for_is_named_and_not_called_slower_than_it_is(one, monkeypatch):
-    monkeypatch.setattr(times, "observe_kernels", lambda run: {"math"})
     plan = one.setup.plan
     asked = replace(plan, attention=replace(plan.attention, kernels=replace(plan.attention.kernels, source="user")))
     forced = replace(one, run=replace(one.run, plan=asked))
     for gain, faster in ((0.8, False), (3.0, True)):
         monkeypatch.setattr(times, "gain_of_kernel", lambda one, kernel, gain=gain: gain)
-        line = times.attention_line(forced, Measurements(attention=(FLASH,)))
+        line = times.attention_line(forced, MATH, Measurements(attention=(FLASH,)))
         assert (line.verdict, line.gain, line.fix) == ("caution", gain, "set attention: auto")
         assert ("faster" in line.value) is faster
     flash = replace(FLASH, seconds=1e-3)
     for math, verdict in ((7e-4, "ok"), (9e-4, "caution")):  # clearly the faster one, and as fast up to chance
-        line = times.attention_line(forced, Measurements(attention=(flash, AttentionTrial("math", math, ""))))
+        line = times.attention_line(forced, MATH, Measurements(attention=(flash, AttentionTrial("math", math, ""))))
         assert line.verdict == verdict
     monkeypatch.setattr(times, "gain_of_kernel", lambda one, kernel: 0.8)
-    assert times.attention_line(one, Measurements(attention=(FLASH,))).verdict == "ok"  # the plan's own choice
+    assert times.attention_line(one, MATH, Measurements(attention=(FLASH,))).verdict == "ok"  # the plan's own choice
 
 
-def test_a_kernel_that_cannot_do_what_the_model_asks_for_is_no_finding(one, monkeypatch):
+def test_a_kernel_that_cannot_do_what_the_model_asks_for_is_no_finding(one):
     """Attention drops out in training, which flash on a CPU cannot."""
-    monkeypatch.setattr(times, "observe_kernels", lambda run: {"math"})
     for layer in causal_model(one.setup.policy).model.layers:
         layer.self_attn.attention_dropout = 0.1
-    line = times.attention_line(one, Measurements(attention=(FLASH,)))
+    line = times.attention_line(one, MATH, Measurements(attention=(FLASH,)))
     assert (line.code, line.verdict) == ("ATTN-MATH", "ok")

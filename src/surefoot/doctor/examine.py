@@ -36,7 +36,7 @@ from surefoot.doctor.machine import (
 )
 from surefoot.doctor.numbers import gradient_line, leak_line, split_line
 from surefoot.doctor.parity import own_pass, parity_lines
-from surefoot.doctor.passes import gain_of_micro
+from surefoot.doctor.passes import gain_of_micro, observed_pass
 from surefoot.doctor.rest import rest
 from surefoot.doctor.steps import STEPS, number_lines, product_line, take
 from surefoot.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
@@ -249,8 +249,9 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
     yield split_line(one)
     yield leak_line(one)
     yield gradient_line(one)
-    yield attention_line(one, seen)
-    yield product_line(one, run.plan.precision.compute.value, seen)
+    observed = observed_pass(one)
+    yield attention_line(one, observed, seen)
+    yield product_line(one, observed, run.plan.precision.compute.value, seen)
     taken = take(one)
     yield from number_lines(taken, falls=run.config.stage != "ppo")
     yield backward_line(one, taken, seen)

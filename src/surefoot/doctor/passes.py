@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from surefoot.data.batch import Weighted
 from surefoot.data.loader import prefetched
-from surefoot.models.attention import attention_context
+from surefoot.models.attention import attention_context, observe_kernels
 from surefoot.models.compiled import as_written
+from surefoot.models.product_flops import ProductFlops
 from surefoot.planning.plan import Choice, SdpaKernel
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.parity.rehearsal import rehearsal
@@ -26,6 +27,21 @@ def take_pass(one: Ready, batch: Weighted | None = None, settings: StepSettings 
     """Forward and backward of `batch`, else of the first step's longest micro-batch, with these settings, else the
     run's."""
     _pass(one, batch, settings, unwatched)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Of one pass. kernels: of attention, that ran. products: their arithmetic, by type and module."""
+
+    kernels: Collection[str]
+    products: ProductFlops
+
+
+def observed_pass(one: Ready) -> Observed:
+    """One micro-batch forward and backward, dispatch by dispatch."""
+    with ProductFlops() as products:
+        kernels = observe_kernels(lambda: take_pass(one))
+    return Observed(frozenset(kernels), products)
 
 
 def pass_seconds(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> float:

@@ -16,9 +16,7 @@ import torch
 from surefoot.data.batch import Weighted
 from surefoot.doctor.codes import FP32
 from surefoot.doctor.findings import Finding, caution, fault, ok
-from surefoot.doctor.passes import take_pass
-from surefoot.models.attention import observe_kernels
-from surefoot.models.product_flops import ProductFlops
+from surefoot.doctor.passes import Observed
 from surefoot.planning.measurements import Measurements
 from surefoot.stages.trial import Ready
 from surefoot.training.profile import Stopwatch
@@ -119,13 +117,11 @@ def number_lines(taken: Taken, *, falls: bool) -> list[Finding]:
     return lines
 
 
-def product_line(one: Ready, compute: str, measured: Measurements) -> Finding:
-    """One micro-batch forward and backward, dispatch by dispatch. What torch's math kernel of attention multiplies in
-    fp32 is `ATTN-MATH`'s: nothing in the module can be changed."""
-    with ProductFlops() as seen:
-        kernels = observe_kernels(lambda: take_pass(one))
-    its_own = _attention_names(one) if "math" in kernels else set()
-    modules = [(name, part) for name, part in seen.modules("fp32") if name.rpartition(".")[2] not in its_own]
+def product_line(one: Ready, seen: Observed, compute: str, measured: Measurements) -> Finding:
+    """What torch's math kernel of attention multiplies in fp32 is `ATTN-MATH`'s: nothing in the module can be
+    changed."""
+    its_own = _attention_names(one) if "math" in seen.kernels else set()
+    modules = [(name, part) for name, part in seen.products.modules("fp32") if name.rpartition(".")[2] not in its_own]
     share = sum(part for _, part in modules)
     if compute == "fp32" or share <= FP32:
         said = "an fp32 run" if compute == "fp32" else f"{share:.1%}"

@@ -6,9 +6,8 @@ import statistics
 
 from surefoot.doctor.codes import BACKWARD, NEAR, WAIT
 from surefoot.doctor.findings import Finding, caution, ok
-from surefoot.doctor.passes import gain_of_eager, gain_of_kernel, gain_of_micro, gain_without_workers, take_pass
+from surefoot.doctor.passes import Observed, gain_of_eager, gain_of_kernel, gain_of_micro, gain_without_workers
 from surefoot.doctor.steps import Taken
-from surefoot.models.attention import observe_kernels
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.plan import RunPlan, SdpaKernel
 from surefoot.stages.trial import Ready
@@ -19,21 +18,20 @@ _FUSED: tuple[SdpaKernel, ...] = ("flash", "mem_efficient", "cudnn")
 _WARM_UP = 3  # steps after which nothing new should have to be compiled
 
 
-def attention_line(one: Ready, measured: Measurements) -> Finding:
+def attention_line(one: Ready, seen: Observed, measured: Measurements) -> Finding:
     """Which kernel runs, and whether one that keeps no score would be faster. Storing every score costs memory and
     traffic that grow with the square of the length. What the user asked for has to be clearly the faster one; what the
     plan took must not be clearly the slower one, because it had its reasons."""
-    seen = observe_kernels(lambda: take_pass(one))
-    said = ", ".join(sorted(seen)) or "none"
+    said = ", ".join(sorted(seen.kernels)) or "none"
     if one.plan.attention.implementation.source == "family":
         return ok("ATTN-MATH", f"{said}: no other form computes this model")
     if one.plan.kernels.documents.value == _OWN_PRODUCTS:
         return ok("ATTN-MATH", f"{said}: the measured choice for short documents in packed rows")
     best = _best_fused(measured)
-    if not seen & set(_STORING) or best is None:
+    if not set(_STORING) & set(seen.kernels) or best is None:
         return ok("ATTN-MATH", said)
     asked = "user" in (one.plan.attention.implementation.source, one.plan.attention.kernels.source)
-    mine = [trial.seconds for trial in measured.attention if trial.form in seen and trial.passed]
+    mine = [trial.seconds for trial in measured.attention if trial.form in seen.kernels and trial.passed]
     if mine and min(mine) * (NEAR if asked else 1) < best.seconds * (1 if asked else NEAR):
         return ok("ATTN-MATH", f"{said}; {best.form} is no faster at these lengths")
     if one.plan.attention.implementation.value == "sdpa":
