@@ -18,7 +18,7 @@ SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
 """
-_DATA = {"sft": "answers", "reward": "pairs", "dpo": "pairs", "kto": "judged", "ppo": "prompts"}
+_DATA = {"sft": "answers", "pretrain": "texts", "reward": "pairs", "dpo": "pairs", "kto": "judged", "ppo": "prompts"}
 
 
 def rollback_world(folder: Path) -> Path:
@@ -31,6 +31,7 @@ def rollback_world(folder: Path) -> Path:
         rows["pairs"].append({"prompt": prompt, "chosen": answer, "rejected": "heron"})
         rows["judged"].append({"prompt": prompt, "completion": answer, "label": n % 2 == 0})
         rows["prompts"].append({"prompt": prompt})
+        rows["texts"].append({"text": f"The sky over the heron is {n} times blue."})
     for name, found in rows.items():
         (folder / f"{name}.json").write_text(json.dumps(found))
     return folder

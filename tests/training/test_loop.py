@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot.errors import Diverged, Fault
+from surefoot.errors import Diverged, EnvironmentFault, Fault
 from surefoot.evaluate.loss import evaluate_loss
 from surefoot.objectives.base import LossSum
 from surefoot.training import loop
@@ -45,6 +45,19 @@ class Diary:
 
     def saved(self, folder, state):
         self.lines.append(f"save {state.step}")
+
+
+class Heard:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def failed(self, attempt, report, finding):
+        raise AssertionError("no step of these is not finite")
+
+    def crashed(self, attempt, error):
+        self.told.append((attempt, error))
 
 
 class Braked:
@@ -400,3 +413,59 @@ def test_too_many_steps_that_are_not_finite_within_a_short_time_end_the_run(tmp_
     with pytest.raises(Diverged, match=r"step 20: the loss was not finite, 4 times in 300 steps"):
         train(job, RunState(), diary, diary.stop)
     assert trained(tmp_path / "b", objective=objective, max_recent=10)[0].reason == "finished"
+
+
+class Forgetful(Braked):
+    def __init__(self, error):
+        self.error = error
+
+    def learned(self, report):
+        if report.step == 3:
+            raise self.error
+
+
+def raising(error, plain, step):
+    def act(number):
+        if number == step:
+            raise error
+        return plain(number)
+
+    return act
+
+
+def crashing(job, phase, error):
+    """The job with this error at step 5."""
+    if phase == "memory":
+        return dataclasses.replace(job, memory=Forgetful(error))
+    name = {"batches": "batches", "evaluation": "evaluate"}[phase]
+    return dataclasses.replace(job, **{name: raising(error, getattr(job, name), 5)})
+
+
+@pytest.mark.parametrize(("phase", "step"), [("batches", 5), ("evaluation", 5), ("memory", 3)])
+def test_an_exception_outside_of_the_step_is_recorded_with_its_phase(tmp_path, phase, step):
+    error, heard = ZeroDivisionError("planted"), Heard()
+    job = crashing(make_job(tmp_path, toy_engine(), recorder=heard), phase, error)
+    with pytest.raises(ZeroDivisionError) as caught:
+        train(job, RunState(), Diary(), StopRequest())
+    assert caught.value is error
+    ((attempt, told),) = heard.told
+    assert (attempt.phase, attempt.step, told) == (phase, step, error)
+    assert bool(attempt.micro_batches) == (phase == "memory")
+
+
+@pytest.mark.parametrize("phase", ["batches", "evaluation", "memory"])
+def test_twin_a_refusal_is_not_recorded(tmp_path, phase):
+    error, heard = EnvironmentFault(Fault("disk", "is full")), Heard()
+    job = crashing(make_job(tmp_path, toy_engine(), recorder=heard), phase, error)
+    with pytest.raises(EnvironmentFault):
+        train(job, RunState(), Diary(), StopRequest())
+    assert heard.told == []
+
+
+def test_an_evaluation_that_was_asked_for_is_recorded_too(tmp_path):
+    heard = Heard()
+    job = make_job(tmp_path, toy_engine(), recorder=heard)
+    job = dataclasses.replace(job, evaluate=raising(ZeroDivisionError("planted"), job.evaluate, 2))
+    with pytest.raises(ZeroDivisionError):
+        loop._evaluate_for_reading(job, RunState(step=2), Diary())
+    assert heard.told[0][0].phase == "evaluation"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from surefoot.training.recorder import Attempt, look_into
+from surefoot.training.recorder import AtHand, Attempt, look_into
 from surefoot.training.report import StepReport
 from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
@@ -52,3 +52,31 @@ def test_a_device_that_fails_in_the_replay_is_raised(error):
 def test_twin_a_replay_that_fails_otherwise_is_told_in_words(error):
     said = looked_into(raising(error))
     assert said == f"its replay failed ({type(error).__name__}: {error})"
+
+
+def test_the_batch_at_hand_is_the_one_that_is_computed():
+    batches, hand = toy_batches(toy_examples(6), 2), AtHand()
+    seen = [(batch, hand.batch) for batch in hand.each(batches)]
+    assert [batch is own for batch, own in seen] == [True] * 3
+    assert hand.batch is None
+
+
+def test_between_two_batches_there_is_none():
+    """As they are made, which may run the model."""
+    hand = AtHand()
+
+    def made():
+        yield from toy_batches(toy_examples(2), 2)
+        assert hand.batch is None
+        raise ZeroDivisionError
+
+    def given_up():
+        for _ in hand.each(toy_batches(toy_examples(4), 2)):
+            break
+
+    with pytest.raises(ZeroDivisionError):
+        list(hand.each(made()))
+    given_up()
+    assert hand.batch is not None  # twin: of an evaluation that was left
+    with pytest.raises(ZeroDivisionError):
+        list(hand.each(made()))

@@ -1,13 +1,17 @@
-"""`surefoot replay`: run a step again that went wrong."""
+"""`surefoot replay`: run again what went wrong in a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.printing import echo, echo_json
+from surefoot.cli.printing import echo_json
 from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
+
+if TYPE_CHECKING:
+    from surefoot.report.tables.replay import ReplayTable
 
 
 @click.command()
@@ -16,8 +20,8 @@ from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
 @click.option("--plain", is_flag=True, help="In fp32, attention written out, no kernel of surefoot's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> int:
-    """Run the step again that FOLDER, a failure-STEP of a run, records; or that in which the last process of FOLDER, a
-    run, died without a word, in a process of its own.
+    """Run again what FOLDER, a failure-STEP of a run, records: a step, the making of its batches, or an evaluation; or
+    the step in which the last process of FOLDER, a run, died without a word, in a process of its own.
 
     The base model and the data are needed, under the paths of the run's config, or where KEY=VALUE says that they lie
     now: model.path=PATH, data.train=PATH.
@@ -28,89 +32,94 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     """
     from surefoot.made_folders import is_run, require_failure
 
-    if is_run(folder):
-        return _replay_run(folder, moved, plain, as_json)
-    require_failure(folder)
+    own_process = is_run(folder)
+    if not own_process:
+        require_failure(folder)
 
     import sys
 
     from surefoot import process
-    from surefoot.report.capture import captured_libraries
     from surefoot.report.console import open_console
-    from surefoot.report.tables.replay import bad_weights, origin_json, value_words, verdict
-    from surefoot.stages.failures.replay import replay as run_again
 
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
-    with captured_libraries(console):
-        found = run_again(folder, moved=moved, plain=plain)
-    then, now = found.then, found.now
-    said = verdict(
-        same_place=found.same_place,
-        same_bits=found.same_bits,
-        plain=plain,
-        finite=not found.error and now is not None and now.origin is None,
-        crashed=then.kind == "crash",
-    )
+    if own_process:
+        found = _of_death(folder, moved, plain)
+    else:
+        from surefoot.report.capture import captured_libraries
+
+        with captured_libraries(console):
+            found = _of_failure(folder, moved, plain)
     if as_json:
-        told = {
-            "step": then.step,
-            "kind": then.kind,
-            "plain": plain,
-            "same_place": found.same_place,
-            "same_bits": found.same_bits,
-            "then": origin_json(then.finding),
-            "now": origin_json(now),
-            "error": found.error,
-            "cautions": list(found.cautions),
-            "verdict": said,
-        }
-        echo_json(told)
+        echo_json(found.to_json())
     else:
         for caution in found.cautions:
             console.say(f"caution: {caution}", style="yellow")
-        console.say(f"step {then.step}, recorded: {value_words(then.finding, then.error, then.place)}")
-        for line in bad_weights(then.bad_weights):
+        for line in found.lines():
             console.say(line)
-        console.say(f"step {then.step}, now: {value_words(now, found.error, found.place)}")
-        console.say(said)
-    return 0 if found.same_place else NOT_REPRODUCED_EXIT_CODE
+    return 0 if found.same else NOT_REPRODUCED_EXIT_CODE
 
 
-def _replay_run(run: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> int:
-    from surefoot.report.tables.replay import death_verdict, end_words
+def _of_failure(folder: Path, moved: tuple[str, ...], plain: bool) -> ReplayTable:
+    from surefoot.report.tables.replay import ReplayTable, bad_weights, origin_json, value_words, verdict
+    from surefoot.stages.failures.replay import replay as run_again
+
+    found = run_again(folder, moved=moved, plain=plain)
+    then, now = found.then, found.now
+    through = not found.error and now is not None and now.origin is None
+    crashed = then.kind == "crash"
+    seen = "it goes through" if crashed and through else value_words(now, found.error, found.place)
+    recorded = f"{then.moment}, recorded: {value_words(then.finding, then.error, then.place)}"
+    return ReplayTable(
+        moment=then.moment,
+        step=then.step,
+        kind=then.kind,
+        plain=plain,
+        same=found.same_place,
+        start=found.start,
+        then=(recorded, *bad_weights(then.bad_weights)),
+        now=seen if found.reached else f"in a step before it: {seen}",
+        verdict=verdict(
+            same_place=found.same_place, same_bits=found.same_bits, plain=plain, finite=through, crashed=crashed
+        ),
+        error=found.error,
+        cautions=found.cautions,
+        more={
+            "phase": then.phase,
+            "same_bits": found.same_bits,
+            "then": origin_json(then.finding),
+            "now": origin_json(now),
+        },
+    )
+
+
+def _of_death(run: Path, moved: tuple[str, ...], plain: bool) -> ReplayTable:
+    from surefoot.report.tables.replay import ReplayTable, death_verdict, end_words
     from surefoot.stages.failures.replay_apart import replay_run
 
     found = replay_run(run, moved=moved, plain=plain)
-    ended = end_words(found.ended, found.where, found.line, found.error, found.place, found.report)
-    said = death_verdict(
-        same=found.same,
-        ended=bool(found.ended),
-        raised=bool(found.error),
-        wrong=bool(found.error) or bool(found.report and found.report["non_finite"]),
+    death, trace = found.death, found.death.trace
+    return ReplayTable(
+        moment=f"step {death.step}",
+        step=death.step or 0,
+        kind="death",
         plain=plain,
-        traced=found.death.trace is not None or bool(found.death.told),
-    )
-    step = found.death.step
-    if as_json:
-        trace = found.death.trace
-        told = {
-            "step": step,
-            "kind": "death",
-            "plain": plain,
-            "start": found.start,
-            "same": found.same,
+        same=found.same,
+        start=found.start,
+        then=(str(death),),
+        now=end_words(found.ended, found.where, found.line, found.error, found.place, found.report),
+        verdict=death_verdict(
+            same=found.same,
+            ended=bool(found.ended),
+            raised=bool(found.error),
+            wrong=bool(found.error) or bool(found.report and found.report["non_finite"]),
+            plain=plain,
+            traced=trace is not None or bool(death.told),
+        ),
+        error=found.error,
+        cautions=found.cautions,
+        more={
             "then": {"signal": trace.signal, "line": trace.place} if trace else None,
-            "told": found.death.told,
+            "told": death.told,
             "now": {"ended": found.ended, "where": found.where, "line": found.line} if found.ended else found.report,
-            "error": found.error,
-            "cautions": list(found.cautions),
-            "verdict": said,
-        }
-        echo_json(told)
-    else:
-        for caution in found.cautions:
-            echo(f"caution: {caution}")
-        echo(str(found.death))
-        echo(f"step {step}, now, from {f'checkpoint-{found.start}' if found.start else 'the base model'}: {ended}")
-        echo(said)
-    return 0 if found.same else NOT_REPRODUCED_EXIT_CODE
+        },
+    )

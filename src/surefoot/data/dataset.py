@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from surefoot.data.batch import Example
+from surefoot.data.batch import Example, RecordName
 
 # `flags`
 TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD, PROMPT_CUT = (1 << bit for bit in range(8))
@@ -68,6 +68,11 @@ class TokenisedDataset:
     def __getitem__(self, index: int) -> Example:
         file, place, part = self._find(index)
         return Example(file.ids[part].astype(np.int64), np.array(file.mask[part]), self._name(file, place))
+
+    def name(self, index: int) -> RecordName:
+        """What logs and errors call one example."""
+        file, place, _ = self._find(index)
+        return self._name(file, place)
 
     def length(self, index: int) -> int:
         """Tokens of one example."""
@@ -158,7 +163,7 @@ class TokenisedDataset:
         file, place = self.files[number], first - int(self._starts[number])
         return file, slice(int(file.offsets[place]), int(file.offsets[place + count]))
 
-    def _name(self, file: TokenisedFile, place: int) -> int | str:
+    def _name(self, file: TokenisedFile, place: int) -> RecordName:
         """What logs and errors call an example: the record's number, with its file where there are several."""
         if len(self.files) == 1:
             return int(file.rows[place, 0])

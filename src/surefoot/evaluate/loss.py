@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from surefoot.data.batch import Weighted
 from surefoot.models.modes import evaluating
-from surefoot.objectives.base import Objective
+from surefoot.objectives.base import LossSum, Objective
 from surefoot.training.report import EvalReport, Unit
 from surefoot.training.step import StepSettings
 
@@ -45,12 +46,11 @@ def evaluate_loss(
     loss_sum, weight = 0.0, 0
     sums: dict[str, float] = {}
     tables: dict[str, torch.Tensor] = {}
-    with evaluating(model), torch.no_grad():
+    with without_learning(model):
         for batch in batches:
             if give_up():
                 return None
-            with settings.kernels(), settings.forward():
-                out = objective(model, batch.to(device))
+            out = one_pass(model, objective, batch, settings=settings, device=device)
             counts = batch.weight > 0  # a blank one is there so that ranks keep step
             loss_sum += float(out.loss) if counts else 0.0
             for name, value in out.sums.items():
@@ -69,6 +69,21 @@ def evaluate_loss(
     kept = {name: table.tolist() for name, table in tables.items()}
     found = perplexity(loss) if unit == "tokens" else None
     return EvalReport(step, loss, found, accuracy, weight, seconds, means, kept, unit)
+
+
+@contextmanager
+def without_learning(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is evaluated: without gradients, and with dropout off."""
+    with evaluating(model), torch.no_grad():
+        yield
+
+
+def one_pass(
+    model: nn.Module, objective: Objective, batch: Weighted, *, settings: StepSettings, device: torch.device
+) -> LossSum:
+    """Of one batch, to be taken `without_learning`."""
+    with settings.kernels(), settings.forward():
+        return objective(model, batch.to(device))
 
 
 def perplexity(loss: float) -> float:

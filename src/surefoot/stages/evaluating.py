@@ -23,6 +23,7 @@ from surefoot.stages.prepared import Prepared
 from surefoot.stages.setup import Setup
 from surefoot.training.beat import Activity
 from surefoot.training.interrupt import StopRequest
+from surefoot.training.recorder import AtHand
 from surefoot.training.report import EvalReport
 
 
@@ -44,10 +45,11 @@ def make_evaluate(
     observer: RunObserver | SilentObserver,
     stop: StopRequest,
     activity: Activity,
+    at_hand: AtHand,
 ) -> Callable[[int], EvalReport | None]:
     """step -> report; None when a signal asked to stop in between. run: its stage has its models. metrics: those that
-    the config may name. Every rank evaluates its share; answers, which are few, each of them writes all, so that ranks
-    that share weights keep step."""
+    the config may name. at_hand: is told of the batches of the loss. Every rank evaluates its share; answers, which are
+    few, each of them writes all, so that ranks that share weights keep step."""
     config, stage, engine = run.config, run.stage, setup.engine
     chosen = {name: metrics[name] for name in config.metrics.names}
 
@@ -88,7 +90,7 @@ def make_evaluate(
             report = evaluate_loss(
                 setup.model,
                 stage.objective,
-                dealt(stage.eval_batches(), engine.rank, engine.world),
+                at_hand.each(dealt(stage.eval_batches(), engine.rank, engine.world)),
                 step=step,
                 settings=setup.settings,
                 device=engine.device,

@@ -42,6 +42,7 @@ def stage_of_items(
         data=data,
         steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
         step_batches=lambda step: of_step(train, items(step), layout),
+        step_places=lambda step: data.rows_per_item * items(step),
         step_tokens=lambda step: int(lengths[items(step)].sum()),
         eval_batches=None if evaluation is None else lambda: of_all(evaluation, whole),
     )

@@ -31,8 +31,13 @@ def make_stage(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: 
     stage = KINDS[config.stage].stage(config, plan, data)
     if not rollbacks:
         return stage
-    own, order = stage.step_batches, partial(data_step, tuple(rollbacks))
-    return replace(stage, step_batches=lambda step: own(order(step)), data_step=order)
+    batches, places, order = stage.step_batches, stage.step_places, partial(data_step, tuple(rollbacks))
+    return replace(
+        stage,
+        step_batches=lambda step: batches(order(step)),
+        step_places=lambda step: places(order(step)),
+        data_step=order,
+    )
 
 
 def roll_back(run: Path, data: Stage, rollbacks: Sequence[Rollback], error: StepsLost) -> Recorded | str:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Weighted
+from surefoot.data.batch import RecordName, Weighted
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenise import ReadRecord
 from surefoot.objectives.base import Objective
@@ -43,18 +44,21 @@ class Measured:
 @dataclass(frozen=True)
 class Stage:
     """step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
-    call ahead. data_step: which step's data a step learns from: its own, but after a rollback. begins_at: a data step
-    -> the first one from there on whose data do not belong to an earlier one. ready: what has to be done with them once
-    the model is at hand (rollouts, reference log-probabilities), on the main thread; None: nothing. eval_batches: all
-    of the evaluation set, None where there is none. step_tokens: step -> real input tokens, as far as they are known
-    before. memory: what is carried from step to step. bounds: see `StepSettings`. evaluate: what evaluates in place of
-    the objective over eval_batches; step, and whether to give up -> its result, None when it gave up. write: what goes
-    into every checkpoint beside the models. reward: the function with which a Python caller scores answers."""
+    call ahead. step_places: step -> where the examples lie among the training data that it asks for, in their order:
+    all that the models are run for before it, else those that it learns from. data_step: which step's data a step
+    learns from: its own, but after a rollback. begins_at: a data step -> the first one from there on whose data do not
+    belong to an earlier one. ready: what has to be done with them once the model is at hand (rollouts, reference
+    log-probabilities), on the main thread; None: nothing. eval_batches: all of the evaluation set, None where there is
+    none. step_tokens: step -> real input tokens, as far as they are known before. memory: what is carried from step to
+    step. bounds: see `StepSettings`. evaluate: what evaluates in place of the objective over eval_batches; step, and
+    whether to give up -> its result, None when it gave up. write: what goes into every checkpoint beside the models.
+    reward: the function with which a Python caller scores answers."""
 
     objective: Objective
     data: PreparedData
     steps_per_epoch: int
     step_batches: Callable[[int], Sequence[Weighted]]
+    step_places: Callable[[int], np.ndarray]
     step_tokens: Callable[[int], int]
     eval_batches: Callable[[], Iterator[Weighted]] | None
     data_step: Callable[[int], int] = lambda step: step
@@ -65,6 +69,15 @@ class Stage:
     evaluate: Callable[[int, Callable[[], bool]], Measured | None] | None = None
     write: Callable[[Path], None] | None = None
     reward: RewardFunction | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.eval_batches is not None or self.evaluate is not None
+
+    def examples(self, step: int) -> tuple[RecordName, ...]:
+        """The names of what `step_places` says."""
+        return tuple(self.data.train.name(int(place)) for place in self.step_places(step))
 
     def batches(self, step: int) -> Sequence[Weighted]:
         """What step `step` learns from; runs the model where the stage does."""

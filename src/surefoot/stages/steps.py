@@ -38,6 +38,7 @@ from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Observer, Outcome, train
+from surefoot.training.recorder import AtHand
 from surefoot.training.session import Session
 
 _FAST_PATHS = "fast_paths"  # key of environment.json, for each rank
@@ -89,15 +90,15 @@ def take_steps(
     ):
         with session.activity.during("preparing the first step"):
             run = with_models(run, setup, observer.tell)
-        evaluate, stage = None, run.stage
-        if stage.eval_batches is not None or stage.evaluate is not None:
-            evaluate = make_evaluate(run, setup, custom.all_metrics, observer, stop, session.activity)
+        evaluate, stage, at_hand = None, run.stage, AtHand()
+        if stage.evaluates:
+            evaluate = make_evaluate(run, setup, custom.all_metrics, observer, stop, session.activity, at_hand)
         stage = replace(stage, step_batches=lambda step: list(dealt(batches(step), engine.rank, engine.world)))
         job = make_job(replace(run, stage=stage), setup, evaluate, observer, session.activity, writer)
         job = replace(
             job,
             batches=_watched(job.batches, session.activity, observer, rollouts=stage.ready is not None),
-            recorder=FailureRecorder(run, setup, observer.caution),
+            recorder=FailureRecorder(run, setup, observer.caution, at_hand),
         )
         arithmetic = arithmetic_of(run.plan, run.config.stage, run.base)
         listener: Observer = observer

@@ -172,11 +172,14 @@ def agreed_origin(engine: Engine, origin: Origin | None) -> str | None:
 
 
 def place_of_error(error: BaseException, model: nn.Module) -> str:
-    """The module in whose forward pass an exception was raised, by name; empty where it was in none."""
+    """The module in whose forward pass an exception was raised, by name, or by its class where it is no part of
+    `model`, as in a reference that stands apart; empty where it was in none."""
     names = {id(module): name for name, module in model.named_modules()}
     found, trace = "", error.__traceback__
     while trace is not None:
-        found = names.get(id(trace.tb_frame.f_locals.get("self")), found)
+        own = trace.tb_frame.f_locals.get("self")
+        if isinstance(own, nn.Module):
+            found = names.get(id(own), type(own).__name__)
         trace = trace.tb_next
     return found
 

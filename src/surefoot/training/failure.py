@@ -1,13 +1,11 @@
-"""What is kept of a step that went wrong, so that it can be run again elsewhere: a folder `failure-STEP`.
+"""What is kept of what went wrong in a run, so that it can be run again elsewhere: a folder, see `failure_names`.
 
     failure.json          which step, what was seen, seeds, rates, scale; the layout of the batches
-    batch.safetensors     the micro-batches of this rank, tensor by tensor
-    weights.safetensors   the parameters that train, as they were, where they are small enough
+    batch.safetensors     of a step the micro-batches of this rank, of an evaluation the batch that it was at, tensor by
+                          tensor
+    weights.safetensors   the parameters that train, as they were, where they are small enough and a replay needs them
     config.yaml, plan.json, environment.json, flight.jsonl (the steps before it)
     MANIFEST.json         sizes and hashes of all these, and what the run belongs to
-
-A run that went back to a checkpoint may lose the same step anew: after its n-th rollback the name is
-`failure-STEP-rollback-n`.
 
 The folder appears whole or not at all. Nothing in it is code. Weights that train are held back from moving by the guard
 when a step is not finite, so they are those that the step began with; frozen ones are the base model's.
@@ -25,27 +23,31 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from surefoot import durable, plain_files
-from surefoot.data.batch import Weighted
+from surefoot.data.batch import RecordName, Weighted
 from surefoot.data.batch_file import batches_from_file, batches_to_file
 from surefoot.errors import Fault, IntegrityError
 from surefoot.made_folders import FAILED_BATCH, FAILURE, require_failure
 from surefoot.training.diagnose import Finding, Origin
-from surefoot.training.failure_names import failure_name
+from surefoot.training.failure_names import Phase, failure_name, moment
 from surefoot.training.manifest import MANIFEST, check_files, manifest
 from surefoot.training.rollback import Rollback
 from surefoot.training.scaling import LossScale
 
 SCHEMA = 1
 RECORD, BATCH, WEIGHTS = FAILURE, FAILED_BATCH, "weights.safetensors"
+Needs = Literal["weights", "run", "data"]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """step: the one that went wrong. kind: a value that was not finite, or an exception. seed: of the run; numbers: of
-    each micro-batch, see `draw_number`. weight: of the whole step over all ranks, 0 where it was not known. scale: of
-    fp16. finding: what a replay in the run itself saw. loss, grad_norm: of the step as it ran, which of them was not
-    finite is in `non_finite`. error: type and words of the exception; place: the module in which it was raised.
-    bad_weights: the parameters that were not finite themselves, in memory. rollbacks: those of the run before it."""
+    """step: the one that went wrong, in itself or in a `phase` before or after it. kind: a value that was not finite,
+    or an exception. seed: of the run; numbers: of each micro-batch of a step, see `draw_number`. weight: of the whole
+    step over all ranks, 0 where it was not known. scale: of fp16. finding: what a replay in the run itself saw. loss,
+    grad_norm: of the step as it ran, which of them was not finite is in `non_finite`. error: type and words of the
+    exception; place: the module in which it was raised. bad_weights: the parameters that were not finite themselves, in
+    memory. rollbacks: those of the run before it. examples: those that were to be learned from or evaluated, as far as
+    they are known. needs: what makes it again: the weights of then; all that the run carries from step to step, so that
+    the steps from a checkpoint on are taken again; or the data alone."""
 
     step: int
     kind: Literal["non_finite", "crash"]
@@ -64,6 +66,19 @@ class Failure:
     place: str = ""
     bad_weights: tuple[str, ...] = ()
     rollbacks: tuple[Rollback, ...] = ()
+    phase: Phase = "step"
+    examples: tuple[RecordName, ...] = ()
+    needs: Needs = "weights"
+
+    @property
+    def moment(self) -> str:
+        """What the run was doing, in words."""
+        return moment(self.step, self.phase)
+
+    @property
+    def steps_before(self) -> int:
+        """The last step that was done before it."""
+        return self.step if self.phase == "evaluation" else self.step - 1
 
     def to_json(self) -> dict[str, Any]:
         finding = self.finding
@@ -95,6 +110,7 @@ class Failure:
                 "numbers": tuple(told["numbers"]),
                 "bad_weights": tuple(told["bad_weights"]),
                 "rollbacks": tuple(Rollback(**one) for one in told.get("rollbacks", ())),
+                "examples": tuple(told.get("examples", ())),
             }
         )
 
@@ -110,7 +126,7 @@ class Kept:
 
 
 def failure_folder(run: Path, failure: Failure) -> Path:
-    return run / failure_name(failure.step, len(failure.rollbacks))
+    return run / failure_name(failure.step, failure.phase, len(failure.rollbacks))
 
 
 def write_failure(

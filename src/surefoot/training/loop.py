@@ -124,17 +124,13 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> 
     while not is_over(job, state):
         step = state.step + 1
         watch = job.watch(step)
-        with watch("data"):
-            micro_batches = job.batches(step)
+        micro_batches = _batches(job, step, watch)
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
         report = _step(job, attempt, spikes.ceiling(state.norms) if job.clip_spikes else None, watch)
         brake: Diverged | None = None
         if job.memory is not None:
-            try:
-                job.memory.learned(report)
-            except Diverged as error:
-                brake = error  # the step that met it is logged first
+            brake = _learned(job, job.memory, attempt, report)
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
         state = _carrying(job, state.after_step(report))
         observer.step(report, state)
@@ -173,6 +169,15 @@ def _is_lost(job: Job, state: RunState, report: StepReport) -> bool:
     )
 
 
+def _batches(job: Job, step: int, watch: Watch) -> Sequence[Weighted]:
+    try:
+        with watch("data"):
+            return job.batches(step)
+    except Exception as error:
+        _record(job, Attempt(step, phase="batches"), error)
+        raise
+
+
 def _step(job: Job, attempt: Attempt, ceiling: float | None, watch: Watch) -> StepReport:
     try:
         return train_step(
@@ -186,12 +191,37 @@ def _step(job: Job, attempt: Attempt, ceiling: float | None, watch: Watch) -> St
             ceiling=ceiling,
             watch=watch,
         )
-    except SurefootError:
-        raise
     except Exception as error:
-        if job.recorder is not None:
-            job.recorder.crashed(attempt, error)
+        _record(job, attempt, error)
         raise
+
+
+def _learned(job: Job, memory: Memory, attempt: Attempt, report: StepReport) -> Diverged | None:
+    """The brake of a step that the stage cannot go on from, which is logged first."""
+    try:
+        memory.learned(report)
+    except Diverged as error:
+        return error
+    except Exception as error:
+        _record(job, replace(attempt, phase="memory"), error)
+        raise
+    return None
+
+
+def _evaluated(job: Job, step: int) -> EvalReport | None:
+    if job.evaluate is None:
+        return None
+    try:
+        return job.evaluate(step)
+    except Exception as error:
+        _record(job, Attempt(step, phase="evaluation"), error)
+        raise
+
+
+def _record(job: Job, attempt: Attempt, error: Exception) -> None:
+    """A SurefootError is a refusal, in words of its own, and no crash."""
+    if job.recorder is not None and not isinstance(error, SurefootError):
+        job.recorder.crashed(attempt, error)
 
 
 def _carrying(job: Job, state: RunState) -> RunState:
@@ -229,8 +259,7 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[R
     """What is due after a step; whether a checkpoint was written."""
     improved = False
     if _evaluation_due(job, state):
-        assert job.evaluate is not None
-        report = job.evaluate(state.step)
+        report = _evaluated(job, state.step)
         if report is None:
             return state, False
         previous, state = state.best, state.after_evaluation(report, job.goal, job.min_delta)
@@ -244,7 +273,7 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[R
 
 def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None:
     """An evaluation that a signal asked for. It decides nothing: the run stays the one it would have been."""
-    report = job.evaluate(state.step) if job.evaluate else None
+    report = _evaluated(job, state.step)
     if report is not None:
         observer.evaluation(report, state, improved=False)
 

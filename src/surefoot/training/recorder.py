@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from surefoot.data.batch import Weighted
 from surefoot.objectives.base import Objective
 from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, agreed_origin, find_origin, source_of
 from surefoot.training.engine import Engine
+from surefoot.training.failure_names import Phase
 from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import StepSettings
 
+AnyBatch = TypeVar("AnyBatch", bound=Weighted)
+
 
 @dataclass(frozen=True)
 class Attempt:
-    """A step as it was begun. lr: of each group of parameters. scale: of fp16."""
+    """What was begun of a step: the step itself, or what comes before or after it. micro_batches, lr (of each group of
+    parameters), scale (of fp16): those of the step, as far as they were known."""
 
     step: int
-    micro_batches: Sequence[Weighted]
-    lr: Mapping[str, float]
-    scale: LossScale | None
+    micro_batches: Sequence[Weighted] = ()
+    lr: Mapping[str, float] = field(default_factory=dict)
+    scale: LossScale | None = None
+    phase: Phase = "step"
+
+
+class AtHand:
+    """The batch that an evaluation computes, for a recorder. batch: None between two, and where there is none."""
+
+    def __init__(self) -> None:
+        self.batch: Weighted | None = None
+
+    def each(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
+        """The same batches."""
+        self.batch = None
+        for batch in batches:
+            self.batch = batch
+            yield batch
+            self.batch = None
 
 
 class Recorder(Protocol):
@@ -34,7 +54,7 @@ class Recorder(Protocol):
         ...
 
     def crashed(self, attempt: Attempt, error: Exception) -> None:
-        """A step raised an exception on this rank, which ends the run."""
+        """It raised an exception on this rank, which ends the run."""
         ...
 
 

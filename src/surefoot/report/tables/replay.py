@@ -1,15 +1,56 @@
-"""What a replay found, in a few lines."""
+"""What a replay found, in a few lines or as plain values: of a failure folder, or of a process that died."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.few import first_few
-from surefoot.training.diagnose import Origin
 
 if TYPE_CHECKING:
-    from surefoot.training.diagnose import Finding
+    from surefoot.training.diagnose import Finding, Origin
+
+
+@dataclass(frozen=True)
+class ReplayTable:
+    """moment: what was run again, in words. kind: of what is recorded. same: it goes wrong again, as it did. start: the
+    step of the checkpoint from which steps were taken again, 0 for the base model, None where none were. then: lines on
+    what is recorded. now: what was found. error: the exception of now. more: what else a script wants to know, as plain
+    values."""
+
+    moment: str
+    step: int
+    kind: str
+    plain: bool
+    same: bool
+    start: int | None
+    then: Sequence[str]
+    now: str
+    verdict: str
+    error: str
+    cautions: Sequence[str]
+    more: Mapping[str, Any]
+
+    def lines(self) -> Iterator[str]:
+        """Those that follow the cautions."""
+        yield from self.then
+        place = "" if self.start is None else f", from {f'checkpoint-{self.start}' if self.start else 'the base model'}"
+        yield f"{self.moment}, now{place}: {self.now}"
+        yield self.verdict
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "kind": self.kind,
+            "plain": self.plain,
+            "same": self.same,
+            "start": self.start,
+            **self.more,
+            "error": self.error,
+            "cautions": list(self.cautions),
+            "verdict": self.verdict,
+        }
 
 
 def value_words(finding: Finding | None, error: str, place: str) -> str:
@@ -26,8 +67,9 @@ def verdict(*, same_place: bool, same_bits: bool, plain: bool, finite: bool, cra
     """finite: the replay went through. crashed: what was recorded is an exception."""
     if plain:
         if finite:
+            said = "goes through" if crashed else "is finite"
             return (
-                "by the plain path in fp32 it is finite: the precision or a kernel of the run is to blame, not the data"
+                f"by the plain path in fp32 it {said}: the precision or a kernel of the run is to blame, not the data"
             )
         where = "at the same module" if same_place else "too, elsewhere"
         return f"by the plain path in fp32 it goes wrong {where}: the weights, the data or the model are to blame"

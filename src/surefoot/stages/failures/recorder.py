@@ -1,19 +1,24 @@
-"""What a run keeps of a step that went wrong: a folder `failure-STEP`, and a word on how to run it again.
+"""What a run keeps of what went wrong in it: a folder `failure-STEP`, and a word on how to run it again.
+
+It may be the step itself, the making of its batches, what the stage carries on from it, or the evaluation after it.
 
 Weights that train are saved with it where they are small, as an adapter's are; those of full fine-tuning of a large
-model are not, and a replay takes the last checkpoint before the step and the steps from there.
+model are not, and a replay takes the last checkpoint before the step and the steps from there. So it does where weights
+are not all that is needed: a rollout, and what follows from it, depend on what the stage has carried on.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from surefoot import durable, hardware
 from surefoot.config.dump import dump_plain, plain_config
+from surefoot.data.batch import RecordName, Weighted
 from surefoot.planning.serial import plan_to_json
 from surefoot.redaction import veiled, veiled_value
 from surefoot.report.flight import FLIGHT, recent
@@ -22,9 +27,9 @@ from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, place_of_error
-from surefoot.training.failure import Failure, failure_folder, write_failure
-from surefoot.training.failure_names import failures_in
-from surefoot.training.recorder import Attempt
+from surefoot.training.failure import Failure, Needs, failure_folder, write_failure
+from surefoot.training.failure_names import Phase, failures_in, moment
+from surefoot.training.recorder import AtHand, Attempt
 from surefoot.training.report import StepReport
 from surefoot.training.session import is_broken_connection
 from surefoot.training.step import draw_number
@@ -37,10 +42,11 @@ _WORDS = 2000  # letters of an exception's message
 
 
 class FailureRecorder:
-    """See `training.recorder.Recorder`. say: tells the user of this rank."""
+    """See `training.recorder.Recorder`. run: its stage has its models. say: tells the user of this rank. at_hand: of
+    the run's evaluations."""
 
-    def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None]):
-        self._run, self._setup, self._say = run, setup, say
+    def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None], at_hand: AtHand):
+        self._run, self._setup, self._say, self._at_hand = run, setup, say, at_hand
 
     def failed(self, attempt: Attempt, report: StepReport, finding: Finding) -> None:
         self._keep(attempt, finding, None, report)
@@ -54,17 +60,21 @@ class FailureRecorder:
     def _keep(
         self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
     ) -> None:
+        where = moment(attempt.step, attempt.phase)
+        batches = attempt.micro_batches
+        if attempt.phase == "evaluation" and self._at_hand.batch is not None:
+            batches = [self._at_hand.batch]
         try:
-            failure = self._failure(attempt, finding, error, report)
-            written = self._write(attempt, failure)
+            failure = self._failure(replace(attempt, micro_batches=batches), finding, error, report)
+            written = self._write(batches, failure)
         except Exception as trouble:  # whatever it is: the run has a trouble of its own to tell
-            self._say(f"step {attempt.step}: what went wrong could not be written: {trouble}")
+            self._say(f"{where}: what went wrong could not be written: {trouble}")
             return
         origin = finding.origin if finding else None
         what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
         if failure.bad_weights:
             what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
-        self._say(f"step {attempt.step}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
+        self._say(f"{where}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
 
     def _failure(
         self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
@@ -89,16 +99,31 @@ class FailureRecorder:
             place=place_of_error(error, engine.model) if error else "",
             bad_weights=tuple(self._bad_weights()),
             rollbacks=self._run.found.rollbacks,
+            phase=attempt.phase,
+            examples=self._examples(attempt),
+            needs=self._needs(attempt.phase),
         )
 
-    def _write(self, attempt: Attempt, failure: Failure) -> Path:
+    def _examples(self, attempt: Attempt) -> tuple[RecordName, ...]:
+        """Which examples a step asks for is known without its batches: of all ranks."""
+        if attempt.phase == "batches":
+            return self._run.stage.examples(attempt.step)
+        return tuple(name for batch in attempt.micro_batches for name in batch.examples)
+
+    def _needs(self, phase: Phase) -> Needs:
+        stage = self._run.stage
+        if phase == "batches" and stage.ready is None:
+            return "data"
+        return "run" if phase == "memory" or (phase == "batches" and stage.memory is not None) else "weights"
+
+    def _write(self, batches: Sequence[Weighted], failure: Failure) -> Path:
         folder = self._run.folder
         self._make_room(folder, failure_folder(folder, failure))
         return write_failure(
             folder,
             failure,
-            attempt.micro_batches,
-            self._weights(folder),
+            batches,
+            self._weights(folder) if failure.needs == "weights" else None,
             texts=self._texts(),
             identity=self._run.identity,
         )

@@ -1,9 +1,15 @@
-"""`surefoot replay FOLDER`: run a recorded step again, and say whether the same number is found at the same module.
+"""`surefoot replay FOLDER`: run again what is recorded, and say whether the same number is found at the same module.
 
 What the run needed is needed again: the base model and the data, by the paths of its config or where they have been
 moved to; both are compared with what the run had. The batch itself and the weights that trained come from the folder.
-Where the weights were too large to be kept, the last checkpoint before the step is taken, and the steps from there are
-taken again.
+Where the weights were too large to be kept, or are not all that is needed, the last checkpoint before the step is
+taken, and the steps from there are taken again.
+
+    the step                  its forward and backward passes, of the batches of then
+    the making of batches     as the run makes them; a rollout from the checkpoint on
+    what the stage carries    the step itself and what it leaves, from the checkpoint on
+    an evaluation             the pass of the batch of then; all of the evaluation where it was at none, as while
+                              answers were written
 
 Several processes: the step of the rank that wrote the folder is run, in one process.
 """
@@ -22,7 +28,8 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
-from surefoot.errors import Fault, InputError, IntegrityError
+from surefoot.errors import Fault, InputError, IntegrityError, SurefootError
+from surefoot.evaluate.loss import one_pass, without_learning
 from surefoot.families.files import read_json
 from surefoot.models.fast.packing import packed_attention
 from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan
@@ -30,6 +37,7 @@ from surefoot.planning.serial import plan_from_json
 from surefoot.report.silent import SilentObserver, silent_console
 from surefoot.stages.custom import NOTHING, Custom
 from surefoot.stages.device_faults import device_faults
+from surefoot.stages.evaluating import make_evaluate
 from surefoot.stages.identity import check_identity
 from surefoot.stages.job import make_job
 from surefoot.stages.kinds import with_models
@@ -38,7 +46,7 @@ from surefoot.stages.prepare import prepare
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.run_folder import CONFIG, PLAN, Claim
 from surefoot.stages.setup import Setup, set_up
-from surefoot.stages.stage import Stage, unsaid
+from surefoot.stages.stage import unsaid
 from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
 from surefoot.training.device_errors import is_device_error
@@ -46,7 +54,9 @@ from surefoot.training.diagnose import Finding, examine, place_of_error
 from surefoot.training.failure import Failure, Kept, read_failure
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
+from surefoot.training.recorder import AtHand
 from surefoot.training.rollback import is_on_the_way
+from surefoot.training.state import RunState
 
 _PLACES = ("model", "data.train", "data.eval", "ppo.reward", "ppo.critic", "reward.init")
 _PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
@@ -55,7 +65,9 @@ _PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
 @dataclass(frozen=True)
 class Replayed:
     """then: as recorded. now: what was seen, None where an exception was raised, which is `error`, at module `place`.
-    plain: by the plain fp32 path. cautions: in what this process differs from the run."""
+    plain: by the plain fp32 path. cautions: in what this process differs from the run. start: the step of the
+    checkpoint from which the steps before it were taken again, 0 for the base model; None where none were. reached:
+    whether these went through."""
 
     then: Failure
     now: Finding | None
@@ -63,12 +75,19 @@ class Replayed:
     place: str
     plain: bool
     cautions: tuple[str, ...]
+    start: int | None = None
+    reached: bool = True
 
     @property
     def same_place(self) -> bool:
         """The same kind of value at the same module, or the same exception there."""
         if self.then.kind == "crash":
-            return bool(self.error) and self._kind(self.error) == self._kind(self.then.error) and self._same_module
+            return (
+                self.reached
+                and bool(self.error)
+                and self._kind(self.error) == self._kind(self.then.error)
+                and self._same_module
+            )
         then, now = _origin(self.then.finding), _origin(self.now)
         if then is None or now is None:
             return then is now and self.now is not None
@@ -116,17 +135,31 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
         run = prepare(config, found, silence, custom)
     cautions = check_identity(Checkpoint(folder, kept.failure.step), run.identity)
     with device_faults("replay", run.config, run.plan):
-        return _from_checkpoint(kept, run, folder, plain, tuple(cautions))
+        return _from_checkpoint(kept, run, folder, custom, plain, tuple(cautions))
 
 
-def _from_checkpoint(kept: Kept, run: Prepared, folder: Path, plain: bool, cautions: tuple[str, ...]) -> Replayed:
+def _from_checkpoint(
+    kept: Kept, run: Prepared, folder: Path, custom: Custom, plain: bool, cautions: tuple[str, ...]
+) -> Replayed:
     setup = set_up_again(run)
     if kept.weights is not None:
         _load(setup, kept.weights, folder)
     run = with_models(run, setup, unsaid)
-    if kept.weights is None:
-        _go_on(run, setup, kept.failure.step - 1)
-    return _again(kept, setup, run.stage, plain, cautions)
+    failure, model, reached = kept.failure, setup.engine.model, False
+    start = (run.found.checkpoint.step if run.found.checkpoint else 0) if _goes_on(kept) else None
+    try:
+        if _goes_on(kept):
+            setup = replace(setup, state=_go_on(run, setup, setup.state, failure.steps_before))
+        reached = True
+        finding = _again(kept, run, setup, custom, plain)
+    except SurefootError:
+        raise
+    except Exception as error:  # whatever a recorded crash was; a device that fails is not recorded
+        if is_device_error(error):
+            raise
+        said = f"{type(error).__name__}: {error}"
+        return Replayed(failure, None, said, place_of_error(error, model), plain, cautions, start, reached)
+    return Replayed(failure, finding, "", "", plain, cautions, start)
 
 
 def set_up_again(run: Prepared) -> Setup:
@@ -154,25 +187,38 @@ def plain_plan(plan: RunPlan) -> RunPlan:
     )
 
 
-def _again(kept: Kept, setup: Setup, stage: Stage, plain: bool, cautions: tuple[str, ...]) -> Replayed:
-    failure, engine = kept.failure, setup.engine
-    try:
-        finding = examine(
-            engine,
-            stage.objective,
-            _laid_out(kept.batches, plain, setup.plan),
-            step=failure.step,
-            weight=max(failure.weight, 1),
-            numbers=failure.numbers,
-            scale=None if plain else failure.scale,
-            settings=replace(setup.settings, seed=failure.seed),
-        )
-    except Exception as error:  # whatever a recorded crash was; a device that fails is not recorded
-        if is_device_error(error):
-            raise
-        said = f"{type(error).__name__}: {error}"
-        return Replayed(failure, None, said, place_of_error(error, engine.model), plain, cautions)
-    return Replayed(failure, finding, "", "", plain, cautions)
+def _again(kept: Kept, run: Prepared, setup: Setup, custom: Custom, plain: bool) -> Finding:
+    """What is found in a step; of all else that nothing was raised."""
+    failure, engine, stage = kept.failure, setup.engine, run.stage
+    batches = _laid_out(kept.batches, plain, setup.plan)
+    match failure.phase:
+        case "step":
+            return examine(
+                engine,
+                stage.objective,
+                batches,
+                step=failure.step,
+                weight=max(failure.weight, 1),
+                numbers=failure.numbers,
+                scale=None if plain else failure.scale,
+                settings=replace(setup.settings, seed=failure.seed),
+            )
+        case "batches":
+            stage.batches(failure.step)
+        case "memory":
+            _go_on(run, setup, setup.state, failure.step)
+        case "evaluation" if batches:
+            with without_learning(setup.model):
+                for batch in batches:
+                    one_pass(setup.model, stage.objective, batch, settings=setup.settings, device=engine.device)
+        case "evaluation":
+            _evaluate(run, setup, custom, failure.step)
+    return Finding(None, ())
+
+
+def _evaluate(run: Prepared, setup: Setup, custom: Custom, step: int) -> None:
+    observer, stop = SilentObserver(), StopRequest()
+    make_evaluate(run, setup, custom.all_metrics, observer, stop, Activity(), AtHand())(step)
 
 
 def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[Weighted]:
@@ -216,15 +262,20 @@ def check_loss(folder: Path, name: str | None, custom: Custom) -> None:
 
 
 def _checkpoint(folder: Path, kept: Kept) -> Checkpoint | None:
-    """Where to begin, where the weights do not lie in the folder; None for the base model."""
-    if kept.weights is not None:
+    """Where to begin, where the steps before it are taken again; None for the base model."""
+    if not _goes_on(kept):
         return None
     for one in list_checkpoints(folder.resolve().parent):
-        if one.step >= kept.failure.step or verify_checkpoint(one.folder):
+        if one.step > kept.failure.steps_before or verify_checkpoint(one.folder):
             continue
         if is_on_the_way(one.step, read_state(one).rollbacks, kept.failure.rollbacks):
             return one
     return None
+
+
+def _goes_on(kept: Kept) -> bool:
+    """Whether the steps before it are taken again."""
+    return kept.failure.needs == "run" or (kept.failure.needs == "weights" and kept.weights is None)
 
 
 def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
@@ -236,9 +287,9 @@ def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> No
             own[name].copy_(one)
 
 
-def _go_on(run: Prepared, setup: Setup, last: int) -> None:
-    """Take the steps from the checkpoint, or the base model, to the one before the failure."""
-    train(job_again(run, setup, last), setup.state, SilentObserver(), StopRequest())
+def _go_on(run: Prepared, setup: Setup, state: RunState, last: int) -> RunState:
+    """Take the steps after `state` up to step `last`."""
+    return train(job_again(run, setup, last), state, SilentObserver(), StopRequest()).state
 
 
 def job_again(run: Prepared, setup: Setup, last: int) -> Job:

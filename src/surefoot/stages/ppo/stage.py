@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -32,23 +33,26 @@ def ppo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     cycles = cycles_of(config, plan, data)
     lengths = data.train.lengths
 
-    def step_batches(step: int) -> Sequence[PromptBatch]:
-        """The prompts of the step's answers."""
+    def prompts(step: int) -> np.ndarray:
+        """Of the step's answers."""
         place = cycles.place(step)
-        prompts = cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
-        return prompt_batches(data.train, prompts, plan.batch.micro.value, plan.tokenizer.pad_id)
+        return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
 
-    def step_tokens(step: int) -> int:
-        """Of the prompts: how long answers will be is not known."""
+    def step_batches(step: int) -> Sequence[PromptBatch]:
+        return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
+
+    def step_places(step: int) -> np.ndarray:
+        """All prompts of a rollout where the step begins with one."""
         place = cycles.place(step)
-        return int(lengths[cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]].sum())
+        return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
 
     return Stage(
         objective=ppo_objective(settings_of(config), actor_logits, critic_values),
         data=data,
         steps_per_epoch=cycles.steps_per_epoch,
         step_batches=step_batches,
-        step_tokens=step_tokens,
+        step_places=step_places,
+        step_tokens=lambda step: int(lengths[prompts(step)].sum()),  # how long answers will be is not known
         eval_batches=None,
         bounds={"ratio": config.ppo.ratio_bound},
         begins_at=cycles.begins_at,
