@@ -4,13 +4,15 @@ Used only after a step went wrong, so it may be slow: two hooks per module, one 
 
 A module's input gets an identity of its own in front of it. So the gradient that is seen there is what this module
 passes back, and not the sum with what others do that read the same tensor: the module that spoilt it has a name.
+
+A model that is compiled is looked at as it is written: compiled code has no modules, and knows no hooks.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import RecordName, Weighted
+from surefoot.models.compiled import as_written
 from surefoot.models.fast.chunked_head import watched_logits
 from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
@@ -134,14 +137,16 @@ def examine(
     numbers: Sequence[int],
     scale: LossScale | None,
     settings: StepSettings,
+    look: bool = True,
 ) -> Finding:
-    """The same of batches that were another process's. weight: of the whole step. numbers: see `draw_number`."""
+    """The same of batches that were another process's. weight: of the whole step. numbers: see `draw_number`. look: at
+    the modules; without, the passes are the step's own, compiled where the model is."""
     origin = None
     losses: list[float] = []
     try:
         for place, (batch, number) in enumerate(zip(micro_batches, numbers, strict=True)):
             draw_numbered(settings, step, number)
-            with _watch(engine.model) as seen:
+            with _watch(engine.model) if look else nullcontext([]) as seen:
                 sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
             if origin is None:
                 losses.append(float(sums[LOSS]))
@@ -240,7 +245,7 @@ def _watch(model: nn.Module) -> Iterator[list[tuple[str, Phase, TensorFacts]]]:
     handles = [module.register_forward_hook(after(name)) for name, module in named]
     handles += [module.register_forward_pre_hook(before(name), with_kwargs=True) for name, module in named]
     try:
-        with watched_logits(model, lambda head, logits: note(names[head], "forward", logits)):
+        with as_written(model), watched_logits(model, lambda head, logits: note(names[head], "forward", logits)):
             yield seen
     finally:
         for handle in handles:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from surefoot.data.batch import Weighted
+from surefoot.models.compiled import is_compiled
 from surefoot.objectives.base import Objective
 from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, agreed_origin, find_origin, source_of
@@ -83,5 +84,6 @@ def look_into(
         if engine.rank == (source_of(engine, finding.origin) or 0):
             recorder.failed(attempt, report, finding)
         engine.totals([0.0])  # nobody ends the run while another one writes
-    finite = "a replay of the step was finite: suspect the hardware or a non-deterministic kernel"
+    suspects = f"{'compiled code, ' if is_compiled(engine.model) else ''}the hardware or a non-deterministic kernel"
+    finite = f"a replay of the step was finite: suspect {suspects}"
     return failed or agreed_origin(engine, finding.origin) or finite

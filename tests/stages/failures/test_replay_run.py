@@ -124,6 +124,19 @@ def test_nothing_intact_to_begin_at_is_one_line(killed, tmp_path):
         taken(other)
 
 
+def test_a_loss_of_a_python_caller_is_refused_in_one_line(killed, tmp_path):
+    """No code of it lies in the run. By the child that the command line starts."""
+    other = tmp_path / "run"
+    shutil.copytree(killed, other)
+    plan = json.loads((other / "plan.json").read_text())
+    plan["verified"]["objective"] = "mine.loss"
+    (other / "plan.json").write_text(json.dumps(plan))
+    result = CliRunner().invoke(main, ["replay", str(other)])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+    assert "the step was computed with mine.loss, not the loss of its stage" in result.output
+    assert "go on with it from Python, with the same objective and resume=True" in result.output
+
+
 def test_a_checkpoint_that_is_too_new_is_refused(killed, tmp_path):
     other = tmp_path / "run"
     shutil.copytree(killed, other)

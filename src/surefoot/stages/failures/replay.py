@@ -131,7 +131,8 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
     checkpoint = _checkpoint(folder, kept)
     found = Claim(Path(config.output), "resume", checkpoint, plan=plan, rollbacks=kept.failure.rollbacks)
     with silent_console() as silence:
-        check_loss(folder, read_json(folder / "MANIFEST.json").get("identity", {}).get("objective"), custom)
+        name = read_json(folder / "MANIFEST.json").get("identity", {}).get("objective")
+        check_loss(folder, name, custom, "replay it from Python, with the same objective")
         run = prepare(config, found, silence, custom)
     cautions = check_identity(Checkpoint(folder, kept.failure.step), run.identity)
     with device_faults("replay", run.config, run.plan):
@@ -202,6 +203,7 @@ def _again(kept: Kept, run: Prepared, setup: Setup, custom: Custom, plain: bool)
                 numbers=failure.numbers,
                 scale=None if plain else failure.scale,
                 settings=replace(setup.settings, seed=failure.seed),
+                look=failure.kind != "crash",
             )
         case "batches":
             stage.batches(failure.step)
@@ -253,12 +255,13 @@ def _found(folder: Path, moved: Sequence[str]) -> RunConfig:
         raise InputError([replace(one, fix=f"{one.fix}; {fix}" if one.fix else fix) for one in error.faults]) from None
 
 
-def check_loss(folder: Path, name: str | None, custom: Custom) -> None:
+def check_loss(folder: Path, name: str | None, custom: Custom, fix: str) -> None:
     """A loss that a Python caller brought is not in the folder: no code is. name: of that which the run had, None for
     the stage's own."""
+    own = "the loss of its stage"
     if name != custom.objective_name:
-        what = f"the step was computed with {name or 'the loss of its stage'}, not {custom.objective_name or 'that'}"
-        raise InputError(Fault(str(folder), what, "replay it from Python, with the same objective"))
+        what = f"the step was computed with {name or own}, not {custom.objective_name or own}"
+        raise InputError(Fault(str(folder), what, fix))
 
 
 def _checkpoint(folder: Path, kept: Kept) -> Checkpoint | None:

@@ -83,7 +83,8 @@ def take_again(
     tell("starts", str(start))
     ranks = plan.parallel.ranks.value
     with silent_console() as silence:
-        check_loss(run, read_json(run / PLAN).get("verified", {}).get("objective"), custom)
+        name = read_json(run / PLAN).get("verified", {}).get("objective")
+        check_loss(run, name, custom, "go on with it from Python, with the same objective and resume=True")
         found = Claim(run, "resume", checkpoint, plan=plain_plan(plan) if plain else plan, rollbacks=rollbacks)
         prepared = prepare(config, found, silence, custom)
     for caution in check_identity(checkpoint, prepared.identity) if checkpoint else (_UNCHECKED,):
