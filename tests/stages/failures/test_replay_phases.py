@@ -225,14 +225,23 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
     plant.patch.setattr(recorder_module, "LARGEST", 0)
     module_raises(plant)
     plant.during(loop_module, "_evaluated", EVALUATED)
-    kept = fails(world, name, path)
-    assert read_failure(kept).weights is None
     seen: list[dict[str, torch.Tensor]] = []
-    real = replay_module._again
+    real, evaluated = replay_module._again, loop_module._evaluated
+
+    def weights(engine):
+        seen.append({key: one.detach().clone() for key, one in engine.parameters.items()})
+
+    def evaluating(job, step):
+        weights(job.engine)
+        return evaluated(job, step)
 
     def looking(kept, run, setup, *given):
-        seen.append({key: one.detach().clone() for key, one in setup.engine.parameters.items()})
+        weights(setup.engine)
         return real(kept, run, setup, *given)
+
+    plant.patch.setattr(loop_module, "_evaluated", evaluating)
+    kept = fails(world, name, path)
+    assert read_failure(kept).weights is None
 
     plant.patch.undo()
     plant.patch.setattr(replay_module, "_again", looking)
@@ -242,7 +251,9 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
     for checkpoint in (world / name).glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     assert ", now, from the base model: it goes through" in call("replay", str(kept))[1]
-    assert all(torch.equal(seen[0][key], seen[1][key]) for key in seen[0])
+    earlier, then, *again = seen  # of the evaluations after steps 2 and 4, and of both replays
+    assert all(torch.equal(one[key], then[key]) for one in again for key in then)
+    assert not all(torch.equal(earlier[key], then[key]) for key in then)  # twin
 
 
 @pytest.mark.parametrize("phase", ["evaluation", "batches"])
