@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surefoot.data.batch import JudgedBatch, PairBatch
-from surefoot.data.comparable import in_padded_rows, part_within
+from surefoot.data.comparable import in_padded_rows, part_within, shortest
 from surefoot.data.layout import Layout
 from toy import toy_examples
 
@@ -85,3 +85,20 @@ def test_a_part_of_padded_rows_has_the_packed_ones_examples(tokens):
     assert (padded.common, padded.weight, padded.rows.weight) == (packed.common, packed.weight, packed.rows.weight)
     assert same(padded.rows, in_padded_rows(packed, 0).rows)
     assert padded.weight == 1 or padded.rows.input_ids.numel() <= tokens
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_shortest_are_whole_items_with_so_many_sequences(packed):
+    layout = Layout(0, packed=packed)
+    batch = layout.batch(toy_examples(6))
+    order = sorted(range(6), key=batch.lengths.__getitem__)
+    assert batch.lengths[order[1]] < batch.lengths[order[2]]
+    found = shortest(batch, 2)
+    assert found.examples == tuple(batch.examples[place] for place in sorted(order[:2]))
+    assert found.tokens == sum(batch.lengths[place] for place in order[:2])
+    both = pairs(layout, 6)
+    longest = list(map(max, zip(both.rows.lengths[:6], both.rows.lengths[6:], strict=True)))
+    pair = shortest(both, 2)
+    assert (pair.weight, pair.rows.sequences) == (1, 2)
+    assert pair.examples == (both.examples[longest.index(min(longest))],)
+    assert shortest(both, 1).weight == 1  # one at least

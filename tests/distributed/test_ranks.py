@@ -230,6 +230,19 @@ def test_an_engine_that_cuts_parameters_goes_on_without_the_fast_paths(world):
         assert f"not bit for bit: kernels.{key} was {value}, is plain: fsdp2 hands" in " ".join(said.split())
 
 
+def test_two_ranks_look_at_their_paths_in_fp32_and_agree(world):
+    output = world / "narrow"
+    config = write_config(world, output, parallel=TWO, duration="2 steps", precision="bf16")
+    code, said = run_forked(["train", config], world / "narrow.txt")
+    assert code == 0, said
+    first, second = (rank["fast_paths"] for rank in json.loads((output / "environment.json").read_text())["ranks"])
+    assert first.keys() == second.keys() >= {"adapter", "loss"}
+    for name, found in first.items():
+        assert found["used"]
+        assert 0 < found["fp32"]["differs"] < found["fp32"]["limit"] < found["differs"]["gradient"]
+        assert found["fp32"] == second[name]["fp32"]
+
+
 def test_a_rank_that_fails_says_so_once(world):
     output = world / "failing"
     more = changed(world / "failing-rank", FAILS_IN_SETUP, of="surefoot.stages.follow")

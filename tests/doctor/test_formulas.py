@@ -8,11 +8,12 @@ import torch
 from doctor_runs import clean_base, clean_run
 from surefoot.doctor import parity
 from surefoot.doctor.parity import own_pass, parity_lines
+from surefoot.errors import EnvironmentFault
 from surefoot.kernels import adapters, documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.forward import causal_model
-from surefoot.stages.parity import formulas
+from surefoot.stages.parity import formulas, in_fp32
 from surefoot.stages.parity.differences import LIMITS
 from surefoot.stages.trial import ready
 
@@ -153,8 +154,15 @@ def test_a_wrong_formula_is_named(lines_of, plant):
     assert f"set {key} to " in found[0].fix
 
 
-def test_what_the_run_itself_computes_in_16_bits_hides_a_wrong_scale(lines_of):
-    """Neither the comparison before step 1 nor the whole run against plain fp32 sees it."""
+def test_a_run_sees_a_wrong_scale_before_step_1_in_fp32(lines_of):
+    with pytest.raises(EnvironmentFault, match=r"kernels\.adapter: differs .* in fp32 on this model"):
+        lines_of(scaled, at_once=True)
+
+
+def test_what_the_run_itself_computes_in_16_bits_hides_a_wrong_scale(lines_of, monkeypatch):
+    """Neither the comparison before step 1, where that has no room for fp32, nor the whole run against plain fp32 sees
+    it."""
+    monkeypatch.setattr(in_fp32, "usable", lambda available: 0)
     whole, formula = lines_of(scaled, at_once=True)
     assert (whole.verdict, formula.verdict, formula.where) == ("ok", "fault", "kernels.adapter")
 

@@ -17,7 +17,7 @@ from surefoot.doctor.parity import is_plain, own_pass, parity_lines, plainest
 from surefoot.models import forward
 from surefoot.models.forward import causal_model
 from surefoot.stages.parity.differences import LIMITS, largest_difference
-from surefoot.stages.parity.fast_paths import one_pass
+from surefoot.stages.parity.passes import one_pass
 from surefoot.stages.trial import ready
 
 ROUNDING = 1e-5  # of sums in fp32 taken in another order; healthy runs were seen at 2e-6

@@ -111,7 +111,7 @@ def test_twin_that_leaks_is_found_where_no_two_documents_of_a_row_are_compared(w
     def one_document(q, k, v, found, scale):
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
-    monkeypatch.setattr("surefoot.stages.parity.fast_paths._COMPARED", 1)
+    monkeypatch.setattr("surefoot.stages.parity.passes._COMPARED", 1)
     train(config(workplace, tmp_path / "right", adapter=LORA))
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
     with pytest.raises(EnvironmentFault, match=r"data\.packing.*lets one document move another"):
@@ -186,7 +186,7 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
 def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, tmp_path, monkeypatch):
     """As under fsdp2 and deepspeed, whose ranks wait for one another within the pass over real examples: there a fault
     ends the run."""
-    for module in ("setup", "packed_rows"):
+    for module in ("setup", "parity.packed_rows"):
         monkeypatch.setattr(f"surefoot.stages.{module}.CUTTING", ("single",))
     usual = packing._unmeasured
     monkeypatch.setattr(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from surefoot.data.batch import IGNORE, Batch, JudgedBatch, PairBatch, Weighted
@@ -25,16 +25,32 @@ def part_within(batch: Weighted, tokens: int) -> Weighted:
     """Items of like length, of a pair both sequences, that take at most so many tokens in padded rows; one where no
     two fit. Packed stays packed. What a step needs to know of answers that are not in it is left out. Batches
     of no items, and of kinds that only a model fills, come out as they are."""
+    return _part(batch, lambda lengths, sequences: _largest(lengths, tokens / sequences))
+
+
+def shortest(batch: Weighted, sequences: int) -> Weighted:
+    """The items with the fewest tokens, as many as have so many sequences, or one. What is left out, and what comes out
+    as it is, is as with `part_within`."""
+
+    def pick(lengths: Sequence[int], each: int) -> list[int]:
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        return sorted(order[: max(sequences // each, 1)])
+
+    return _part(batch, pick)
+
+
+def _part(batch: Weighted, pick: Callable[[Sequence[int], int], list[int]]) -> Weighted:
+    """pick: places of items, by the tokens of the longest sequence of each and how many sequences it has."""
     rows = batch.rows
     lengths = rows.documents or rows.lengths
     if not lengths or (not rows.documents and rows.attention_mask is not None):
         return batch
     if isinstance(batch, Batch):
-        return _at(batch, _largest(lengths, tokens))
+        return _at(batch, pick(lengths, 1))
     if isinstance(batch, PairBatch):
         count = len(batch.common)
         longest = [max(pair) for pair in zip(lengths[:count], lengths[count:], strict=True)]
-        group = _largest(longest, tokens / 2)
+        group = pick(longest, 2)
         both = [*group, *(count + place for place in group)]
         return replace(
             batch,
@@ -45,7 +61,7 @@ def part_within(batch: Weighted, tokens: int) -> Weighted:
         )
     if not isinstance(batch, JudgedBatch):
         return batch
-    group = _largest(lengths, tokens)
+    group = pick(lengths, 1)
     return replace(
         batch,
         rows=_at(rows, group),

@@ -20,7 +20,7 @@ from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import evaluating
 from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.stages.parity.differences import LIMITS, largest_difference
-from surefoot.stages.parity.fast_paths import nothing_at_zero, one_pass
+from surefoot.stages.parity.passes import nothing_at_zero, one_pass
 from surefoot.stages.trial import Ready
 
 _LOOKED_FOR = 3  # steps, before a tensor counts as one without a gradient: an expert may have no token in one

@@ -11,19 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
 from surefoot.doctor.findings import Finding, fault, ok, unknown
 from surefoot.doctor.numbers import within_rounding
 from surefoot.models.dropout import without_draws
+from surefoot.models.fast.packing import packed_attention
+from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import readable, usable
 from surefoot.planning.plainest import plainly
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.stages.parity.differences import Pass, largest_difference
-from surefoot.stages.parity.fast_paths import compared_batches, nothing_at_zero, one_pass
-from surefoot.stages.parity.formulas import LIMIT, Formulas, compare_formulas, paths_of
+from surefoot.stages.parity.fast_paths import planned_paths
+from surefoot.stages.parity.formulas import ATTENTION, LIMIT, Formulas, compare_formulas
+from surefoot.stages.parity.passes import compared_batches, nothing_at_zero, one_pass
 from surefoot.stages.planned import make_plan
 from surefoot.stages.trial import Ready, ready
 
@@ -93,6 +99,15 @@ def _formula_lines(found: Formulas) -> Iterator[Finding]:
         yield replace(unknown(_CODE, f"it does not go in fp32 ({why})"), where=key)
 
 
+def paths_of(plan: RunPlan) -> list[FastPath]:
+    """What a run computes otherwise than a model in fp32 with eager attention and padded rows, in the order in which it
+    is put in."""
+    form, implementation = plan.kernels.documents.value, plan.attention.implementation.value
+    rows = [] if form == PLAIN else [packed_attention(form)]
+    attention = [_attention(implementation)] if form == PLAIN and implementation == "sdpa" else []
+    return [*attention, *rows, *planned_paths(plan)]
+
+
 def is_plain(plan: RunPlan) -> bool:
     """Whether a run computes as its twin would."""
     precision = (plan.precision.compute.value, plan.precision.base.value, plan.precision.tf32.value)
@@ -127,3 +142,13 @@ def _pass(one: Ready, batches: Sequence[Weighted]) -> Pass:
     engine = one.setup.engine
     with without_draws(engine.model), nothing_at_zero(engine.parameters.values()):
         return one_pass(one.setup, one.run.stage, batches, 1)
+
+
+def _attention(implementation: str) -> FastPath:
+    def install(model: nn.Module) -> Undo:
+        inner = causal_model(model)
+        before = inner.config._attn_implementation or "sdpa"
+        inner.set_attn_implementation(implementation)
+        return lambda: inner.set_attn_implementation(before)
+
+    return FastPath(ATTENTION, install)

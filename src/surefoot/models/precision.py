@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -26,3 +28,30 @@ def set_tf32(plan: PrecisionPlan) -> None:
     precision = "tf32" if plan.tf32.value else "ieee"
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.fp32_precision = precision
+
+
+@contextmanager
+def widened(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, these hold the same numbers in fp32; afterwards what they held before, to the very memory."""
+    before = [one.data for one in tensors]
+    try:
+        for one in tensors:
+            one.data = one.data.float()
+        yield
+    finally:
+        for one, own in zip(tensors, before, strict=True):
+            one.data = own
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Inside, fp32 matrix products are in fp32, whatever TF32 is allowed otherwise."""
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [one.fp32_precision for one in backends]
+    try:
+        for one in backends:
+            one.fp32_precision = "ieee"
+        yield
+    finally:
+        for one, own in zip(backends, before, strict=True):
+            one.fp32_precision = own

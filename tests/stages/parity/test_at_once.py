@@ -15,7 +15,8 @@ from surefoot.errors import EnvironmentFault
 from surefoot.models import documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.report.console import Console
-from surefoot.stages.parity import at_once, fast_paths, packed_rows
+from surefoot.stages.parity import at_once, packed_rows
+from surefoot.stages.parity.passes import one_pass
 from surefoot.stages.run import train_run
 
 ALL = {"adapter", "documents", "last_block", "loss"}
@@ -31,14 +32,14 @@ def workplace(tmp_path_factory):
 def passes(monkeypatch) -> list[int]:
     """Grows by one for each forward and backward pass before step 1."""
     counted: list[int] = []
-    plain = fast_paths.one_pass
+    plain = one_pass
 
     def count(*given):
         counted.append(1)
         return plain(*given)
 
     for module in ("at_once", "fast_paths", "packed_rows"):
-        monkeypatch.setattr(f"surefoot.stages.{module}.one_pass", count)
+        monkeypatch.setattr(f"surefoot.stages.parity.{module}.one_pass", count)
     return counted
 
 

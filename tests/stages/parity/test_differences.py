@@ -19,8 +19,9 @@ from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.objectives import sft
 from surefoot.report.console import Console
 from surefoot.stages.parity import differences as module
-from surefoot.stages.parity import fast_paths
+from surefoot.stages.parity import passes
 from surefoot.stages.parity.differences import Differences, Pass, differences
+from surefoot.stages.parity.in_fp32 import Look
 from surefoot.stages.run import train_run
 from surefoot.training.scaling import LossScale
 from toy import toy_engine
@@ -54,6 +55,13 @@ def settled(workplace, tmp_path):
         return " ".join(screen.getvalue().split()), rank["fast_paths"]
 
     return start
+
+
+@pytest.fixture(autouse=True)
+def by_themselves(monkeypatch):
+    """What 16 bits see by themselves, as where fp32 has no room. With fp32: test_in_fp32."""
+    for looking in ("at_once", "fast_paths", "packed_rows"):
+        monkeypatch.setattr(f"surefoot.stages.parity.{looking}.look", lambda *_: Look())
 
 
 def longer(monkeypatch):
@@ -158,14 +166,14 @@ def test_gradients_that_overflow_are_compared_at_a_lower_scale(monkeypatch):
         tried.append(scale.scale)
         return a_pass(loss, a=[1.0, math.inf if scale.scale > 1024 else 2.0])
 
-    monkeypatch.setattr(fast_paths, "_pass_at", found)
+    monkeypatch.setattr(passes, "_pass_at", found)
     setup = SimpleNamespace(engine=toy_engine(), state=SimpleNamespace(scale=LossScale(4096.0)))
     loss = 2.0
-    assert fast_paths.one_pass(setup, None, [], 1).gradients["a"].tolist() == [1.0, 2.0]
+    assert passes.one_pass(setup, None, [], 1).gradients["a"].tolist() == [1.0, 2.0]
     assert tried == [4096, 2048, 1024]
     tried.clear()
     loss = math.nan  # twin: what no scale mends is not tried again
-    fast_paths.one_pass(setup, None, [], 1)
+    passes.one_pass(setup, None, [], 1)
     assert tried == [4096]
 
 

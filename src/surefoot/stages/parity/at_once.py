@@ -1,16 +1,17 @@
 """Before step 1, in two passes: the run as it will be, held against the plainest way to compute the same.
 
 Packed rows and every fast path are put in together, and a part of two micro-batches goes forward and backward with all
-of them, and without any, in padded rows. What is compared, and within which limits, is as in `stages.packed_rows` and
-`stages.fast_paths`, which take two passes more for each path. Which of several is at fault this cannot tell: so it only
-ever says yes, and where it cannot, all is as it was and the others look one by one.
+of them, and without any, in padded rows; in 16 bits two short examples do so in fp32 before. What is compared, and
+within which limits, is as in `packed_rows`, `fast_paths` and `in_fp32`, which take two passes more for each path. Which
+of several is at fault this cannot tell: so it only ever says yes, and where it cannot, all is as it was and the others
+look one by one.
 
 They also look where something is drawn at random: what is dropped falls otherwise in packed rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +26,16 @@ from surefoot.stages.parity.differences import Differences, differences
 from surefoot.stages.parity.fast_paths import (
     GO_ON,
     Settled,
-    compared_batches,
+    excused,
     judged,
-    nothing_at_zero,
     obstacles_of,
     of_form,
-    one_pass,
     planned_paths,
     without_blocked,
 )
+from surefoot.stages.parity.in_fp32 import Look, look, rounds_as_plain
 from surefoot.stages.parity.packed_rows import leak_of
+from surefoot.stages.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_of_the_environment
@@ -53,13 +54,17 @@ def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
         return None
     step = run.timetable.next_step(setup.state.step)
     batches = compared_batches(run.stage, engine, step)
+    short = short_batch(run.stage, engine, step)
+    exact = look(setup, run.stage, possible, short, in_padded_rows(short, plan.tokenizer.pad_id), step)
+    if exact.wrong:
+        return None
     with nothing_at_zero(engine.parameters.values()):
-        seen = _all_in(run, setup, possible, batches, step, leaks=form != PLAIN, resumed=resumed)
+        seen = _all_in(run, setup, possible, batches, step, exact, leaks=form != PLAIN, resumed=resumed)
     if seen is None:
         return None
-    record = judged(seen.found, plan, resumed=resumed)
+    record = {**excused(judged(seen.found, plan, resumed=resumed), seen.rounds), "together": True}
     plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
-    together: dict[str, Any] = {path.name: of_form(path, record | {"together": True}) for path in possible}
+    together: dict[str, Any] = {path.name: of_form(path, record | exact.record(path)) for path in possible}
     if form != PLAIN:
         together[NAME] |= {"form": form, "leak": seen.leak}
     return Settled(plan, found | together)
@@ -67,10 +72,12 @@ def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
 
 @dataclass(frozen=True)
 class _Seen:
-    """found: differences to padded rows of the plain model. leak: of packed rows, see `leak_of`; 0 of others."""
+    """found: differences to padded rows of the plain model. leak: of packed rows, see `leak_of`; 0 of others. rounds:
+    what fp32 says for them where they are more than 16 bits should make."""
 
     found: Differences
     leak: float
+    rounds: Mapping[str, Any]
 
 
 def _all_in(
@@ -79,6 +86,7 @@ def _all_in(
     paths: Sequence[FastPath],
     batches: Sequence[Weighted],
     step: int,
+    exact: Look,
     *,
     leaks: bool,
     resumed: bool,
@@ -87,15 +95,18 @@ def _all_in(
     fails. Where other ranks wait in the middle of a pass a failure ends the run."""
     engine, moved, fault = setup.engine, 0.0, ""
     undos: list[Undo] = []
-    plain = one_pass(setup, run.stage, [in_padded_rows(one, setup.plan.tokenizer.pad_id) for one in batches], step)
+    padded = [in_padded_rows(one, setup.plan.tokenizer.pad_id) for one in batches]
+    plain = one_pass(setup, run.stage, padded, step)
+    found = other = None
     try:
         undos.extend(path.install(engine.model) for path in paths)
         if leaks:
             moved, fault = leak_of(setup, batches[0].rows)
         if not fault and moved <= NO_LEAK:
-            found = differences(engine, plain, one_pass(setup, run.stage, batches, step))
+            other = one_pass(setup, run.stage, batches, step)
+            found = differences(engine, plain, other)
             if not judged(found, setup.plan, resumed=resumed)["outside"]:
-                return _Seen(found, moved)
+                return _Seen(found, moved, {})
     except RuntimeError as caught:
         if is_of_the_environment(caught) or (engine.world > 1 and not resumed):
             raise
@@ -104,7 +115,14 @@ def _all_in(
             raise EnvironmentFault(Fault("kernels", what, GO_ON)) from None
     for undo in reversed(undos):
         undo()
-    return None
+    if found is None or other is None or not all(map(exact.is_right, paths)):
+        return None
+    rounds = rounds_as_plain(setup, run.stage, padded, step, plain, other)
+    if not rounds:
+        return None
+    for path in paths:
+        path.install(engine.model)
+    return _Seen(found, moved, rounds)
 
 
 def _draws(run: Prepared, setup: Setup) -> bool:

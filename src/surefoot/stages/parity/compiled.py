@@ -16,7 +16,8 @@ from surefoot.models.compiled import as_written
 from surefoot.models.dropout import without_draws
 from surefoot.models.fast.packing import reason_of
 from surefoot.stages.parity.differences import Pass, differences
-from surefoot.stages.parity.fast_paths import STAYS, compared_batches, judged, nothing_at_zero, one_pass, said_of
+from surefoot.stages.parity.fast_paths import STAYS, judged, said_of
+from surefoot.stages.parity.passes import compared_batches, nothing_at_zero, one_pass
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_of_the_environment

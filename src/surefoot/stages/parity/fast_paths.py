@@ -12,17 +12,10 @@ A path's gain is the business of whoever planned it; here it only has to be righ
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
-from surefoot.data.batch import Weighted
-from surefoot.data.comparable import part_within
-from surefoot.data.loader import dealt
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
@@ -32,19 +25,13 @@ from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.stages.parity.differences import Differences, Pass, differences, limits_in
-from surefoot.stages.parity.rehearsal import rehearsal
+from surefoot.stages.parity.in_fp32 import Look, look, rounds_as_plain
+from surefoot.stages.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
 from surefoot.training.device_errors import is_of_the_environment
 from surefoot.training.engine import Engine
-from surefoot.training.scaling import LossScale
-from surefoot.training.step import LOSS, add_gradient, draw, step_size
 
-_BATCHES = 2
-# Tokens of each in padded rows, unless one example has more: the plain pass holds all their logits, and the run should
-# neither wait for it nor need more memory than the steps do.
-_COMPARED = 512
-_SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
 STAYS = "it stays, as the run began with it"
 GO_ON = "resume with the versions and the device that the run began with, or start another run"
 SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # the paths of this module, by their keys under `kernels:`
@@ -103,20 +90,31 @@ def settle(
     def run() -> Pass:
         return one_pass(setup, stage, batches, step)
 
+    def rounds(plain: Pass, other: Pass) -> dict[str, Any]:
+        return rounds_as_plain(setup, stage, batches, step, plain, other)
+
+    short = short_batch(stage, engine, step)
+    seen = look(setup, stage, possible, short, short, step)
     with nothing_at_zero(engine.parameters.values()):
         plain = run()
         good: list[FastPath] = []
         for path in possible:
-            record = found[path.name] = of_form(path, _compared(setup, path, plain, run, resumed=resumed))
+            record = _compared(setup, path, plain, run, seen, rounds, resumed=resumed)
+            record = found[path.name] = of_form(path, record)
             plan = _weighed(plan, path.name, record, said_of(record), say, resumed=resumed)
             if record["used"]:
                 good.append(path)
         installed = [path.install(engine.model) for path in good]
         all_within = not any(found[path.name]["outside"] for path in good)
         if len(good) > 1 and all_within:
-            together = judged(differences(engine, plain, run()), plan, resumed=resumed)
-            if not together["used"]:
+            other = run()
+            together = judged(differences(engine, plain, other), plan, resumed=resumed)
+            if together["outside"]:
                 _take_out(installed)
+                right = all(map(seen.is_right, good))
+                together = excused(together, rounds(plain, other) if right else {})
+                if together["used"]:
+                    installed = [path.install(engine.model) for path in good]
             for path in good if together["outside"] else ():
                 record = found[path.name] = of_form(path, together)
                 what = f"together with others {said_of(record)}"
@@ -138,26 +136,35 @@ def without_blocked(
     return plan, {name: {"used": False, "obstacle": why} for name, why in obstacles.items()}
 
 
-def compared_batches(stage: Stage, engine: Engine, step: int) -> list[Weighted]:
-    """What is computed both ways: a part of each of this rank's first micro-batches of the step."""
-    own = list(dealt(stage.step_batches(step), engine.rank, engine.world))
-    return [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
-
-
-def _compared(setup: Setup, path: FastPath, plain: Pass, run: Callable[[], Pass], *, resumed: bool) -> dict[str, Any]:
+def _compared(
+    setup: Setup,
+    path: FastPath,
+    plain: Pass,
+    run: Callable[[], Pass],
+    seen: Look,
+    rounds: Callable[[Pass, Pass], dict[str, Any]],
+    *,
+    resumed: bool,
+) -> dict[str, Any]:
     """What is recorded of a path. One that fails, as where a model writes into what the path keeps, is not used; where
-    other ranks wait it cannot be taken out, and neither does another path help against too little memory."""
-    engine = setup.engine
+    other ranks wait it cannot be taken out, and neither does another path help against too little memory. seen: what
+    fp32 showed of it."""
+    engine, wrong = setup.engine, seen.error_of(path) is not None
+    if wrong and not resumed:
+        return {"used": False, "outside": True, **seen.record(path)}
     undo = path.install(engine.model)
     try:
-        seen = differences(engine, plain, run())
+        other = run()
     except RuntimeError as fault:
         if is_of_the_environment(fault) or (engine.world > 1 and not resumed):
             raise
         return {"used": False, "fault": next(iter(str(fault).splitlines()), "")}
     finally:
         undo()
-    return judged(seen, setup.plan, resumed=resumed)
+    record = judged(differences(engine, plain, other), setup.plan, resumed=resumed) | seen.record(path)
+    if record["outside"] and seen.is_right(path):
+        record = excused(record, rounds(plain, other))
+    return record | {"outside": record["outside"] or wrong}
 
 
 def judged(seen: Differences, plan: RunPlan, *, resumed: bool) -> dict[str, Any]:
@@ -167,67 +174,14 @@ def judged(seen: Differences, plan: RunPlan, *, resumed: bool) -> dict[str, Any]
     return {"used": resumed or not outside, "outside": outside, "differs": asdict(seen), "limits": asdict(limits)}
 
 
+def excused(record: dict[str, Any], rounds: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a path that is outside its limits, with what fp32 says for it; the same where that is nothing."""
+    return record | {"used": True, "outside": False, **rounds} if rounds else record
+
+
 def of_form(path: FastPath, record: dict[str, Any]) -> dict[str, Any]:
     """The record with the form of the path, where it has several."""
     return record | ({"form": path.form} if path.form else {})
-
-
-@contextmanager
-def nothing_at_zero(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Inside, matrices that are 0 hold numbers that make a change of W by B A a tenth or so of W, the same on all
-    ranks."""
-    zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
-    draws = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():
-            for one in zeros:
-                one.copy_(torch.randn(one.shape, generator=draws) * (0.1 / math.sqrt(one.shape[1])))
-        yield
-    finally:
-        with torch.no_grad():
-            for one in zeros:
-                one.zero_()
-
-
-def one_pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> Pass:
-    """Forward and backward, with the draws of that step; in fp16 by the run's loss scale or, where gradients overflow
-    with it, the next lower one. A step would be left out there, and no path is wrong because of it."""
-    scale = setup.state.scale
-    while True:
-        found = _pass_at(setup, stage, batches, step, scale)
-        if scale is None or not scale.can_fall or not _overflows(setup.engine, found):
-            return found
-        scale = scale.after_overflow()
-
-
-def _overflows(engine: Engine, found: Pass) -> bool:
-    """On any rank; not where the loss itself is no number, which no scale changes."""
-    bad = math.isfinite(found.loss) and not all(bool(one.isfinite().all()) for one in found.gradients.values())
-    return engine.totals([float(bad)])[0] > 0
-
-
-def _pass_at(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int, scale: LossScale | None) -> Pass:
-    engine = setup.engine
-    weight = max(step_size(engine, batches).weight, 1)
-    loss = 0.0
-    try:
-        for number, batch in enumerate(batches):
-            draw(engine, setup.settings, step, number)
-            objective, batch = rehearsal(stage.objective, batch, engine.device, setup.plan)
-            sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=setup.settings)
-            loss += float(sums[LOSS])
-        engine.reduce()
-        engine.unscale(scale)
-        return Pass(engine.totals([loss])[0], {name: _sample(one) for name, one in engine.gradients().items()})
-    finally:
-        engine.discard()
-
-
-def _sample(gradient: torch.Tensor) -> torch.Tensor:
-    """Numbers at even distances, in fp32. The distance is odd, so that it does not fall on one column of a matrix whose
-    width is a power of two."""
-    flat = gradient.detach().flatten()
-    return flat[:: max(1, flat.numel() // _SAMPLE) | 1].float().clone()
 
 
 def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
@@ -260,6 +214,9 @@ def said_of(record: Mapping[str, Any], plain: str = "the plain path") -> str:
     """Of a record of a path that was compared, as if it were not within its limits."""
     if "fault" in record:
         return f"fails on this model ({record['fault']})"
+    exact = record.get("fp32", {})
+    if exact and not exact.get("differs", 0.0) <= exact.get("limit", 0.0):
+        return f"differs from {plain} by {exact['differs']:.2g} in fp32 on this model; allowed is {exact['limit']:.4g}"
     seen, limits = Differences(**record["differs"]), Differences(**record["limits"])
     return f"differs from {plain} by {seen.beyond(limits)}"
 

@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
 from surefoot.data.batch import Weighted
 from surefoot.errors import EnvironmentFault
 from surefoot.models.dropout import without_draws
-from surefoot.models.fast.packing import NAME, packed_attention, reason_of
+from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath, Undo
-from surefoot.models.forward import causal_model
-from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.stages.parity.differences import LIMITS, largest_difference
-from surefoot.stages.parity.fast_paths import nothing_at_zero, one_pass, planned_paths
+from surefoot.stages.parity.passes import nothing_at_zero, one_pass
 from surefoot.stages.setup import Setup
 from surefoot.stages.stage import Stage
 from surefoot.training.device_errors import is_of_the_environment
@@ -40,15 +36,6 @@ class Formulas:
     error: float
     wrong: dict[str, float]
     unseen: dict[str, str]
-
-
-def paths_of(plan: RunPlan) -> list[FastPath]:
-    """What a run computes otherwise than a model in fp32 with eager attention and padded rows, in the order in which it
-    is put in."""
-    form, implementation = plan.kernels.documents.value, plan.attention.implementation.value
-    rows = [] if form == PLAIN else [packed_attention(form)]
-    attention = [_attention(implementation)] if form == PLAIN and implementation == "sdpa" else []
-    return [*attention, *rows, *planned_paths(plan)]
 
 
 def compare_formulas(
@@ -71,7 +58,7 @@ def compare_formulas(
             undos.extend(path.install(engine.model) for path in some)
             return largest_difference(engine, plain, one_pass(setup, stage, batches, step))
         except (EnvironmentFault, RuntimeError) as caught:
-            if is_of_the_environment(caught):
+            if is_of_the_environment(caught) or engine.world > 1:  # other ranks wait in the middle of the pass
                 raise
             return reason_of(caught)
         finally:
@@ -82,8 +69,8 @@ def compare_formulas(
         plain = one_pass(setup, stage, padded, step)
         together = differ(paths)
         if isinstance(together, float) and together <= LIMIT:
-            return Formulas(tuple(_key(path) for path in paths), together, {}, {})
-        alone = {_key(path): differ([path]) for path in paths}
+            return Formulas(tuple(key_of(path) for path in paths), together, {}, {})
+        alone = {key_of(path): differ([path]) for path in paths}
     errors = {key: found for key, found in alone.items() if isinstance(found, float)}
     wrong = {key: error for key, error in errors.items() if not error <= LIMIT}
     if isinstance(together, float) and not wrong:
@@ -96,15 +83,5 @@ def compare_formulas(
     )
 
 
-def _key(path: FastPath) -> str:
+def key_of(path: FastPath) -> str:
     return _KEYS.get(path.name, f"kernels.{path.name}")
-
-
-def _attention(implementation: str) -> FastPath:
-    def install(model: nn.Module) -> Undo:
-        inner = causal_model(model)
-        before = inner.config._attn_implementation or "sdpa"
-        inner.set_attn_implementation(implementation)
-        return lambda: inner.set_attn_implementation(before)
-
-    return FastPath(ATTENTION, install)

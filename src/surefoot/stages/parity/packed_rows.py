@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -30,17 +31,17 @@ from surefoot.models.forward import hidden_states
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan
-from surefoot.stages.parity.differences import Differences, differences
+from surefoot.stages.parity.differences import differences
 from surefoot.stages.parity.fast_paths import (
     GO_ON,
     STAYS,
     Settled,
-    compared_batches,
+    excused,
     judged,
-    nothing_at_zero,
-    one_pass,
     said_of,
 )
+from surefoot.stages.parity.in_fp32 import look, rounds_as_plain
+from surefoot.stages.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.roll_back import make_stage
 from surefoot.stages.setup import Setup
@@ -72,7 +73,7 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
         plan = _without(plan, f"fails on this model ({trial.fault})", say, resumed=resumed)
         return Settled(plan, {NAME: {"form": form, "used": False, "fault": trial.fault}})
     leaks = not trial.leak <= NO_LEAK  # what is not a number does, too
-    found = judged(trial.found, plan, resumed=resumed) | {"form": form, "leak": trial.leak}
+    found = trial.record | {"form": form, "leak": trial.leak}
     what = said_of(found, "padded rows") if found["outside"] else ""
     if leaks:
         found |= {"used": resumed, "outside": True}
@@ -95,15 +96,12 @@ def as_planned(run: Prepared, plan: RunPlan) -> Stage:
     return replace(run.stage, step_batches=other.step_batches, eval_batches=other.eval_batches)
 
 
-_NONE = Differences(0.0, 0.0, 0.0)
-
-
 @dataclass(frozen=True)
 class _Trial:
-    """found: differences to padded rows. leak: see `leak_of`. fault: why there is neither; empty where there
+    """record: of the differences to padded rows. leak: see `leak_of`. fault: why there is neither; empty where there
     are."""
 
-    found: Differences
+    record: dict[str, Any]
     leak: float
     fault: str
 
@@ -112,20 +110,30 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
     """The path, put in, and what came of it."""
     step = run.timetable.next_step(setup.state.step)
     batches = compared_batches(run.stage, setup.engine, step)
-    padded = [in_padded_rows(batch, setup.plan.tokenizer.pad_id) for batch in batches]
+    pad = setup.plan.tokenizer.pad_id
+    padded = [in_padded_rows(batch, pad) for batch in batches]
+    short = short_batch(run.stage, setup.engine, step)
+    seen = look(setup, run.stage, [path], short, in_padded_rows(short, pad), step)
     with without_draws(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
         plain = one_pass(setup, run.stage, padded, step)
         undo = path.install(setup.engine.model)
         moved, fault = leak_of(setup, batches[0].rows)
         if fault:
-            return undo, _Trial(_NONE, moved, fault)
+            return undo, _Trial({}, moved, fault)
         try:
-            found = differences(setup.engine, plain, one_pass(setup, run.stage, batches, step))
+            other = one_pass(setup, run.stage, batches, step)
         except RuntimeError as caught:
             if is_of_the_environment(caught) or (setup.engine.world > 1 and not resumed):
                 raise  # other ranks wait in the middle of the pass
-            return undo, _Trial(_NONE, moved, reason_of(caught))
-    return undo, _Trial(found, moved, "")
+            return undo, _Trial({}, moved, reason_of(caught))
+        record = judged(differences(setup.engine, plain, other), setup.plan, resumed=resumed) | seen.record(path)
+        if seen.wrong:
+            record |= {"used": resumed, "outside": True}
+        elif record["outside"] and seen.is_right(path):
+            undo()
+            record = excused(record, rounds_as_plain(setup, run.stage, padded, step, plain, other))
+            undo = path.install(setup.engine.model)
+    return undo, _Trial(record, moved, "")
 
 
 @torch.no_grad()
