@@ -77,10 +77,10 @@ bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numb
 
 # On a machine with a GPU: any Python whose torch sees it, with no set-up of its own, as such machines bring theirs.
 test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .venv
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests/gpu tests/kernels tests/probe
+	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) -m pytest -m gpu tests/gpu tests/kernels tests/probe
 
 bench-gpu:  ## surefoot beside other trainers on one GPU, some 8 minutes a cell; CELLS="8b-lora" for one, BENCH=--list for none
-	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu_cells.py $(CELLS) $(BENCH)
+	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) benchmarks/gpu_cells.py $(CELLS) $(BENCH)
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .hypothesis

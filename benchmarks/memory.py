@@ -146,7 +146,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         ids = torch.randint(0, shape.vocabulary, (ROWS, length), generator=draw)
         batch = Batch(ids, ids.roll(-1, 1), None, ids.numel(), (length,) * ROWS, tuple(range(ROWS)))
         train_step(setup.engine, sft_loss, [batch], step=step, lr=1e-4, scale=None, settings=setup.settings)
-    return _found(plan, device, before, code)
+    return _found(plan, setup.engine.model, device, before, code)
 
 
 def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,10 @@ def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
             batches = one.batches(step)
             one.step(step, batches)
             rows += [batch.tokens for batch in batches]
-        return _found(one.plan, device, before, code) | {"rows": rows, "held": one.plan.batch.tokens}
+        return _found(one.plan, one.setup.engine.model, device, before, code) | {
+            "rows": rows,
+            "held": one.plan.batch.tokens,
+        }
 
 
 def _world(case: dict[str, Any], shape: Shape, data: Path, batch: str) -> tuple[Path, Path]:
@@ -212,15 +215,16 @@ def _begin(device: str) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _found(plan: Any, device: str, before: int, code: int) -> dict[str, Any]:
+def _found(plan: Any, model: Any, device: str, before: int, code: int) -> dict[str, Any]:
     from surefoot import hardware
+    from surefoot.stages.setup import mapped_weights
 
     if device == "cuda":
         import torch
 
         held, more = 0, {"reserved": torch.cuda.max_memory_reserved()}
     else:
-        held, more = max(0, _status("RssFile") - code), {}
+        held, more = max(0, _status("RssFile") - code - mapped_weights(model)), {}
     memory = plan.memory
     return {
         "forecast": memory.total,

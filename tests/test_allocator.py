@@ -103,9 +103,11 @@ def test_blocks_fill_the_holes_of_others_without_a_threads_cache(tunables, least
 
 
 _MAPPED = """
-import mmap
+import ctypes, mmap
 from pathlib import Path
-from surefoot.allocator import private_bytes, resident_bytes
+import numpy
+from surefoot.allocator import mapped_bytes, private_bytes, resident_bytes
+array_of = lambda block: numpy.frombuffer(block, numpy.uint8).ctypes.data
 file = Path("mapped")
 file.write_bytes(bytes(64 << 20))
 before = resident_bytes(), private_bytes()
@@ -113,12 +115,16 @@ with file.open("rb") as opened:
     mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
     read = sum(mapped[at] for at in range(0, len(mapped), 4096))
     print(resident_bytes() - before[0], private_bytes() - before[1])
+    start = ctypes.addressof(ctypes.c_char.from_buffer_copy(b"x"))  # no page of a file
+    inside = array_of(mapped)
+    print(mapped_bytes([(inside, 100), (inside + (60 << 20), 11), (start, 1)]))
 """
 
 
 @pytest.mark.skipif(not is_glibc(), reason="glibc's allocator")
 def test_pages_of_files_are_not_what_a_step_took(tmp_path):
     done = subprocess.run([sys.executable, "-c", _MAPPED], capture_output=True, text=True, check=True, cwd=tmp_path)
-    resident, private = map(int, done.stdout.split())
+    resident, private, mapped = map(int, done.stdout.split())
+    assert mapped == 111
     assert resident >= 64 * MIB  # the twin: by this count the data that a run reads would be freed memory
     assert private < 4 * MIB

@@ -25,6 +25,9 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 # Holes that a step leaves: many where each thread keeps small blocks, few where none does.
@@ -57,7 +60,8 @@ def keep_freed_memory() -> str:
 
 class KeptMemory:
     """Gives freed memory back after a step that left more than `limit` bytes here that were not here when this began.
-    planned: the limit at first.
+    planned: the limit at first. Pages of files are not counted; weights that are such pages are part of what was
+    planned, and have to be told: see `without`.
 
     A step that passes the limit although all was given back before it takes as much by itself: the limit rises to a
     little above that, or every step would pay for its pages anew. glibc alone.
@@ -68,6 +72,10 @@ class KeptMemory:
         self._before = private_bytes()
         self._room = int(_ROOM * planned)
         self._empty = False  # whether all was given back before the step
+
+    def without(self, mapped: int) -> None:
+        """mapped: bytes of the plan that lie in files, see `mapped_bytes`."""
+        self.limit -= mapped
 
     def after_step(self) -> None:
         taken = private_bytes() - self._before
@@ -97,3 +105,20 @@ def private_bytes() -> int:
 
     memory = psutil.Process().memory_info()
     return memory.rss - memory.shared
+
+
+def mapped_bytes(blocks: Iterable[tuple[int, int]]) -> int:
+    """How many bytes of these blocks (address, size) are pages of a mapped file, as weights are that were not cast when
+    they were read. Linux alone."""
+    starts, ends = [], []
+    for line in Path("/proc/self/maps").read_text().splitlines():  # in the order of addresses
+        place, *rest = line.split(maxsplit=5)
+        if len(rest) == 5 and rest[4].startswith("/"):
+            start, end = place.split("-")
+            starts.append(int(start, 16))
+            ends.append(int(end, 16))
+    total = 0
+    for address, size in blocks:
+        mapping = bisect_right(starts, address) - 1
+        total += size if mapping >= 0 and address < ends[mapping] else 0
+    return total

@@ -60,6 +60,7 @@ def test_secrets_stay_out_of_the_record():
 def test_a_fault_goes_to_its_word():
     assert locate(FOUND, Fault("model.path", "does not exist")) == Fault("x.yaml:3:1", "base: does not exist")
     assert locate(FOUND, Fault("model", "does not exist")).where == "x.yaml:3:1"
+    assert locate(FOUND, Fault("model", "does not exist", code="NO")).code == "NO"
     assert locate(FOUND, Fault("optim.betas[1]", "too large")) == Fault("--beta2", "too large")
     assert "X's default: clip: null" in locate(FOUND, Fault("optim.max_grad_norm", "is odd")).what
     nowhere = Fault("seed", "is odd")

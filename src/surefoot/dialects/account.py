@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from surefoot.config.dump import shown
@@ -81,10 +81,10 @@ def locate(translation: Translation, fault: Fault) -> Fault:
         if found:
             given = next((note for note in found if note.where), None)
             if given is None:
-                return Fault(fault.where, f"{fault.what} ({translation.tool}'s default: {found[0].word})", fault.fix)
+                return replace(fault, what=f"{fault.what} ({translation.tool}'s default: {found[0].word})")
             where, word = given.where, given.word
             key_word = "" if word.startswith(where) else f"{word.partition(':')[0]}: "
-            return Fault(where, f"{key_word}{fault.what}", fault.fix)
+            return replace(fault, where=where, what=f"{key_word}{fault.what}")
     return fault
 
 

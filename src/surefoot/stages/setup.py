@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import process
-from surefoot.allocator import KeptMemory
+from surefoot.allocator import KeptMemory, mapped_bytes
 from surefoot.config.schema import RunConfig
 from surefoot.errors import Fault, InputError
 from surefoot.models.attention import attention_context
@@ -111,6 +111,8 @@ def set_up(
     built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
     if checkpoint is not None:
         built.load(checkpoint.folder)
+    if kept:
+        kept.without(mapped_weights(built.model))
     with as_written(policy):
         head = verify_head(policy, at_first)
     packs = plan.kernels.documents.value != PLAIN
@@ -157,6 +159,12 @@ def set_up(
         share=share,
         packing_fault=packing_fault,
     )
+
+
+def mapped_weights(model: nn.Module) -> int:
+    """Bytes of a model that are pages of the files that it was read from. Linux alone."""
+    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cpu"]
+    return mapped_bytes((tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in held)
 
 
 def _limits(config: RunConfig, groups: Collection[str]) -> dict[str, float | None]:

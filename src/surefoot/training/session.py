@@ -24,6 +24,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -143,7 +144,7 @@ class Session:
             raise
 
     def _from_here(self, fault: Fault) -> Fault:
-        return Fault(f"rank {self.ranks.rank}" + (f": {fault.where}" if fault.where else ""), fault.what, fault.fix)
+        return replace(fault, where=f"rank {self.ranks.rank}" + (f": {fault.where}" if fault.where else ""))
 
     def _tell(self, code: int, lines: tuple[str, ...], error: Exception) -> None:
         """Raises EndedElsewhere where another rank was first."""

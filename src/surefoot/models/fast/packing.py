@@ -55,7 +55,7 @@ def documents_fault(model: nn.Module) -> str:
     neither document hears of the other. The model is as it was afterwards.
 
     For a whole model: where an engine has shared its weights out, all ranks wait for one another in the middle of the
-    pass. What a run goes by is tried with its own examples as well, and by its own form (`stages.packed_rows`).
+    pass. What a run goes by is tried with its own examples as well, and by its own form (`stages.parity.packed_rows`).
     """
     if why := obstacle(model):
         return why

@@ -1,6 +1,6 @@
 """Pictures and tables of `surefoot evaluate norms`, drawn from what norms.json holds.
 
-results: by side ("base" and "adapter", or "model"), as `stages.measure_norms.norms_to_json` writes it. Each side has a
+results: by side ("base" and "adapter", or "model"), as `stages.measure.norms.norms_to_json` writes it. Each side has a
 colour of its own in every picture, and the first position a solid line where the rest has a dashed one.
 """
 

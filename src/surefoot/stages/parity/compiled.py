@@ -1,7 +1,7 @@
 """A compiled model is tried before step 1: against the same model as it is written, on the run's own examples.
 
 Two micro-batches go forward and backward both ways. What compiled code computes may differ by rounding, within the
-limits of `stages.differences`; a run that asks for code that differs by more ends, and names the key. Times are told,
+limits of `differences`; a run that asks for code that differs by more ends, and names the key. Times are told,
 so that nobody compiles in vain, and decide nothing: what compiles is what the config says.
 """
 

@@ -2,7 +2,7 @@
 
 Two micro-batches of the step that comes next go forward and backward without the path and with it. An adapter's B is 0
 before its first step, and whatever is multiplied by 0 agrees: so parameters that are 0 are given small numbers for as
-long as this takes. Loss and gradients may differ by rounding, for which `stages.differences` has limits. A path that
+long as this takes. Loss and gradients may differ by rounding, for which `differences` has limits. A path that
 differs by more is taken out again, and the plan says so. A resumed run stays with what its plan says, as it would have
 had it never stopped: its paths are held against the plain one once more, on other weights and examples, and one that
 differs stays and is told. Nothing is timed.

@@ -10,7 +10,7 @@ This comes before the other fast paths: from here on the batches of the run are 
 
 An engine that hands parts of parameters round within the forward pass cannot be asked so: its ranks wait for one
 another in the middle. There the model is tried with two short documents while it is still whole
-(`models.packing.documents_fault`, by way of `stages.setup`).
+(`models.fast.packing.documents_fault`, by way of `stages.setup`).
 """
 
 from __future__ import annotations
