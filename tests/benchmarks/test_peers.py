@@ -213,7 +213,7 @@ def test_memory_is_compared_on_a_gpu_by_what_torch_allocated(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2000)
     found = memory._found(plan, None, "cuda", before=30, code=0)
     assert (found["forecast"], found["peak"], found["reserved"]) == (1000, 1100, 2000)
-    assert "reserved" not in memory._found(plan, "cpu", before=0, code=0)
+    assert "reserved" not in memory._found(plan, torch.nn.Linear(1, 1), "cpu", before=0, code=0)
 
 
 def test_a_gpu_gets_the_same_cases_and_a_larger_model():
