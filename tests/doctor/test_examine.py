@@ -171,7 +171,7 @@ def test_what_has_no_room_in_the_memory_that_is_free_is_not_tried(tmp_path, base
 
 def test_the_gain_of_a_variable_is_that_of_the_type_which_the_plan_would_take_without_it():
     """With it fp32 is the fastest, and computes; without it bf16 is four times as fast."""
-    lines = environment_lines(environment_without_plan({"DNNL_MAX_CPU_ISA": "AVX2"}, "cpu"))
+    lines = environment_lines(environment_without_plan({"DNNL_MAX_CPU_ISA": "AVX2"}, "cpu", 2))
     seen = Measurements(products={"fp32": 1e11, "bf16": 1e10})
 
     def gains(compute, there):

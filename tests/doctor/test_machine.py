@@ -29,13 +29,26 @@ def only(lines):
 
 def test_a_variable_that_acts_below_the_config_one_that_is_no_more_than_a_choice_and_one_that_nothing_reads():
     environment = {"DNNL_MAX_CPU_ISA": "AVX2", "HF_HUB_OFFLINE": "1", "SDPA_BACKEND": "math"}
-    lines = environment_lines(environment_without_plan(environment, "cpu"))
+    lines = environment_lines(environment_without_plan(environment, "cpu", 2))
     assert [(line.code, line.verdict, line.where) for line in lines] == [
         ("ENV-OVERRIDE", "caution", "DNNL_MAX_CPU_ISA"),
         ("ENV-OVERRIDE", "ok", "HF_HUB_OFFLINE"),
         ("ENV-UNREAD", "caution", "SDPA_BACKEND"),
     ]
     assert only(environment_lines(())) == ("ENV-OVERRIDE", "ok")
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict", "fix"),
+    [
+        ("2", "ok", ""),
+        ("16", "caution", "unset OMP_NUM_THREADS: it is not followed"),
+        ("abc", "caution", "unset OMP_NUM_THREADS: it decides nothing"),
+    ],
+)
+def test_threads_that_were_asked_for_and_are_not_there_are_a_caution(value, verdict, fix):
+    (line,) = environment_lines(environment_without_plan({"OMP_NUM_THREADS": value}, "cpu", 2))
+    assert (line.verdict, line.fix) == (verdict, fix)
 
 
 def test_what_acts_below_is_known_and_read():
@@ -45,7 +58,7 @@ def test_what_acts_below_is_known_and_read():
 
 
 def test_variables_of_the_compiler_matter_where_it_is_on():
-    found = environment_without_plan({"TORCHDYNAMO_DISABLE": "1"}, "cpu")
+    found = environment_without_plan({"TORCHDYNAMO_DISABLE": "1"}, "cpu", 2)
     assert only(environment_lines(found, compiled=True)) == ("ENV-OVERRIDE", "caution")
     assert only(environment_lines(found, compiled=False)) == ("ENV-OVERRIDE", "ok")
 
@@ -57,7 +70,7 @@ def test_what_variables_cost_is_measured_without_them_and_only_where_there_are_a
         asked.append(tuple(names))
         return {"bf16": 8e11}
 
-    lines = environment_lines(environment_without_plan({"ONEDNN_MAX_CPU_ISA": "AVX2", "SDPA_BACKEND": "x"}, "cpu"))
+    lines = environment_lines(environment_without_plan({"ONEDNN_MAX_CPU_ISA": "AVX2", "SDPA_BACKEND": "x"}, "cpu", 2))
     costly, other = with_cost(lines, {"bf16": 4e9}, there)
     assert (costly.gain, other.gain) == (200.0, None)
     assert asked == [("ONEDNN_MAX_CPU_ISA",)]

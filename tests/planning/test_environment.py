@@ -111,7 +111,22 @@ def test_what_concerns_another_device_is_ignored(findings):
     tf32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     assert findings(tf32)["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"].verdict == "ignored"
     assert findings(tf32, "cuda")["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"].verdict == "overridden"
-    assert findings({"OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"].verdict == "used"
+    assert findings({"OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"].verdict == "used"
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict", "effect"),
+    [
+        ("8", "used", "read by torch: sets the number of CPU threads: 8"),  # as many as the plan has
+        ("16", "overridden", "read by torch: 16 asked, 8 are used"),
+        ("abc", "ignored", "not a number of threads: 8 are used"),
+        ("0", "ignored", "not a number of threads: 8 are used"),
+    ],
+)
+def test_threads_that_are_not_those_that_were_asked_for_are_told(findings, value, verdict, effect):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        finding = findings({name: value})[name]
+        assert (finding.verdict, finding.effect) == (verdict, effect)
 
 
 def test_unknown_names_and_secrets_are_left_alone(findings, monkeypatch):

@@ -32,7 +32,9 @@ CODES: dict[str, Code] = {
         "not set",
         speed=True,
     ),
-    "ENV-UNREAD": Code("machine", "an environment variable that nothing reads, or that the config beats", "not set"),
+    "ENV-UNREAD": Code(
+        "machine", "an environment variable that nothing reads, or that the config or the machine beats", "not set"
+    ),
     "THREADS": Code(
         "machine", "CPU threads against cores, and against the count that multiplies fastest", "≤ cores", speed=True
     ),

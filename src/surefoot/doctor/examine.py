@@ -104,7 +104,7 @@ def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterat
     request = AttentionRequest(tuple(_forms(found)), **_HEADS, length=_LENGTH, dtype=dtype, device=found.kind)
     seen = _measure(found, kept, _SHAPES, request)
     facts["measurements"] = measurements_to_json(seen)
-    named = environment_lines(environment_without_plan(process.read_environment(), found.kind))
+    named = environment_lines(environment_without_plan(process.read_environment(), found.kind, found.cores))
     yield from _with_cost(named, seen, _SHAPES, found)
     yield from thread_lines(found.cores, machine.usable_cores(), seen.threads)
     yield from product_lines(seen.products, None, seen.tf32)

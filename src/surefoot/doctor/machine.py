@@ -28,7 +28,8 @@ def environment_lines(found: Sequence[EnvironmentFinding], *, compiled: bool = F
         elif one.verdict == "used":
             lines.append(ok("ENV-OVERRIDE", said, where=one.name))
         else:
-            lines.append(caution("ENV-UNREAD", said, f"unset {one.name}: it decides nothing", where=one.name))
+            why = "it decides nothing" if one.verdict == "ignored" else "it is not followed"
+            lines.append(caution("ENV-UNREAD", said, f"unset {one.name}: {why}", where=one.name))
     return lines or [ok("ENV-OVERRIDE", "none of the names that matter is set")]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.planning.plan import EnvironmentFinding, RunPlan
+from surefoot.planning.threads import THREAD_VARIABLES, asked_threads
 
 Verdict = Literal["used", "overridden", "ignored"]
 Device = Literal["cpu", "cuda"]
@@ -132,10 +133,12 @@ def acts_below(name: str, *, compiled: bool) -> bool:
     return name in _BELOW or (compiled and name in _OF_COMPILATION)
 
 
-def environment_without_plan(environment: Mapping[str, str], device: str) -> tuple[EnvironmentFinding, ...]:
-    """The same before anything was decided. device: cpu | cuda | mps."""
-    undecided = dict.fromkeys(("attention", "accumulation", "compile", "compute", "tf32", "threads"), "the run's own")
-    return _findings(environment, device, {**undecided, "device": device})
+def environment_without_plan(
+    environment: Mapping[str, str], device: str, threads: int
+) -> tuple[EnvironmentFinding, ...]:
+    """The same before anything was decided. device: cpu | cuda | mps. threads: that torch takes here."""
+    undecided = dict.fromkeys(("attention", "accumulation", "compile", "compute", "tf32"), "the run's own")
+    return _findings(environment, device, {**undecided, "device": device, "threads": str(threads)})
 
 
 def environment_findings(environment: Mapping[str, str], plan: RunPlan) -> tuple[EnvironmentFinding, ...]:
@@ -149,11 +152,21 @@ def _findings(environment: Mapping[str, str], device: str, values: Mapping[str, 
         variable = VARIABLES[name]
         if variable.device is not None and variable.device != device:
             effect, verdict = f"matters only on {variable.device}; this run is on {device}", "ignored"
+        elif name in THREAD_VARIABLES and (unmet := _unmet_threads(environment[name], values["threads"])):
+            effect, verdict = unmet
         else:
             effect, verdict = variable.effect.format_map(values), variable.verdict
         prefix = f"read by {variable.reader}: " if variable.reader and verdict != "ignored" else ""
         found.append(EnvironmentFinding(name, environment[name], prefix + effect, verdict))
     return tuple(found)
+
+
+def _unmet_threads(value: str, used: str) -> tuple[str, Verdict] | None:
+    """Effect and verdict of a number of threads that is not the one that computes; None where it is."""
+    asked, are = asked_threads(value), "is" if used == "1" else "are"
+    if asked is None:
+        return f"not a number of threads: {used} {are} used", "ignored"
+    return None if str(asked) == used else (f"{asked} asked, {used} {are} used", "overridden")
 
 
 def _values(plan: RunPlan) -> dict[str, str]:

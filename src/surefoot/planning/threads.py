@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from surefoot.families.model_facts import ModelFacts
@@ -10,26 +11,44 @@ from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
 
 _SAME = "resumed runs use the same: other counts give other last bits"
-_VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS"})
+THREAD_VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS"})
+# A number, or OpenMP's list of them, of which the first is of the outermost level. More digits overflow its counter.
+_COUNTS = re.compile(r"\s*\+?([0-9]{1,19})\s*(,\s*\+?[0-9]{1,19}\s*)*")
 CLEAR_GAIN = 1.2  # a measured count must beat all cores by this factor
+
+
+def asked_threads(value: str) -> int | None:
+    """How many threads a variable asks for; None where the value is no number of threads, and OpenMP passes it by."""
+    found = _COUNTS.fullmatch(value)
+    return int(found[1]) or None if found else None
+
+
+def _asked(environment: Mapping[str, str]) -> set[int]:
+    values = (asked_threads(environment[name]) for name in THREAD_VARIABLES & environment.keys())
+    return {count for count in values if count is not None}
 
 
 def is_open(model: ModelFacts, hardware: Hardware, environment: Mapping[str, str]) -> bool:
     """Whether a measurement may decide: on a CPU, where nobody has said otherwise and the model is wide enough."""
-    return hardware.kind == "cpu" and not _VARIABLES & environment.keys() and model.hidden >= NARROW
+    return hardware.kind == "cpu" and not _asked(environment) and model.hidden >= NARROW
 
 
 def plan_threads(
     model: ModelFacts, hardware: Hardware, environment: Mapping[str, str], rates: Mapping[int, float] | None = None
 ) -> Choice[int]:
-    """What the environment says; one for narrow models on a CPU; else all that torch would use, unless fewer were
-    measured to be clearly faster (rates: FLOP/s by count), as in a container that sees more cores than it may use.
+    """What the environment asks for, or what torch makes of it, which is never more than the cores. Where it asks for
+    nothing, one for narrow models on a CPU; else all that torch would use, unless fewer were measured to be clearly
+    faster (rates: FLOP/s by count), as in a container that sees more cores than it may use.
 
     A narrow model's operators take microseconds. A second thread saves little there, and on a busy machine each of them
     waits until the scheduler runs it: the quickstart took 139 s on two threads and 9.5 s on one beside other work.
     """
-    if _VARIABLES & environment.keys():
+    asked = _asked(environment)
+    if hardware.cores in asked:
         return Choice(hardware.cores, f"as the environment says; {_SAME}", "user")
+    if asked:
+        why = f"what torch takes where the environment asks for {max(asked)}; {_SAME}"
+        return Choice(hardware.cores, why, "hardware")
     if hardware.kind == "cpu" and model.hidden < NARROW:
         why = f"layers {model.hidden} wide gain little from more, which cost much on a busy machine"
         return Choice(1, why, "default")
