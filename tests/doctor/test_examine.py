@@ -130,6 +130,22 @@ def test_useless_workers(tmp_path, base):
     assert "WORKERS-USELESS" in codes(examine(clean_run(tmp_path, base, data={**data, "workers": 2})))
 
 
+@pytest.mark.parametrize(
+    ("max_length", "fix"),
+    [
+        (64, "raise data.max_length"),
+        (512, "shorten or leave out long answers, or take a model with more positions"),  # all that the model has
+    ],
+)
+def test_answers_that_are_cut_get_a_fix_that_can_be_followed(tmp_path, base, max_length, fix):
+    rows = [{**row, "output": "heron " * 600} for row in ROWS[:4]]
+    (tmp_path / "train.json").write_text(json.dumps(rows + ROWS[4:]))
+    config = clean_run(tmp_path, base, data={"train": str(tmp_path / "train.json"), "max_length": max_length})
+    with ready(config, 1) as one:
+        (line,) = [line for line in module._planned(one, hardware.detect()) if line.code == "TOK-STOP"]
+    assert (line.verdict, line.fix) == ("caution", fix)
+
+
 def at_once(micro):
     return {"batch": {"size": 16, "micro": micro}, "gradient_checkpointing": "off"}
 

@@ -187,23 +187,31 @@ def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
     tokens = plan.tokenizer
     yield ok("TOK-PAD", f"{tokens.pad_token.value} (id {tokens.pad_id}): {tokens.pad_token.reason}")
     audit = data.audit
+    longer = _longer_fix(tokens.max_length.value, facts_of(one.run.base).max_positions)
     if audit.answers:
-        yield _stops(audit)
+        yield _stops(audit, longer)
     if audit.kind != "prompts":
         said = f"{audit.supervised_tokens:,} of {audit.tokens:,} tokens"
         dropped = bool(audit.source.dropped)
-        yield caution("LABEL-NONE", said, "raise data.max_length") if dropped else ok("LABEL-NONE", said)
+        yield caution("LABEL-NONE", said, longer) if dropped else ok("LABEL-NONE", said)
     for sentence in cautions(audit):
         yield caution("DATA-AUDIT", sentence, "look at it with `surefoot data`")
     yield _memory(one, found)
 
 
-def _stops(audit: Audit) -> Finding:
-    """A text that is longer than one example ends in its last piece; a pair has two answers."""
+def _longer_fix(limit: int, positions: int) -> str:
+    """What makes room for examples that are cut. limit: tokens of one. positions: that the model has."""
+    if limit < positions:
+        return "raise data.max_length"
+    return "shorten or leave out long answers, or take a model with more positions"
+
+
+def _stops(audit: Audit, longer: str) -> Finding:
+    """A text that is longer than one example ends in its last piece; a pair has two answers. longer: the fix."""
     whole = audit.answers - audit.continued
     what = "texts" if audit.continued else "answers (two to a pair)" if audit.kind == "pairs" else "answers"
     said = f"{audit.ended:,} of {whole:,} {what} end with one"
-    return caution("TOK-STOP", said, "raise data.max_length") if audit.ended < whole else ok("TOK-STOP", said)
+    return caution("TOK-STOP", said, longer) if audit.ended < whole else ok("TOK-STOP", said)
 
 
 def _memory(one: Ready, found: Hardware) -> Finding:
