@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from surefoot import made_folders
-from surefoot.made_folders import PLAN, run_of
+from surefoot.errors import InputError
+from surefoot.made_folders import CONFIG, FAILURE, PLAN, require_written, run_of
 from surefoot.stages.export.files import _trained_sections
 from surefoot.stages.export.prompts import _examples
 
@@ -47,6 +48,27 @@ def test_twin_by_its_name_alone_a_checkpoint_has_no_run(run: Path, monkeypatch: 
     monkeypatch.setattr(made_folders, "is_checkpoint", lambda folder: False)
     with pytest.raises(AssertionError):
         check_what_a_run_wrote(run)
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """What a run leaves that was killed before its first checkpoint."""
+    for name in (PLAN, CONFIG):
+        (tmp_path / name).write_text("{}")
+    return tmp_path
+
+
+def test_a_run_without_a_checkpoint_is_called_a_run(begun: Path) -> None:
+    with pytest.raises(InputError, match=r"is a run that has no checkpoint yet.*--resume starts at step 0"):
+        require_written(begun)
+
+
+@pytest.mark.parametrize("changed", [PLAN, CONFIG, FAILURE])
+def test_twin_a_folder_with_half_of_it_or_with_a_failure_is_no_run(begun: Path, changed: str) -> None:
+    path = begun / changed
+    path.unlink() if path.is_file() else path.write_text("{}")
+    with pytest.raises(InputError, match="is neither a run folder"):
+        require_written(begun)
 
 
 def test_a_checkpoint_that_was_moved_away_has_none(run: Path, tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ def require_written(folder: Path) -> None:
     """Raises InputError for a folder without anything that could be verified."""
     told = any((folder / name).is_file() for name in (CERTIFICATE, MANIFEST)) or is_checkpoint(folder)
     if not told and not any(CHECKPOINT.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir()):
+        if is_run(folder):
+            what = "is a run that has no checkpoint yet, so there is nothing to verify"
+            raise InputError(Fault(str(folder), what, "where it died, the same command with --resume starts at step 0"))
         what = "is neither a run folder nor a checkpoint nor an export"
         raise InputError(Fault(str(folder), what, "name one that surefoot wrote"))
 
