@@ -286,9 +286,16 @@ def test_verify_names_the_damaged_file_alone(runs: Path, tmp_path: Path) -> None
 def test_verify_shows_the_cause_and_a_few_rows(runs: Path) -> None:
     result = call("verify", runs / "a", "--same-as", runs / "other")
     assert result.exit_code == 4
+    _, verdict, *_, hint = lines = result.stdout.splitlines()
+    count = len(json.loads(call("verify", runs / "a", "--same-as", runs / "other", "--json").stdout)["differences"])
+    assert verdict == f"{runs / 'a'} and {runs / 'other'} differ in {count} places"
+    assert hint == f"why they differ: surefoot compare {runs / 'a'} {runs / 'other'}"
+    assert [line.startswith("config: ") for line in lines].index(True) == 2
     assert "config: optim.lr is 0.0002" in result.stdout
     assert "and more" in result.stdout
     assert 0 < result.stdout.count("differs, at most") <= MOST_SHOWN
+    newest = [next((runs / name).glob("checkpoint-*")) for name in ("a", "other")]
+    assert "surefoot compare" not in call("verify", newest[0], "--same-as", newest[1]).stdout  # it takes runs alone
     same = call("verify", runs / "a", "--same-as", runs / "same")
     assert same.exit_code == 0
     assert len(same.stdout.splitlines()) == 2, "a count for all files that are well, and the verdict"

@@ -30,7 +30,7 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
         meant = f"surefoot verify {shlex.join([str(folder), '--same-as', ctx.args[0]])}"
         raise click.UsageError(f"one folder is checked; two are compared with --same-as: `{meant}`", ctx)
 
-    from surefoot.made_folders import require_written
+    from surefoot.made_folders import is_run, require_written
 
     for one in (folder, other):
         if one:
@@ -57,10 +57,13 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
             console.show(files_table(checks))
         console.say(counts_line(checks))
         if differences and other:
+            console.say(f"{folder} and {other} differ in {counted(len(differences), 'place')}")
             for one in config_differences(folder, other):
                 console.say(f"config: {one.path} is {shown(one.old)} in {folder} and {shown(one.new)} in {other}")
         if differences is not None:
             console.show(differences_table(differences))
+        if differences and other and is_run(folder) and is_run(other):
+            console.say(f"why they differ: surefoot compare {shlex.join([str(folder), str(other)])}")
         if not faults:
             for one in (folder, other):
                 if one and (one / "plan.json").is_file() and not is_finished(one):
@@ -70,4 +73,4 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
     if faults:
         raise IntegrityError(faults)
     if differences:
-        raise IntegrityError(f"{folder} and {other} differ in {counted(len(differences), 'place')}")
+        raise IntegrityError(f"{folder} and {other} are not identical")
