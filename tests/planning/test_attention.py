@@ -163,8 +163,21 @@ class TestRightButNotTimed:
         flash = AttentionTrial("flash", 0.0, "", untimed="cannot be timed: CUDA out of memory")
         plan, notes = decide(trials=[flash, trial("eager", 9.0)])
         assert summary(plan)[1:] == (("flash", "math"), "flash")
+        assert plan.expected.source == "default"  # nothing was held against it
+        assert plan.expected.reason.endswith("how fast it is, is not known: cannot be timed: CUDA out of memory")
         assert not notes.cautions
         assert not notes.faults
+
+    def test_twin_one_that_was_timed_says_what_it_was_held_against(self):
+        plan, _ = decide(trials=[trial("flash", 1.0), trial("eager", 9.0)])
+        assert plan.expected.source == "measured"
+        assert "nothing was 1.5 times as fast" in plan.expected.reason
+        assert "flash 1, eager 9" in plan.expected.reason
+
+    def test_a_winner_that_nobody_timed_shows_no_times(self):
+        plan, _ = decide(trials=[self.NO_ROOM, AttentionTrial("flash", 0.0, "is off")])
+        assert "milliseconds" not in plan.kernels.reason
+        assert "flash: is off" in plan.kernels.reason
 
     def test_it_loses_to_none_and_beats_none(self):
         plan, _ = decide(trials=[trial("flash", 1.0), self.NO_ROOM])

@@ -136,8 +136,11 @@ def _default(
     if not obstacles["cudnn"]:
         notable.append("cuDNN's stays off: NaN gradients at some shapes (PyTorch 196678)")
     expected = Choice(kernels[0], _FIRST, "default")
-    if any(trial.passed for trial in trials):
+    usual = next((trial for trial in trials if trial.form == kernels[0]), None)
+    if usual and usual.passed:
         expected = Choice(kernels[0], f"nothing was {_GAIN:g} times as fast: {_times(trials)}", "measured")
+    elif usual and usual.untimed:
+        expected = Choice(kernels[0], f"{_FIRST}; how fast it is, is not known: {usual.untimed}", "default")
     return AttentionPlan(
         implementation=Choice("sdpa", "asked for", "user") if asked else Choice("sdpa", "fused attention", "default"),
         kernels=Choice(kernels, "; ".join(notable) or "all that can run here", "default"),
@@ -182,4 +185,6 @@ def _measured(winner: AttentionTrial, default: AttentionPlan, trials: Sequence[A
 
 
 def _times(trials: Sequence[AttentionTrial]) -> str:
+    if not any(trial.passed for trial in trials):
+        return "; ".join(f"{trial.form}: {trial.trouble}" for trial in trials)
     return f"milliseconds {times_of(trials)}"
