@@ -125,6 +125,18 @@ def test_the_math_kernel_where_flash_is_right_and_faster(tmp_path, base, monkeyp
     assert "ATTN-MATH" not in codes(free)
 
 
+def test_attention_is_asked_for_as_the_plan_asked(tmp_path, base, monkeypatch):
+    """Which knew of no measurement yet: what it measured made the type another one, and with it the micro-batch."""
+    asked = []
+    monkeypatch.setattr(module, "_measure", lambda *given: asked.append(given[-1]) or Measurements())
+    with ready(clean_run(tmp_path, base), 1) as one:
+        draft = one.plan.batch.micro
+        batch = replace(one.plan.batch, micro=replace(draft, value=draft.value + 3))
+        measured = replace(one, run=replace(one.run, plan=replace(one.plan, batch=batch)))
+        module._measured_for(measured, replace(hardware.detect(), kind="cuda"), None)
+    assert [request.rows for request in asked] == [draft.value]
+
+
 def test_useless_workers(tmp_path, base):
     data = {"train": str(tmp_path / "train.json"), "max_length": 128}
     assert "WORKERS-USELESS" in codes(examine(clean_run(tmp_path, base, data={**data, "workers": 2})))

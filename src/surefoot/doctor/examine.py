@@ -53,7 +53,7 @@ from surefoot.probe.sizes import AttentionRequest
 from surefoot.report.capture import captured_libraries
 from surefoot.report.silent import silent_console
 from surefoot.stages.disk_room import disk_of
-from surefoot.stages.lengths import length_facts
+from surefoot.stages.lengths import lengths_of
 from surefoot.stages.measured import (
     largest_of,
     measured_attention,
@@ -240,7 +240,7 @@ def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
 
 def _micro_with_room(one: Ready, found: Hardware) -> int | None:
     """Examples of the largest micro-batch with room among the half, a quarter … of the run's; None where none has."""
-    config, lengths = one.run.config, length_facts(one.run.stage.data)
+    config, lengths = one.run.config, lengths_of(one.run.config, one.run.stage.data)
     micro = one.plan.batch.micro.value
     while micro > 1:
         micro //= 2
@@ -270,13 +270,14 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
 
 def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
     """At the model's shapes and the data's lengths, whether the plan left it open or not; forms of packed rows and
-    operators between the products as the plan measured them."""
+    operators between the products as the plan measured them. What the plan asked is asked again, and so comes from the
+    cache: with the micro-batch that it had before it knew of any measurement."""
     model = facts_of(one.run.base)
-    lengths = length_facts(one.run.stage.data)
+    lengths = lengths_of(one.run.config, one.run.stage.data)
     dtype = one.plan.precision.compute.value
     longest = longest_example(one.plan.tokenizer.max_length.value, lengths)
     window = model.window if mask_reason(model.window, longest) else None
-    rows = one.plan.batch.micro.value
+    rows = make_plan(one.run.config, measure=False, lengths=lengths).batch.micro.value
     request = attention_request(model, _forms(found), lengths.typical, dtype, found.kind, rows, window)
     planned = measurements_from_json(one.plan.measurements)
     seen = _measure(found, kept, linear_shapes(model), request)
