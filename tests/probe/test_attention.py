@@ -206,3 +206,18 @@ def test_a_form_that_forgets_the_window_does_not_pass():
     cases = check_cases(2, 16, "fp32", CPU, 200)
     assert "output is off" in check(form_named("flash", masked=False), cases, "fp32")[0]
     assert check(form_named("flash", masked=True, window=200), cases, "fp32")[0] == ""
+
+
+@pytest.mark.parametrize(("what", "lost"), [("random_inputs", "cannot be timed"), ("check_cases", "cannot be checked")])
+def test_memory_that_ends_where_inputs_are_made_says_nothing_of_the_forms(monkeypatch, what, lost):
+    """Of 640 tokens; both checks have other numbers of them."""
+    real = getattr(attention, what)
+
+    def make(*given, **named):
+        if what == "check_cases" or given[3] == 640:
+            raise torch.OutOfMemoryError("CUDA out of memory\nmore")
+        return real(*given, **named)
+
+    monkeypatch.setattr(attention, what, make)
+    found = attention_trials(AttentionRequest(("flash", "math"), 2, 1, 8, 640, "fp32", "cpu"), budget=0.0)
+    assert [(one.failure, one.untimed) for one in found] == [("", f"{lost}: CUDA out of memory")] * 2

@@ -38,6 +38,17 @@ def test_a_form_that_crashes_its_process_has_failed_and_the_rest_is_tried():
     assert math.passed
 
 
+def test_a_form_after_which_the_gpu_is_of_no_use_has_failed_and_the_rest_is_tried():
+    """Every later call of that process fails as well. Twin: one that raises anything else ends no process."""
+    raising = "(_ for _ in ()).throw(__import__('torch').{error}('illegal memory access\\nfor debugging'))"
+    flash, math = run_in_child(REQUEST, program=child_with(raising.replace("{error}", "AcceleratorError")))
+    assert flash.failure == "ended its process with exit code 1 (illegal memory access)"
+    assert math.passed
+    flash, math = run_in_child(REQUEST, program=child_with(raising.replace("{error}", "OutOfMemoryError")))
+    assert flash.failure == "cannot run: illegal memory access"
+    assert math.passed
+
+
 def test_a_form_that_does_not_end_has_failed():
     (flash,) = run_in_child(
         AttentionRequest(("flash",), 2, 1, 8, 32, "fp32", "cpu"), program=child_with("time.sleep(600)"), patience=8

@@ -8,6 +8,7 @@ from surefoot.kernels.documents import FORMS, documents_of
 from surefoot.probe import documents as module
 from surefoot.probe.attention import GATE
 from surefoot.probe.documents import PADDED, DocumentsRequest, document_trials
+from surefoot.probe.limits import LIMITS
 
 CPU = torch.device("cpu")
 D = 16
@@ -56,3 +57,48 @@ def test_padded_rows_are_timed_with_the_math_kernel_where_the_usual_one_raises(m
 
     monkeypatch.setattr(module, "_sdpa", failing)
     assert trials({"matmul": ours("matmul")})[PADDED].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("mix", "says"),
+    [(tuple(range(100, 132)), ""), ((*range(100, 131), 2000), "at 1024 of 2000 tokens")],
+    ids=["taken at even distances", "cut"],
+)
+def test_documents_that_were_left_out_are_not_cut_ones(mix, says):
+    """Of these at even distances, the longest is none."""
+    (padded,) = document_trials(DocumentsRequest((PADDED,), mix, 2, 1, D, "fp32", "cpu"), {}, budget=0.0)
+    assert padded.timed == says
+
+
+@pytest.mark.parametrize(("lost", "left"), [("sdpa", PADDED), (PADDED, "sdpa")])
+def test_memory_that_ends_where_inputs_are_made_is_no_fault_of_the_form(monkeypatch, lost, left):
+    """Documents of 30, 20 and 10 tokens: packed a row of 60, padded two rows of 30 and one of 10."""
+    real, shape = module.random_inputs, (1, 60) if lost == "sdpa" else (2, 30)
+
+    def make(rows, groups, kv_heads, tokens, *rest, **named):
+        if (rows, tokens) == shape:
+            raise torch.OutOfMemoryError("CUDA out of memory\nmore")
+        return real(rows, groups, kv_heads, tokens, *rest, **named)
+
+    monkeypatch.setattr(module, "random_inputs", make)
+    request = DocumentsRequest(("sdpa", PADDED), (30, 20, 10), 4, 1, D, "fp32", "cpu", tokens=60)
+    gpu = {"limits": LIMITS["cuda"], "free": 2**30}
+    found = {trial.form: trial for trial in document_trials(request, {"sdpa": ours("sdpa")}, **gpu, budget=0.0)}
+    assert (found[lost].failure, found[lost].untimed) == ("", "cannot be timed: CUDA out of memory")
+    assert found[left].passed
+
+
+def test_memory_that_ends_in_the_check_fails_that_form_alone(monkeypatch):
+    """One that could not be checked is not packed with."""
+    real = module.in_float64
+    turns = iter([True])
+
+    def in_float64(form, inputs):
+        if next(turns, False):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(form, inputs)
+
+    monkeypatch.setattr(module, "in_float64", in_float64)
+    found = trials({"matmul": ours("matmul"), "sdpa": ours("sdpa")})
+    assert found["matmul"].failure == "cannot be checked: CUDA out of memory"
+    assert found["sdpa"].passed

@@ -14,12 +14,13 @@ from surefoot.probe import attention
 from surefoot.probe import documents as documents_module
 from surefoot.probe.attention import attention_trials
 from surefoot.probe.documents import PADDED, DocumentsRequest, document_trials
-from surefoot.probe.limits import LIMITS
+from surefoot.probe.limits import HELD, LIMITS
 from surefoot.probe.sizes import (
     AttentionRequest,
     Room,
     Size,
     no_room,
+    padded_halves,
     room_on,
     timed_documents,
     timed_lengths,
@@ -154,20 +155,58 @@ def of(mix, room, tokens=16384, heads=(4, 8)):
 
 def test_documents_of_a_gpu_are_the_runs_own_in_a_row_as_long_as_its():
     mix = tuple(range(100, 3300, 100))
-    lengths, heads = of(mix, H200)
-    assert heads == 8
-    assert max(lengths) > 1024
-    assert 0.8 * 16384 < sum(lengths) < 1.2 * 16384
-    assert of(mix, H200, tokens=4096)[0] != lengths
-    assert of((200_000,), H200)[0][0] < 200_000  # no pass that takes a second
-    assert of((16384,), Room(LIMITS["cuda"], GIB))[1] < 8  # fewer heads where memory is short
+    taken = of(mix, H200)
+    assert taken.kv_heads == 8
+    assert max(taken.lengths) > 1024
+    assert taken.longest == 3200
+    assert 0.8 * 16384 < sum(taken.lengths) < 1.2 * 16384
+    assert of(mix, H200, tokens=4096).lengths != taken.lengths
+    assert of((200_000,), H200).longest < 200_000  # no pass that takes a second
+    assert of((16384,), Room(LIMITS["cuda"], GIB)).kv_heads < 8  # fewer heads where memory is short
+
+
+LONG_AND_SHORT = (32768,) * 4 + (100,) * 28
+
+
+@pytest.mark.parametrize("free", [1, 7, 22, 139])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("heads", [(4, 8), (71, 1), (1, 128)])
+@pytest.mark.parametrize("micro", [1, 8, 64])
+@pytest.mark.parametrize("mix", [LONG_AND_SHORT, (131072,) * 32, (40,) * 32, tuple(range(1000, 33000, 1000))])
+def test_no_documents_take_more_than_there_is_packed_or_padded(mix, micro, heads, dtype, free):
+    room = Room(LIMITS["cuda"], free * GIB)
+    taken = timed_documents(mix, *heads, 128, dtype, micro * max(mix), room)
+    middle = (len(taken.lengths) + 1) // 2
+    halves = [half for half in (taken.lengths[:middle], taken.lengths[middle:]) if half]
+    rows = [max(half) for half in halves for _ in half]  # padded
+    for lengths in (taken.lengths, rows):
+        work = sum(operations(Size(1, heads[0], taken.kv_heads, one), 128) for one in lengths)
+        assert work <= LIMITS["cuda"].attention_operations / (4 if dtype == "fp32" else 1)
+        width = 4 if dtype == "fp32" else 2
+        beside = 18 if dtype == "fp32" else 12
+        assert heads[0] * taken.kv_heads * sum(lengths) * 128 * (4 * width + beside) <= room.free / 4
+
+
+@pytest.mark.parametrize("free", [7, 139])
+def test_documents_that_are_too_many_keep_what_packing_saves(free):
+    """A long one for each seven short ones: rows padded to it are four times as long. Twin: fewer and fewer documents
+    of full length end in short ones alone, of which there is nothing to save."""
+    taken = timed_documents(LONG_AND_SHORT, 4, 8, 128, "bf16", 8 * 32768, Room(LIMITS["cuda"], free * GIB))
+    assert taken.kv_heads >= 1
+    assert taken.longest < 32768
+    padded = sum(rows * tokens for rows, tokens in padded_halves(taken.lengths))
+    assert padded > 3 * sum(taken.lengths)
+
+
+def test_no_memory_at_all_is_no_endless_search():
+    assert timed_documents(LONG_AND_SHORT, 4, 8, 128, "bf16", 4096, Room(LIMITS["cuda"], 0)).lengths == (1,)
 
 
 def test_documents_of_a_cpu_stay_about_a_thousand_tokens():
-    lengths, heads = of(tuple(range(100, 3300, 100)), CPU)
-    assert heads == 1
-    assert max(lengths) <= 1024
-    assert sum(lengths) < 2048
+    taken = of(tuple(range(100, 3300, 100)), CPU)
+    assert taken.kv_heads == 1
+    assert max(taken.lengths) <= 1024
+    assert sum(taken.lengths) < 2048
 
 
 def test_the_way_of_a_gpu_times_packed_documents_beside_padded_ones(monkeypatch):
@@ -185,8 +224,54 @@ def test_the_way_of_a_gpu_times_packed_documents_beside_padded_ones(monkeypatch)
 
 
 def test_lengths_are_taken_from_all_of_the_mix():
-    assert timed_lengths((10, 20), 1024, 1024) == (20, 10) * 34  # about a thousand tokens, and as many of each
+    assert timed_lengths((10, 20), 1024, 1024) == (20,) * 34 + (10,) * 34  # about a thousand tokens, as many of each
     assert timed_lengths((5000, 3000), 1024, 1024) == (1024,)
     found = timed_lengths(tuple(range(100, 132)), 1024, 1024)
     assert 7 <= len(found) <= 10
     assert found == tuple(sorted(found, reverse=True))
+
+
+@pytest.mark.parametrize(("times", "padded"), [(1, 8_000 + 500), (2, 12_000 + 4_500), (3, 20_000 + 6_000)])
+def test_a_mix_that_is_taken_again_and_again_is_padded_by_its_halves(times, padded):
+    """Twin: side by side as in the mix, each half would have a longest one, and rows as long as it."""
+    mix = (4000, 1500, 500)
+    lengths = timed_lengths(mix, 4000, times * sum(mix))
+    assert lengths == tuple(sorted(mix * times, reverse=True))
+    assert sum(rows * tokens for rows, tokens in padded_halves(lengths)) == padded
+    wrong = sum(rows * tokens for rows, tokens in padded_halves(mix * times))
+    assert (wrong > padded) is (times > 1)
+
+
+def crowded(monkeypatch, free, memory):
+    """A GPU of which others hold what is not free."""
+    monkeypatch.setattr(hardware, "detect", lambda: replace(hardware.preset("h100"), free=free, memory=memory))
+
+
+SMALL_REQUEST = AttentionRequest(("flash", "math"), 4, 4, 8, 640, "fp32", "cpu", rows=2)
+
+
+@pytest.mark.parametrize(
+    ("free", "memory", "says"),
+    [
+        (16 * 2**20, GIB, ["", f"scaled from 12% of it, {HELD}"]),
+        (16 * 2**20, 16 * 2**20, ["", "scaled from 12% of it"]),  # it is as small as that
+        (2**20, GIB, [f"at 1 of 4 heads and 1 of 2 rows, {HELD}", f"at 1 of 4 heads and 1 of 2 rows, {HELD}"]),
+        (GIB, 80 * GIB, ["", ""]),  # others hold nearly all, and there is room all the same
+    ],
+)
+def test_a_trial_says_that_others_held_the_memory(monkeypatch, free, memory, says):
+    crowded(monkeypatch, free, memory)
+    trials = attention_trials(SMALL_REQUEST, limits=LIMITS["cuda"], budget=0.0)
+    assert [trial.timed for trial in trials] == says
+    if free == 2**20:
+        assert trials[1].untimed.endswith(HELD)
+
+
+@pytest.mark.parametrize(("memory", "held"), [(GIB, True), (2**17, False)])
+def test_so_do_documents(monkeypatch, memory, held):
+    crowded(monkeypatch, 2**17, memory)
+    request = DocumentsRequest((PADDED,), (60, 40, 20), 8, 4, 8, "fp32", "cpu", tokens=120)
+    (padded,) = document_trials(request, {}, limits=LIMITS["cuda"], budget=0.0)
+    assert padded.passed
+    assert padded.timed.startswith("at ")
+    assert (HELD in padded.timed) is held

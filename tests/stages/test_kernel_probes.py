@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from surefoot.kernels import documents, pointwise
-from surefoot.planning.measurements import PointwiseSizes
+from surefoot.planning.measurements import AttentionTrial, PointwiseSizes
 from surefoot.probe import child
 from surefoot.probe.child import run_in_child, run_request
 from surefoot.probe.documents import PADDED, DocumentsRequest
 from surefoot.probe.kept import Kept
+from surefoot.probe.limits import HELD
 from surefoot.probe.pointwise import PointwiseRequest
 from surefoot.probe.sizes import AttentionRequest
 from surefoot.stages.kernel_probes import DOCUMENTS, POINTWISE
@@ -120,3 +121,20 @@ def test_twin_no_fault_of_attention_is_kept_that_may_pass(tmp_path, monkeypatch)
     for _ in range(2):
         measured_attention(OF_ATTENTION, kept)
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize(
+    ("timed", "asked"), [(f"at 4 of 32 heads, {HELD}", 2), ("at 4 of 32 heads", 1)], ids=["held", "as small as that"]
+)
+def test_what_was_timed_in_part_because_others_held_the_memory_is_timed_again(tmp_path, monkeypatch, timed, asked):
+    tried = []
+
+    def run(request, probe):
+        tried.append(request)
+        return (AttentionTrial("math", 1.0, "", timed=timed),)
+
+    monkeypatch.setattr(child, "run_in_child", run)
+    kept = Kept(tmp_path, {})
+    for _ in range(2):
+        measured_attention(OF_ATTENTION, kept)
+    assert len(tried) == asked

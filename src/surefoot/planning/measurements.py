@@ -17,8 +17,8 @@ class AttentionTrial:
 
     seconds: best forward and backward pass; 0 where it was not timed. failure: why it did not run, or what was wrong
     with its numbers; empty where it is right. errors: the largest relative error by what was compared. timed: at what,
-    where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is not. untimed: why one that is
-    right could not be timed; empty where it was.
+    where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is not. untimed: why one of which
+    nothing is known to be wrong could not be timed; empty where it was.
     """
 
     form: str  # eager | flash | mem_efficient | cudnn | math
@@ -32,6 +32,11 @@ class AttentionTrial:
     def trouble(self) -> str:
         """Why it is not among those to choose from; empty where it is."""
         return self.failure or self.untimed
+
+    @property
+    def said(self) -> str:
+        """All of it in words."""
+        return f"{self.trouble} {self.timed}"
 
     @property
     def passed(self) -> bool:
@@ -73,6 +78,10 @@ class PointwiseTrial:
 
     @property
     def trouble(self) -> str:
+        return self.failure
+
+    @property
+    def said(self) -> str:
         return self.failure
 
 

@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.nn import functional as F
@@ -24,9 +24,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.draws import draws
+from surefoot.probe.faults import attempt
 from surefoot.probe.limits import Limits
 from surefoot.probe.matmul import TORCH_DTYPE, fp32_products
-from surefoot.probe.sizes import STORING, AttentionRequest, no_room, room_on, timed_size, with_scores
+from surefoot.probe.sizes import (
+    STORING,
+    AttentionRequest,
+    Room,
+    Size,
+    no_room,
+    room_on,
+    timed_at,
+    timed_size,
+    with_scores,
+)
 from surefoot.probe.timing import one_thread, seconds_or_failures
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -71,31 +82,44 @@ def attention_trials(
     """
     device, window = torch.device(request.device), request.window
     room = room_on(device, limits, free)
-    whole = timed_size(request, room)
+    sizes, alone = _sizes(request, room), _sizes(request, room.alone)
     form = partial(form_named, masked=window is not None, window=window)
     make = partial(random_inputs, head_dim=request.head_dim, dtype=TORCH_DTYPE[request.dtype], device=device)
     with one_thread(), fp32_products("ieee"):
-        cases = check_cases(whole.groups, request.head_dim, request.dtype, device, window)
+        groups = request.heads // request.kv_heads
+        cases, why = attempt(partial(check_cases, groups, request.head_dim, request.dtype, device, window))
+        if cases is None:  # nothing is known to be wrong
+            return tuple(AttentionTrial(name, 0.0, "", untimed=f"cannot be checked: {why}") for name in request.forms)
         checked = {}
         for name in request.forms:
             begin(name)
             checked[name] = _checked(name, cases, request.dtype, window)
-        sizes = {name: with_scores(whole, room) if name in STORING else whole for name in request.forms}
-        inputs = {size: make(size.rows, size.groups, size.kv_heads, size.tokens) for size in sizes.values() if size}
-        runs = {
-            name: partial(announced, name, begin, partial(forward_backward, form(name), inputs[size]))
-            for name, size in sizes.items()
-            if size and not checked[name][0]
-        }
+
+        @cache
+        def inputs(size: Size) -> tuple[torch.Tensor, ...]:
+            return make(size.rows, size.groups, size.kv_heads, size.tokens)
+
+        def run(name: str, size: Size) -> Callable[[], object]:
+            return partial(forward_backward, form(name), inputs(size))
+
+        makers = {name: partial(run, name, part) for name, (_, part) in sizes.items() if part and not checked[name][0]}
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds, untimed = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
+        seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
     found = []
-    for name, size in sizes.items():
-        share = size.share_of(whole) if size else 1.0
-        at = ", ".join(filter(None, (whole.less_than(request), f"scaled from {share:.0%} of it" if share < 1 else "")))
+    for name, (whole, part) in sizes.items():
+        held = (whole, part) != alone[name]
+        share = part.share_of(whole) if part else 1.0
+        scaled = f"scaled from {share:.0%} of it" if share < 1 else ""
+        why = untimed if part else {name: timed_at(no_room(whole, room), held=held)}
         spent = {one: taken / share for one, taken in seconds.items()}
-        found.append(trial_of(name, spent, untimed if size else {name: no_room(whole, room)}, checked[name], at))
+        found.append(trial_of(name, spent, why, checked[name], timed_at(whole.less_than(request), scaled, held=held)))
     return tuple(found)
+
+
+def _sizes(request: AttentionRequest, room: Room) -> dict[str, tuple[Size, Size | None]]:
+    """By form what a pass would be, and how much of it is timed."""
+    whole = timed_size(request, room)
+    return {name: (whole, with_scores(whole, room) if name in STORING else whole) for name in request.forms}
 
 
 def trial_of(
@@ -110,12 +134,6 @@ def trial_of(
     return AttentionTrial(
         name, seconds.get(name, 0.0), failure, errors, timed, "" if failure else untimed.get(name, "")
     )
-
-
-def announced(name: str, begin: Callable[[str], object], run: Callable[[], object]) -> None:
-    """`run`, which `begin` is told of."""
-    begin(name)
-    run()
 
 
 def _checked(name: str, cases: Sequence[Case], dtype: DType, window: int | None = None) -> tuple[str, dict[str, float]]:
@@ -187,10 +205,9 @@ def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[st
     for case in cases:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            try:
-                found = forward_backward(form, case.inputs)
-            except RuntimeError as error:
-                return f"cannot run: {_why(said, error)}", errors
+            found, why = attempt(partial(forward_backward, form, case.inputs))
+        if found is None:
+            return f"cannot run: {_why(said, why)}", errors
         for name, tensor in found.items():
             if not torch.isfinite(tensor).all():
                 return f"the {name} is not finite at {case.name}", errors
@@ -231,7 +248,7 @@ def _causal_mask(q: torch.Tensor, window: int | None = None) -> torch.Tensor:
     return (before if window is None else before.triu(1 - window))[None, None]
 
 
-def _why(said: Sequence[warnings.WarningMessage], error: RuntimeError) -> str:
+def _why(said: Sequence[warnings.WarningMessage], error: str) -> str:
     """torch explains a refused kernel in warnings, and says in the error only that there is none."""
     texts = [str(warning.message).partition("(Triggered")[0].strip() for warning in said]
-    return next((text for text in texts if text and not text.endswith("because:")), str(error).splitlines()[0])
+    return next((text for text in texts if text and not text.endswith("because:")), error)

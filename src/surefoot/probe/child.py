@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter
 
 from surefoot.planning.measurements import AttentionTrial
@@ -114,7 +115,10 @@ def _ending(code: int) -> str:
 def answer(probe: Probe) -> None:
     """The child: a request on stdin, lines on stdout."""
     request = TypeAdapter(probe.request).validate_json(sys.stdin.read())
-    trials = probe.run(request, lambda name: print("begin", name, flush=True))
+    try:
+        trials = probe.run(request, lambda name: print("begin", name, flush=True))
+    except torch.AcceleratorError as error:  # of whose many lines only the first says what was wrong
+        sys.exit(str(error).splitlines()[0])
     print("trials", json.dumps(_trials(probe).dump_python(trials, mode="json")), flush=True)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.nn import functional as F
@@ -25,7 +25,6 @@ from surefoot.probe.attention import (
     ROUNDS,
     Case,
     Form,
-    announced,
     check,
     eager,
     far_inputs,
@@ -35,9 +34,10 @@ from surefoot.probe.attention import (
     random_inputs,
     trial_of,
 )
+from surefoot.probe.faults import attempt
 from surefoot.probe.limits import Limits
 from surefoot.probe.matmul import TORCH_DTYPE, fp32_products
-from surefoot.probe.sizes import less_than_asked, room_on, timed_documents
+from surefoot.probe.sizes import less_than_asked, padded_halves, room_on, timed_at, timed_documents
 from surefoot.probe.timing import one_thread, seconds_or_failures
 
 PADDED = "padded"
@@ -75,26 +75,35 @@ def document_trials(
     device, dtype, head_dim = torch.device(request.device), request.dtype, request.head_dim
     groups = request.heads // request.kv_heads
     room = room_on(device, limits, free)
-    lengths, count = timed_documents(request.mix, groups, request.kv_heads, head_dim, dtype, request.tokens, room)
+    asked = (request.mix, groups, request.kv_heads, head_dim, dtype, request.tokens)
+    taken = timed_documents(*asked, room)
+    lengths, count = taken.lengths, taken.kv_heads
     make = partial(random_inputs, head_dim=head_dim, dtype=TORCH_DTYPE[dtype], device=device)
     with one_thread(), fp32_products("ieee"):
         checked: dict[str, tuple[str, dict[str, float]]] = {}
-        runs: dict[str, Callable[[], object]] = {}
-        row = make(1, groups, count, sum(lengths))
         for name in request.forms:
             begin(name)
             if name == PADDED:
-                rows = [make(len(group), groups, count, group[0]) for group in _neighbours(lengths)]
-                usual = _runnable(rows[0])
-                checked[name], run = ("", {}), partial(_each, usual, rows)
+                checked[name] = ("", {})
             else:
-                checked[name] = _checked(forms[name], groups, head_dim, dtype, device)
-                run = partial(forward_backward, forms[name](lengths), row)
-            if not checked[name][0]:
-                runs[name] = partial(announced, name, begin, run)
+                found, why = attempt(partial(_checked, forms[name], groups, head_dim, dtype, device))
+                checked[name] = found or (f"cannot be checked: {why}", {})
+
+        @cache
+        def row() -> tuple[torch.Tensor, ...]:
+            return make(1, groups, count, sum(lengths))
+
+        def run(name: str) -> Callable[[], object]:
+            if name != PADDED:
+                return partial(forward_backward, forms[name](lengths), row())
+            rows = [make(number, groups, count, longest) for number, longest in padded_halves(lengths)]
+            return partial(_each, _runnable(rows[0]), rows)
+
+        makers = {name: partial(run, name) for name in request.forms if not checked[name][0]}
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds, untimed = seconds_or_failures(runs, budget=budget, rounds=ROUNDS, wait=wait)
-    at = less_than_asked((lengths[0], max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
+        seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
+    less = less_than_asked((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
+    at = timed_at(less, held=taken != timed_documents(*asked, room.alone))
     return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)
 
 
@@ -103,20 +112,11 @@ def _each(form: Form, rows: Sequence[Sequence[torch.Tensor]]) -> None:
         forward_backward(form, inputs)
 
 
-def _neighbours(lengths: Sequence[int]) -> list[tuple[int, ...]]:
-    """The longer and the shorter half, as two padded micro-batches of a step would have them."""
-    middle = (len(lengths) + 1) // 2
-    return [tuple(half) for half in (lengths[:middle], lengths[middle:]) if half]
-
-
 def _runnable(inputs: Sequence[torch.Tensor]) -> Form:
     """SDPA as torch dispatches it, or held to the math kernel where that raises: the plan leaves out a kernel that
     does, as one of a CPU does whose instructions a variable of the environment takes away."""
-    try:
-        forward_backward(_sdpa, inputs)
-    except RuntimeError:
-        return _math
-    return _sdpa
+    found, _ = attempt(partial(forward_backward, _sdpa, inputs))
+    return _sdpa if found else _math
 
 
 def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

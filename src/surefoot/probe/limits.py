@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NO_ROOM = "its scores have no room"  # why a form is not timed; so until others give back their memory
+NO_ROOM = "its scores have no room"  # why a form is not timed
+HELD = "as memory was in use"  # why less is timed than will be once others give it back
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -19,6 +19,7 @@ from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.attention import GATE
 from surefoot.probe.draws import draws
+from surefoot.probe.faults import attempt
 from surefoot.probe.limits import LIMITS
 from surefoot.probe.matmul import TORCH_DTYPE
 from surefoot.probe.timing import one_thread, seconds_or_failures
@@ -58,8 +59,8 @@ def pointwise_trials(
 ) -> tuple[PointwiseTrial, ...]:
     """Of a norm, of the turn of all heads, and of a gate where the model has one. budget: seconds for the timing of
     all. begin: is told of each part before it runs."""
-    sizes, dtype = request.sizes, request.dtype
-    make = partial(_inputs, dtype=TORCH_DTYPE[dtype], device=torch.device(request.device))
+    sizes = request.sizes
+    make = partial(_inputs, dtype=TORCH_DTYPE[request.dtype], device=torch.device(request.device))
     limits = LIMITS[request.device]
     fewest, most = limits.pointwise_rows
 
@@ -77,7 +78,7 @@ def pointwise_trials(
         for part, way, shape in parts:
             if part in request.parts:
                 begin(part)
-                found.append(_trial(part, way, make, shape, dtype, budget / len(parts)))
+                found.append(_trial(part, way, make, shape, request, budget / len(parts)))
     return tuple(found)
 
 
@@ -86,23 +87,27 @@ def _trial(
     ways: Callable[..., list[tuple[Way, Way, tuple[torch.Tensor, ...]]]],
     make: Callable[..., torch.Tensor],
     shape: tuple[int, ...],
-    dtype: DType,
+    request: PointwiseRequest,
     budget: float,
 ) -> PointwiseTrial:
     """ways: shape -> (plain, fused, their inputs, of which the last is the gradient of the output)."""
     errors: dict[str, float] = {}
     for size in _SIZES:
         for plain, fused, inputs in ways(make, (shape[0], _CHECKED, *shape[2:]), size):
-            failure = _checked(plain, fused, inputs, dtype, errors)
+            failure = _checked(plain, fused, inputs, request.dtype, errors)
             if failure:
                 return PointwiseTrial(part, 0.0, 0.0, f"{failure} for numbers about {size:g}", errors)
-    try:
-        plain, fused, inputs = ways(make, shape, 1.0)[0]
-    except RuntimeError as error:  # a GPU whose memory others have
-        return PointwiseTrial(part, 0.0, 0.0, f"cannot be timed: {str(error).splitlines()[0]}", errors)
-    runs = {"plain": partial(_pass, plain, inputs), "fused": partial(_pass, fused, inputs)}
-    wait = torch.cuda.synchronize if inputs[0].is_cuda else lambda: None
-    seconds, failures = seconds_or_failures(runs, budget=budget, rounds=_ROUNDS, wait=wait)
+
+    @cache
+    def timed() -> tuple[Way, Way, tuple[torch.Tensor, ...]]:
+        return ways(make, shape, 1.0)[0]
+
+    makers = {
+        "plain": lambda: partial(_pass, timed()[0], timed()[2]),
+        "fused": lambda: partial(_pass, timed()[1], timed()[2]),
+    }
+    wait = torch.cuda.synchronize if request.device == "cuda" else lambda: None
+    seconds, failures = seconds_or_failures(makers, budget=budget, rounds=_ROUNDS, wait=wait)
     if failures:
         return PointwiseTrial(part, 0.0, 0.0, next(iter(failures.values())), errors)
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
@@ -111,10 +116,9 @@ def _trial(
 def _checked(plain: Way, fused: Way, inputs: Sequence[torch.Tensor], dtype: DType, errors: dict[str, float]) -> str:
     """What is wrong, empty where nothing is. Adds to `errors` the largest by tensor."""
     exact = _pass(plain, [one.detach().double().requires_grad_(one.requires_grad) for one in inputs])
-    try:
-        found = _pass(fused, inputs)
-    except RuntimeError as fault:
-        return f"cannot run: {str(fault).splitlines()[0]}"
+    found, why = attempt(partial(_pass, fused, inputs))
+    if found is None:
+        return f"cannot run: {why}"
     for number, (one, wanted) in enumerate(zip(found, exact, strict=True)):
         name = f"gradient {number}" if number else "output"
         error = float((one.double() - wanted).norm() / wanted.norm())

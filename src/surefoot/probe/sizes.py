@@ -10,6 +10,7 @@ Work is the same for every row and every head, so a part of them tells what the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,12 +18,13 @@ import torch
 from surefoot import hardware
 from surefoot.planning.memory import readable
 from surefoot.planning.plan import DType
-from surefoot.probe.limits import LIMITS, NO_ROOM, Limits
+from surefoot.probe.limits import HELD, LIMITS, NO_ROOM, Limits
 from surefoot.probe.matmul import TORCH_DTYPE
 
 STORING = ("eager", "math")  # forms that keep every score
 # For each score, at their peak: 12.8 to 14.0 bytes were counted of torch's own memory on a CPU, in either type.
 _SCORE_BYTES = 16
+_FEW = 8  # documents: of four to a half one is still as long as the longest eighth of the mix
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,20 @@ class AttentionRequest:
 
 @dataclass(frozen=True)
 class Room:
-    """free: bytes of memory, None where so little is timed that nobody has to ask."""
+    """free: bytes of memory, None where so little is timed that nobody has to ask. memory: those of the device in all,
+    None where nobody looked."""
 
     limits: Limits
     free: int | None
+    memory: int | None = None
+
+    @property
+    def alone(self) -> Room:
+        """As soon as other programs have given back what they hold; a tenth stays taken, as a process on a GPU takes
+        some of it before it does anything."""
+        if self.free is None or self.memory is None:
+            return self
+        return replace(self, free=max(self.free, self.memory * 9 // 10))
 
     def operations(self, dtype: DType) -> int | None:
         most = self.limits.attention_operations
@@ -57,9 +69,10 @@ class Room:
 def room_on(device: torch.device, limits: Limits | None = None, free: int | None = None) -> Room:
     """limits, free: those of the device unless given."""
     limits = limits or LIMITS[device.type]
-    if limits.attention_operations is not None and free is None:
-        free = hardware.detect().free
-    return Room(limits, free)
+    if limits.attention_operations is None or free is not None:
+        return Room(limits, free)
+    found = hardware.detect()
+    return Room(limits, found.free, found.memory)
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,12 @@ class Size:
         )
 
 
+def timed_at(*less: str, held: bool) -> str:
+    """less: how much of the run's shapes is timed, each empty where that is all. held: it would be more, were it not
+    for other programs."""
+    return ", ".join(filter(None, (*less, HELD if held else "")))
+
+
 def less_than_asked(*taken: tuple[int, int, str]) -> str:
     """taken: (timed, asked for, of what). Empty where all of it was timed."""
     less = [f"{timed} of {asked} {what}" for timed, asked, what in taken if timed < asked]
@@ -101,18 +120,44 @@ def timed_size(request: AttentionRequest, room: Room) -> Size:
     return Size(rows, groups, kv_heads, tokens)
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Of a packed row. lengths: the longest first. longest: to what they were cut. kv_heads: see Size."""
+
+    lengths: tuple[int, ...]
+    longest: int
+    kv_heads: int
+
+
 def timed_documents(
     mix: tuple[int, ...], groups: int, kv_heads: int, head_dim: int, dtype: DType, tokens: int, room: Room
-) -> tuple[tuple[int, ...], int]:
-    """Lengths of the documents of a packed row, the longest first, and heads of keys. mix: lengths as they stand side
-    by side in the run. tokens: of a row of the run."""
+) -> Documents:
+    """mix: lengths as they stand side by side in the run. tokens: of a row of the run.
+
+    Where memory or operations do not allow all: fewer heads, then fewer documents, then shorter ones. A few would no
+    longer be like the mix, and padding, which packing is there to save, would be lost with the longest of them.
+    """
     if room.limits.attention_tokens is not None:
         tokens = room.limits.attention_tokens
-    longest = min([max(mix), *_most_tokens(groups, head_dim, dtype, room, None)])
-    lengths = timed_lengths(mix, longest, tokens)
-    units = heads_within(room, groups, head_dim, dtype, squares=sum(one**2 for one in lengths), tokens=sum(lengths))
-    kv_heads = most_heads(groups, kv_heads, room.limits)
-    return lengths, kv_heads if units is None else max(1, min(kv_heads, units))
+    bounds, kv_heads = _most_tokens(groups, head_dim, dtype, room, None), most_heads(groups, kv_heads, room.limits)
+    while True:
+        longest = min([max(mix), *bounds])
+        lengths = timed_lengths(mix, longest, tokens)
+        padded = padded_halves(lengths)  # which are no less than the packed row
+        squares, numbers = sum(rows * one**2 for rows, one in padded), sum(rows * one for rows, one in padded)
+        units = heads_within(room, groups, head_dim, dtype, squares=squares, tokens=numbers)
+        if units is None or units or lengths == (1,):
+            return Documents(lengths, longest, kv_heads if units is None else max(1, min(kv_heads, units)))
+        tokens = max(1, tokens // 2)
+        if len(lengths) <= _FEW:
+            mix = tuple(max(1, one // 2) for one in mix)
+
+
+def padded_halves(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(rows, tokens of each) of the longer and the shorter half, as two padded micro-batches of a step would have them.
+    lengths: the longest first."""
+    middle = (len(lengths) + 1) // 2
+    return [(len(half), max(half)) for half in (lengths[:middle], lengths[middle:]) if half]
 
 
 def timed_lengths(mix: tuple[int, ...], longest: int, tokens: int) -> tuple[int, ...]:
@@ -121,7 +166,7 @@ def timed_lengths(mix: tuple[int, ...], longest: int, tokens: int) -> tuple[int,
     ordered = sorted((min(length, longest) for length in mix), reverse=True)
     count = max(1, round(tokens * len(ordered) / sum(ordered)))
     if count >= len(ordered):
-        return tuple(ordered * max(1, count // len(ordered)))
+        return tuple(sorted(ordered * max(1, count // len(ordered)), reverse=True))
     return tuple(ordered[(2 * place + 1) * len(ordered) // (2 * count)] for place in range(count))
 
 

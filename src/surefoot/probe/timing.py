@@ -9,8 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
+
+from surefoot.probe.faults import attempt
 
 Clock = Callable[[], float]
 
@@ -52,30 +55,34 @@ def best_seconds(
 
 
 def seconds_or_failures(
-    runs: Mapping[str, Callable[[], object]],
+    makers: Mapping[str, Callable[[], Callable[[], object]]],
     *,
     budget: float,
     rounds: int,
     wait: Callable[[], object] = lambda: None,
     clock: Clock = time.perf_counter,
+    begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """As `best_seconds`, of those that run; and of the others why not. One that has run may still find no memory."""
+    """As `best_seconds`, of those that run; and of the others why not: another program may take the memory before the
+    inputs are made, or later.
+
+    makers: by name, what makes the run with its inputs. begin: is told of each before it is made and before it runs.
+    """
     failures: dict[str, str] = {}
 
-    def tried(name: str, run: Callable[[], object]) -> Callable[[], object]:
-        def once() -> None:
-            if name in failures:
-                return
-            try:
-                run()
-            except RuntimeError as error:
-                failures[name] = f"cannot be timed: {str(error).splitlines()[0]}"
+    def tried(name: str, run: Callable[[], object]) -> object:
+        """What `run` returns; None where it, or the run before, could not."""
+        if name in failures:
+            return None
+        begin(name)
+        found, why = attempt(run)
+        if why:
+            failures[name] = f"cannot be timed: {why}"
+        return found
 
-        return once
-
-    found = best_seconds(
-        {name: tried(name, run) for name, run in runs.items()}, budget=budget, rounds=rounds, wait=wait, clock=clock
-    )
+    made = {name: tried(name, make) for name, make in makers.items()}
+    runs = {name: partial(tried, name, run) for name, run in made.items() if callable(run)}
+    found = best_seconds(runs, budget=budget, rounds=rounds, wait=wait, clock=clock)
     return {name: seconds for name, seconds in found.items() if name not in failures}, failures
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.probe.kept import Kept
-from surefoot.probe.limits import NO_ROOM
+from surefoot.probe.limits import HELD
 
 if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
     import torch
@@ -30,7 +30,7 @@ _PASSING = (
     "out of memory",
     "allocate memory",
     "ALLOC_FAILED",
-    NO_ROOM,
+    HELD,
     NOT_LOADED,
 )
 
@@ -110,7 +110,7 @@ def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...
         asdict(request),
         tuple[probe.trial, ...],
         lambda: run(request, probe),
-        lasting=lambda trials: not any(said in trial.trouble for trial in trials for said in _PASSING),
+        lasting=lambda trials: not any(passing in trial.said for trial in trials for passing in _PASSING),
     )
 
 
