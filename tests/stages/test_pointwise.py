@@ -22,6 +22,7 @@ from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_from_json
 from surefoot.probe import child
 from surefoot.probe.kept import Kept
+from surefoot.probe.pointwise import PointwiseRequest
 from surefoot.report.console import Console
 from surefoot.stages import planned
 from surefoot.stages.measured import measured_pointwise
@@ -146,13 +147,15 @@ def test_on_a_gpu_gates_are_measured_besides_and_the_plan_says_by_what(workplace
     """A machine with a GPU is described; what its probes would say is given."""
     asked = []
 
-    def measured(sizes, dtype, device, kept):
-        asked.append((sizes.width, sizes.gate, device.type))
+    def measured(request, kept):
+        asked.append((request.sizes.width, request.sizes.gate, request.device))
         return (*FASTER, PointwiseTrial("gate", 0.02, 0.01, ""))
 
     monkeypatch.setattr(planned.machine, "detect", lambda: replace(preset("h100"), preset=False, triton=True))
     monkeypatch.setattr(planned, "measured_pointwise", measured)
     monkeypatch.setattr(planned, "measured_products", lambda *asked: {"fp32": 1e13, "bf16": 1e14})
+    monkeypatch.setattr(planned.machine, "forget_peak", lambda kind: None)
+    monkeypatch.setattr(planned, "measured_tf32", lambda *asked: None)
     monkeypatch.setattr(planned, "measured_attention", lambda *asked: ())
     plan = make_plan(config(workplace, tmp_path / "run", base="wide"))
     choice = plan.kernels.pointwise
@@ -173,8 +176,8 @@ def test_a_triton_that_does_not_load_is_a_trial_that_failed_and_is_tried_again(t
     without_triton(monkeypatch)
     monkeypatch.setattr(child, "run_in_child", child.run_request)
     kept = Kept(tmp_path, {})
-    sizes = PointwiseSizes(256, 4, 64, gate=512)
-    trials = measured_pointwise(sizes, "bf16", torch.device("cuda"), kept)
+    request = PointwiseRequest(("norm", "rotary", "gate"), PointwiseSizes(256, 4, 64, gate=512), "bf16", "cuda")
+    trials = measured_pointwise(request, kept)
     assert [trial.part for trial in trials] == ["norm", "rotary", "gate"]
     assert all(trial.failure.startswith("Triton does not load: ") for trial in trials)
     assert not list(tmp_path.iterdir())
