@@ -3,13 +3,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 import zoo
 from surefoot.models.fast.chunked_head import chunked_head, loss_path
 from surefoot.objectives.sft import sft_loss
 from surefoot.training import diagnose
-from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin, place_of_error
+from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin, largest_finite, place_of_error
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import adamw, trainable_parameters
 from surefoot.training.step import accumulate_gradients, draw
@@ -81,7 +82,7 @@ def test_says_nothing_when_all_is_finite_and_leaves_no_gradient_or_hook():
     engine = toy_engine()
     assert origin_of(engine, toy_batches(toy_examples(4), 2)) is None
     assert all(parameter.grad is None for parameter in engine.model.parameters())
-    assert not any(module._forward_hooks for module in engine.model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in engine.model.modules())
 
 
 def overflowing_head(tmp_path):
@@ -154,7 +155,7 @@ def seen_in(model):
     torch.manual_seed(0)
     with _watch(model) as seen:
         model(torch.randn(3, 4, requires_grad=True)).sum().backward()
-    return [(module, phase) for module, phase, _ in seen]
+    return [(one.module, one.phase) for one in seen]
 
 
 def test_names_the_module_that_spoils_a_gradient_among_those_that_share_an_input():
@@ -163,6 +164,125 @@ def test_names_the_module_that_spoils_a_gradient_among_those_that_share_an_input
 
 def test_twin_branches_without_a_fault():
     assert seen_in(Branches(spoil=False)) == []
+
+
+class Attending(torch.nn.Module):
+    """Scores of queries and keys, spoilt on the way there or back between its modules where `act` does so."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.query, self.out, self.act = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), act
+
+    def forward(self, x, mask=None):
+        return self.out(self.act(self.query(x)))
+
+
+class Layer(torch.nn.Module):
+    """after: what it does with the output of attention."""
+
+    def __init__(self, act, after=lambda x: x):
+        super().__init__()
+        self.attention, self.after = Attending(act), after
+
+    def forward(self, x, mask=None):
+        return x + self.after(self.attention(x, mask=mask))
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, act, after=lambda x: x, again=False):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer(torch.tanh), Layer(act, after)])
+        self.again = again
+
+    def forward(self, x, mask=None):
+        for layer in self.layers:
+            x = checkpoint(layer, x, mask, use_reentrant=False) if self.again else layer(x, mask)
+        return x
+
+
+def sightings(model, mask=None):
+    torch.manual_seed(0)
+    with _watch(model) as seen:
+        model(torch.randn(3, 4, requires_grad=True), mask).sum().backward()
+    return [(one.module, one.phase, one.made_in) for one in seen]
+
+
+def forward_spoilt(x):
+    return x * float("inf") * 0.0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_module_computes_between_those_inside_of_it_is_its_own(again):
+    """Not of the one in front of which it is seen first, whose input it is."""
+    found = sightings(Layers(forward_spoilt, again=again))
+    assert found[0] == ("layers.1.attention.out", "input", "layers.1.attention")
+    assert sightings(Layers(torch.tanh, again=again)) == []  # twin
+
+
+def test_twin_by_outputs_alone_the_module_behind_it_would_be_blamed(monkeypatch):
+    monkeypatch.setattr(diagnose, "_is_spoilt", lambda tensor: False)
+    assert sightings(Layers(forward_spoilt))[0] == ("layers.1.attention.out", "forward", "layers.1.attention.out")
+
+
+def test_an_input_of_several_modules_is_told_where_it_is_seen_first():
+    model = Layers(torch.tanh, forward_spoilt)
+    model.layers.append(Layer(torch.tanh))
+    assert sightings(model)[0] == ("layers.1", "forward", "layers.1")  # the output of the layer that made it
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_spoilt_on_the_way_back_between_modules_is_told_by_the_one_that_was_under_way(again):
+    found = sightings(Layers(Spoilt.apply, again=again))
+    assert found == [("layers.1.attention.query", "gradient", "layers.1.attention")]
+    # attention returns what its last module does: the layer around it has spoilt that
+    found = sightings(Layers(torch.tanh, Spoilt.apply, again=again))
+    assert found == [("layers.1.attention.out", "gradient", "layers.1")]
+
+
+def test_a_mask_of_minus_infinity_is_no_fault():
+    mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), float("-inf"))
+    assert sightings(Layers(torch.tanh), mask) == []
+    assert sightings(Layers(forward_spoilt), mask)[0][0] == "layers.1.attention.out"
+    # twin: one that is spoilt itself, and matters
+    model = Layers(torch.tanh)
+    model.layers[0].attention.register_forward_hook(lambda module, inputs, output: output * float("nan"))
+    assert sightings(model, mask * float("nan"))[0] == ("layers.0", "input", "")
+
+
+def test_an_input_of_which_nothing_comes_is_no_fault():
+    class Reads(torch.nn.Module):
+        def forward(self, x, mask):
+            return torch.where(mask.isnan(), x, 0.0)
+
+    class Reading(Layers):
+        def __init__(self, act):
+            super().__init__(act)
+            self.reads = Reads()
+
+        def forward(self, x, mask=None):
+            return super().forward(self.reads(x, mask))
+
+    nothing = torch.full((3, 4), float("nan"))
+    assert sightings(Reading(torch.tanh), nothing) == []
+    assert sightings(Reading(forward_spoilt), nothing)[0][:2] == ("layers.1.attention.out", "input")
+
+
+def test_the_words_name_who_made_it():
+    origin = Origin("a.b.out", "input", (1,), made_in="a.b")
+    assert origin.what == "the input of a.b.out, which a.b itself computes,"
+    assert Origin("a.b", "input", (1,), made_in="").what == "the input of a.b, which the model itself computes,"
+    back = Origin("a.b.out", "gradient", (1,), made_in="a")
+    assert back.what == "the output gradient of a.b.out, which a itself passes back,"
+    old = {name: value for name, value in back.to_json().items() if name != "made_in"}
+    assert Origin.from_json(old).what == "the output gradient of a.b.out"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_finite_magnitude(dtype):
+    assert largest_finite(torch.tensor([1.0, -3.0, 2.0], dtype=dtype)) == 3.0
+    assert largest_finite(torch.tensor([1.0, -3.0, float("nan"), float("inf")], dtype=dtype)) == 3.0
+    assert largest_finite(torch.tensor([float("-inf")], dtype=dtype)) is None
+    assert largest_finite(torch.zeros(0, dtype=dtype)) is None
 
 
 def test_watching_changes_no_bit_of_loss_and_gradients():

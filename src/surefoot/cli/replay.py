@@ -60,14 +60,17 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
 
 
 def _of_failure(folder: Path, moved: tuple[str, ...], plain: bool) -> ReplayTable:
-    from surefoot.report.tables.replay import ReplayTable, bad_weights, origin_json, value_words, verdict
+    from dataclasses import asdict
+
+    from surefoot.report.tables.replay import ReplayTable, origin_json, value_words, verdict, weights_then
     from surefoot.stages.failures.replay import replay as run_again
 
     found = run_again(folder, moved=moved, plain=plain)
     then, now = found.then, found.now
     through = not found.error and now is not None and now.origin is None
     crashed = then.kind == "crash"
-    seen = "it goes through" if crashed and through else value_words(now, found.error, found.place)
+    known = then.finding if found.same_place else None
+    seen = "it goes through" if crashed and through else value_words(now, found.error, found.place, known)
     recorded = f"{then.moment}, recorded: {value_words(then.finding, then.error, then.place)}"
     return ReplayTable(
         moment=then.moment,
@@ -76,7 +79,7 @@ def _of_failure(folder: Path, moved: tuple[str, ...], plain: bool) -> ReplayTabl
         plain=plain,
         same=found.same_place,
         start=found.start,
-        then=(recorded, *bad_weights(then.bad_weights)),
+        then=(recorded, *weights_then(then.bad_weights, None if crashed else then.largest)),
         now=seen if found.reached else f"in a step before it: {seen}",
         verdict=verdict(
             same_place=found.same_place, same_bits=found.same_bits, plain=plain, finite=through, crashed=crashed
@@ -86,6 +89,7 @@ def _of_failure(folder: Path, moved: tuple[str, ...], plain: bool) -> ReplayTabl
         more={
             "phase": then.phase,
             "same_bits": found.same_bits,
+            "largest": asdict(then.largest) if then.largest else None,
             "then": origin_json(then.finding),
             "now": origin_json(now),
         },

@@ -5,12 +5,17 @@ Used only after a step went wrong, so it may be slow: two hooks per module, one 
 A module's input gets an identity of its own in front of it. So the gradient that is seen there is what this module
 passes back, and not the sum with what others do that read the same tensor: the module that spoilt it has a name.
 
+Attention, rotary positions, residual sums are code of a module between those inside of it, and no module of their own.
+What they spoil is first seen in front of the next module, or behind the last one on the way back: then the module that
+was under way is named beside it.
+
 A model that is compiled is looked at as it is written: compiled code has no modules, and knows no hooks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -18,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from surefoot.data.batch import RecordName, Weighted
 from surefoot.models.compiled import as_written
@@ -29,8 +35,8 @@ from surefoot.training.report import example_list
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import LOSS, StepSettings, add_gradient, draw_number, draw_numbered, step_size
 
-Phase = Literal["forward", "loss", "backward", "gradient", "parameter"]
-_PHASES: tuple[Phase, ...] = ("forward", "loss", "backward", "gradient", "parameter")  # the most certain first
+Phase = Literal["forward", "input", "loss", "backward", "gradient", "parameter"]
+_PHASES: tuple[Phase, ...] = ("forward", "input", "loss", "backward", "gradient", "parameter")  # most certain first
 
 
 @dataclass(frozen=True)
@@ -48,13 +54,12 @@ class TensorFacts:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorFacts:
         flat = tensor.detach().contiguous()
-        finite = flat[torch.isfinite(flat)]
         return cls(
             tuple(flat.shape),
             str(flat.dtype).removeprefix("torch."),
             int(flat.isnan().sum()),
             int(flat.isinf().sum()),
-            float(finite.abs().max()) if finite.numel() else None,
+            largest_finite(flat),
             hashlib.sha256(flat.cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest(),
         )
 
@@ -68,13 +73,15 @@ class TensorFacts:
 class Origin:
     """module: full name; of the loss function: "loss"; of a gradient that overflowed although all that led to it was
     finite: the parameter. phase: where its value was first seen non-finite. examples: of the micro-batch that was
-    replayed, the number `micro_batch` of this rank's. tensor: that value."""
+    replayed, the number `micro_batch` of this rank's. tensor: that value. made_in: the module whose own code made it,
+    with all that it was made from finite; "" for the model as a whole, or none; None in records that do not tell."""
 
     module: str
     phase: Phase
     examples: tuple[RecordName, ...]
     micro_batch: int = 0
     tensor: TensorFacts | None = None
+    made_in: str | None = None
 
     def __str__(self) -> str:
         return f"{self.what} was the first non-finite value (examples {example_list(self.examples)})"
@@ -82,13 +89,30 @@ class Origin:
     @property
     def what(self) -> str:
         """The value in words."""
+        return self.what_of(self.module)
+
+    def what_of(self, name: str) -> str:
+        """The same with another name for the module."""
+        maker = self.made_in or "the model"
+        passed = "" if self.made_in is None else f", which {maker} itself passes back,"
         return {
-            "forward": f"the output of {self.module}",
+            "forward": f"the output of {name}",
+            "input": f"the input of {name}, which {maker} itself computes,",
             "loss": "the loss itself, from finite outputs,",
-            "backward": f"the gradient that {self.module} passes back",
-            "gradient": f"the output gradient of {self.module}",
-            "parameter": f"the gradient of {self.module}",
+            "backward": f"the gradient that {name} passes back",
+            "gradient": f"the output gradient of {name}{passed}",
+            "parameter": f"the gradient of {name}",
         }[self.phase]
+
+    @property
+    def way(self) -> str:
+        """Which pass, however it was seen there."""
+        return {"input": "forward", "gradient": "backward"}.get(self.phase, self.phase)
+
+    @property
+    def maker(self) -> str:
+        """The module that made it, as far as it is known; of phases without one, what they name."""
+        return self.module if self.made_in is None or self.phase in ("loss", "parameter") else self.made_in
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,6 +131,27 @@ class Finding:
 
     origin: Origin | None
     losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    """See `Origin`."""
+
+    module: str
+    phase: Phase
+    tensor: TensorFacts
+    made_in: str
+
+
+def largest_finite(tensor: torch.Tensor) -> float | None:
+    """The largest magnitude among the finite numbers, None where there are none."""
+    if not tensor.numel():
+        return None
+    largest = max(abs(float(bound)) for bound in torch.aminmax(tensor))
+    if math.isfinite(largest):  # no copy of what may be all weights of a model
+        return largest
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else None
 
 
 def find_origin(
@@ -191,65 +236,119 @@ def place_of_error(error: BaseException, model: nn.Module) -> str:
 
 def _origin(
     engine: Engine,
-    seen: Sequence[tuple[str, Phase, TensorFacts]],
+    seen: Sequence[_Sighting],
     sums: Mapping[str, torch.Tensor],
     examples: tuple[RecordName, ...],
     place: int,
 ) -> Origin | None:
     loss = sums[LOSS]
-    if not torch.isfinite(loss) and not any(phase == "forward" for _, phase, _ in seen):
-        return Origin("loss", "loss", examples, place, TensorFacts.of(loss))
+    if not torch.isfinite(loss) and not any(one.phase in ("forward", "input") for one in seen):
+        return Origin("loss", "loss", examples, place, TensorFacts.of(loss), "")
     if seen:
-        module, phase, facts = seen[0]
-        return Origin(module, phase, examples, place, facts)
+        first = seen[0]
+        return Origin(first.module, first.phase, examples, place, first.tensor, first.made_in)
     for name, gradient in engine.gradients().items():  # overflowed although every activation's was finite
         if not torch.isfinite(gradient).all():
-            return Origin(name, "parameter", examples, place, TensorFacts.of(gradient))
+            return Origin(name, "parameter", examples, place, TensorFacts.of(gradient), "")
     return None
 
 
 @contextmanager
-def _watch(model: nn.Module) -> Iterator[list[tuple[str, Phase, TensorFacts]]]:
-    """Collect (module, phase, tensor) in the order in which non-finite values appear; only the first of each pass is
-    kept. Children come before their parents."""
-    seen: list[tuple[str, Phase, TensorFacts]] = []
-    passes: set[bool] = set()
+def _watch(model: nn.Module) -> Iterator[list[_Sighting]]:
+    """Collect what is not finite in the order in which it appears; only the first of each pass is kept. Children come
+    before their parents."""
+    watch = _Watch()
+    named = [(name, module) for name, module in model.named_modules() if name]
+    names = {module: name for name, module in named}
+    # Always: what is computed again for the backward pass is left by an exception, as soon as it has all it needs.
+    handles = [module.register_forward_hook(watch.leaves(name), always_call=True) for name, module in named]
+    handles += [module.register_forward_pre_hook(watch.enters(name), with_kwargs=True) for name, module in named]
+    try:
+        with as_written(model), watched_logits(model, lambda head, logits: watch.made(names[head], logits)):
+            yield watch.seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
-    def note(name: str, phase: Phase, tensor: torch.Tensor) -> None:
-        forward = phase == "forward"
-        if forward not in passes and not torch.isfinite(tensor).all():
-            passes.add(forward)
-            seen.append((name, phase, TensorFacts.of(tensor)))
 
-    def before(name: str) -> Callable[..., Any]:
+class _Watch:
+    """seen: the first sighting of the forward pass, and that of the backward pass."""
+
+    def __init__(self) -> None:
+        self.seen: list[_Sighting] = []
+        self._inside: list[str] = []  # the modules whose forward passes are under way, the innermost last
+        self._suspect: _Sighting | None = None  # an input; whether anything comes of it, outputs tell
+        self._forward = self._backward = False  # whether there is one
+        self._callers: Any = WeakTensorKeyDictionary()  # outputs: their version, and who got it, the outermost last
+
+    def enters(self, name: str) -> Callable[..., Any]:
         def own(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.requires_grad:
                 return tensor
             alias = tensor.view_as(tensor)
-            alias.register_hook(lambda gradient: note(name, "backward", gradient))
+            alias.register_hook(lambda gradient: self._passed_back(name, "backward", gradient, name))
             return alias
 
-        return lambda module, inputs, named: (_mapped(inputs, own), _mapped(named, own))
-
-    def after(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            for tensor in float_tensors(output):
-                note(name, "forward", tensor)
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda gradient: note(name, "gradient", gradient))
+        def hook(module: nn.Module, inputs: Any, named: Any) -> Any:
+            caller = self._caller()
+            self._inside.append(name)
+            if not self._forward and self._suspect is None:
+                bad = next((one for one in float_tensors([inputs, named]) if _is_spoilt(one)), None)
+                if bad is not None:
+                    self._suspect = _Sighting(name, "input", TensorFacts.of(bad), caller)
+            return _mapped(inputs, own), _mapped(named, own)
 
         return hook
 
-    named = [(name, module) for name, module in model.named_modules() if name]
-    names = {module: name for name, module in named}
-    handles = [module.register_forward_hook(after(name)) for name, module in named]
-    handles += [module.register_forward_pre_hook(before(name), with_kwargs=True) for name, module in named]
-    try:
-        with as_written(model), watched_logits(model, lambda head, logits: note(names[head], "forward", logits)):
-            yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+    def leaves(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            while self._inside and self._inside.pop() != name:
+                pass
+            caller = self._caller()
+            for tensor in float_tensors(output):
+                self.made(name, tensor)
+                if tensor.requires_grad:
+                    self._returns(name, tensor, caller)
+            if self._suspect is not None and self._suspect.module == name:
+                self._suspect = None
+
+        return hook
+
+    def made(self, name: str, tensor: torch.Tensor) -> None:
+        """An output of a module."""
+        if not self._forward and not _is_finite(tensor):
+            self._forward = True
+            self.seen.append(self._suspect or _Sighting(name, "forward", TensorFacts.of(tensor), name))
+
+    def _returns(self, name: str, tensor: torch.Tensor, caller: str) -> None:
+        """A parent that returns what a module in it returned does nothing with it: its own caller does."""
+        known = self._callers.get(tensor)
+        if known is not None and known[0] == tensor._version:
+            known[1].append(caller)
+            return
+        callers = [caller]
+        self._callers[tensor] = (tensor._version, callers)
+        tensor.register_hook(lambda gradient: self._passed_back(name, "gradient", gradient, callers[-1]))
+
+    def _passed_back(self, name: str, phase: Phase, gradient: torch.Tensor, maker: str) -> None:
+        if not self._backward and not _is_finite(gradient):
+            self._backward = True
+            self.seen.append(_Sighting(name, phase, TensorFacts.of(gradient), maker))
+
+    def _caller(self) -> str:
+        return self._inside[-1] if self._inside else ""
+
+
+def _is_spoilt(tensor: torch.Tensor) -> bool:
+    """Whether an argument is not finite, and no mask, which holds minus infinity on purpose and no gradient."""
+    if _is_finite(tensor):
+        return False
+    return tensor.requires_grad or bool((tensor.isnan() | tensor.isposinf()).any())
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Beside the graph: a layer that is computed twice must save as much the second time, when nobody looks again."""
+    return bool(torch.isfinite(tensor.detach()).all())
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

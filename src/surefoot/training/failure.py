@@ -39,15 +39,27 @@ Needs = Literal["weights", "run", "data"]
 
 
 @dataclass(frozen=True)
+class Largest:
+    """The largest magnitude of a weight that trains, among the finite ones, and the parameter that has it."""
+
+    name: str
+    magnitude: float
+
+    def __str__(self) -> str:
+        return f"the largest weight that trains: {self.magnitude:.4g}, in {self.name}"
+
+
+@dataclass(frozen=True)
 class Failure:
     """step: the one that went wrong, in itself or in a `phase` before or after it. kind: a value that was not finite,
     or an exception. seed: of the run; numbers: of each micro-batch of a step, see `draw_number`. weight: of the whole
     step over all ranks, 0 where it was not known. scale: of fp16. finding: what a replay in the run itself saw. loss,
     grad_norm: of the step as it ran, which of them was not finite is in `non_finite`. error: type and words of the
     exception; place: the module in which it was raised. bad_weights: the parameters that were not finite themselves, in
-    memory. rollbacks: those of the run before it. examples: those that were to be learned from or evaluated, as far as
-    they are known. needs: what makes it again: the weights of then; all that the run carries from step to step, so that
-    the steps from a checkpoint on are taken again; or the data alone."""
+    memory. largest: None where it is not known, as in older records. rollbacks: those of the run before it. examples:
+    those that were to be learned from or evaluated, as far as they are known. needs: what makes it again: the weights
+    of then; all that the run carries from step to step, so that the steps from a checkpoint on are taken again; or the
+    data alone."""
 
     step: int
     kind: Literal["non_finite", "crash"]
@@ -65,6 +77,7 @@ class Failure:
     error: str = ""
     place: str = ""
     bad_weights: tuple[str, ...] = ()
+    largest: Largest | None = None
     rollbacks: tuple[Rollback, ...] = ()
     phase: Phase = "step"
     examples: tuple[RecordName, ...] = ()
@@ -97,7 +110,7 @@ class Failure:
     def from_json(cls, data: Mapping[str, Any]) -> Failure:
         """Raises KeyError, TypeError or ValueError for what `to_json` has not made."""
         told = {name: value for name, value in data.items() if name not in ("schema", "batches")}
-        finding, scale = told["finding"], told["scale"]
+        finding, scale, largest = told["finding"], told["scale"], told.get("largest")
         if finding is not None:
             origin = finding["origin"]
             losses = tuple(float.fromhex(loss) for loss in finding["losses"])
@@ -109,6 +122,7 @@ class Failure:
                 "scale": None if scale is None else LossScale(**scale),
                 "numbers": tuple(told["numbers"]),
                 "bad_weights": tuple(told["bad_weights"]),
+                "largest": None if largest is None else Largest(**largest),
                 "rollbacks": tuple(Rollback(**one) for one in told.get("rollbacks", ())),
                 "examples": tuple(told.get("examples", ())),
             }

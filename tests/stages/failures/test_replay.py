@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from heron_runs import heron_folder, heron_train
@@ -20,7 +21,7 @@ from surefoot.stages.failures import replay as replay_module
 from surefoot.stages.failures.replay import replay
 from surefoot.training import loop as loop_module
 from surefoot.training.failure import read_failure
-from surefoot.training.manifest import sealed
+from surefoot.training.manifest import manifest, sealed
 
 BAD_STEP = 3
 
@@ -91,6 +92,92 @@ def test_a_weight_that_is_not_finite_is_found_again_bit_for_bit(folder, monkeypa
     events = (folder / "weight" / "events.jsonl").read_text()
     assert "failure-3" in events
     assert sorted(path.name for path in (folder / "weight").glob("failure-*")) == ["failure-3", "failure-4"]
+
+
+@pytest.fixture(scope="module", params=["off", "on"])
+def overflown(request, folder):
+    """Step 1 makes the weights so large that step 2 overflows. Its layers are computed once, or twice."""
+    name = f"overflown-{request.param}"
+    result = train(folder, name, "optim.lr=1e30", gradient_checkpointing=request.param)
+    assert result.exit_code == 5, result.output
+    return folder / name, result.output
+
+
+def test_what_attention_spoils_is_told_as_its_own_and_with_the_weight_that_is_too_large(overflown):
+    """Queries, keys and values are finite; their scores are not."""
+    run, said = overflown
+    failure = read_failure(run / "failure-2").failure
+    origin, attention = failure.finding.origin, "base_model.model.model.layers.0.self_attn"
+    assert (origin.module, origin.phase, origin.made_in) == (f"{attention}.o_proj", "input", attention)
+    assert f"step 2: the input of {attention}.o_proj, which {attention} itself computes, (" in said
+    weights = load_file(run / "failure-2" / "weights.safetensors")
+    name, largest = max(((key, float(one.abs().max())) for key, one in weights.items()), key=lambda one: one[1])
+    assert (failure.largest.name, failure.largest.magnitude) == (name, largest)
+    words = f"the largest weight that trains: {largest:.4g}, in {name}"
+    assert largest > 9e29
+    assert f"; {words}; kept in" in said
+    for arguments, verdict in (((), "the same value at the same module, bit for bit"), (("--plain",), "at the same")):
+        code, said = run_again(run / "failure-2", *arguments)
+        assert code == 0, said
+        assert verdict in said
+        assert said.count(f"the input of {attention}.o_proj, which {attention} itself computes, (") == 2
+        assert said.count("o_proj.") == said.count("o_proj.lora_B") == 1  # the largest weight alone
+        assert words in said
+
+
+def rewrite(folder, told):
+    """failure.json, and its size and hash in the manifest."""
+    write_json(folder / "failure.json", told)
+    listed = json.loads((folder / "MANIFEST.json").read_text())
+    listed["files"].update(manifest(folder, [folder / "failure.json"], 0, {})["files"])
+    write_json(folder / "MANIFEST.json", sealed(listed))
+
+
+def test_an_older_record_is_read_and_found_again(overflown, tmp_path):
+    """It told the output of the module behind, and no weight."""
+    copy = tmp_path / "failure-2"
+    shutil.copytree(overflown[0] / "failure-2", copy)
+    told = json.loads((copy / "failure.json").read_text())
+    del told["largest"], told["finding"]["origin"]["made_in"]
+    told["finding"]["origin"]["phase"] = "forward"
+    rewrite(copy, told)
+    assert read_failure(copy).failure.largest is None
+    for arguments in ((), ("--plain",)):
+        code, said = run_again(copy, *arguments)
+        assert code == 0, said
+        assert "the output of base_model.model.model.layers.0.self_attn.o_proj (" in said
+        assert "the largest weight" not in said
+    told["finding"]["origin"]["module"] = "base_model.model.model.layers.0.mlp"  # twin
+    rewrite(copy, told)
+    assert run_again(copy)[0] == 6
+
+
+def test_a_part_of_a_module_that_a_kernel_runs_whole_is_told_under_the_name_of_the_module(folder, monkeypatch):
+    before_step(monkeypatch, BAD_STEP, spoil_weight("layers.1.mlp.up_proj.lora_B"))
+    train(folder, "whole")
+    monkeypatch.undo()
+    kept = folder / "whole" / "failure-3"
+    module = read_failure(kept).failure.finding.origin.module
+    code, said = run_again(kept, "--plain")
+    assert code == 0, said
+    assert "it goes wrong at the same module" in said
+    assert f"now: the output of {module} (its " in said
+    found = json.loads(run_again(kept, "--plain", "--json")[1])
+    assert found["now"]["module"] == "base_model.model.model.layers.1.mlp.up_proj.lora_B.default"  # in full
+    # twin: elsewhere it has its own name
+    real = replay_module.read_failure
+
+    def elsewhere(path):
+        kept = real(path)
+        origin = dataclasses.replace(kept.failure.finding.origin, module="other", made_in="other")
+        finding = dataclasses.replace(kept.failure.finding, origin=origin)
+        return dataclasses.replace(kept, failure=dataclasses.replace(kept.failure, finding=finding))
+
+    monkeypatch.setattr(replay_module, "read_failure", elsewhere)
+    code, said = run_again(kept, "--plain")
+    assert code == 6
+    assert "up_proj.lora_B.default (" in said
+    assert "(its " not in said
 
 
 def test_packed_rows_are_run_again_packed_and_by_the_plain_path_padded(folder, monkeypatch):

@@ -10,6 +10,7 @@ from surefoot.few import first_few
 
 if TYPE_CHECKING:
     from surefoot.training.diagnose import Finding, Origin
+    from surefoot.training.failure import Largest
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ class ReplayTable:
         }
 
 
-def value_words(finding: Finding | None, error: str, place: str) -> str:
-    """What went wrong, where."""
+def value_words(finding: Finding | None, error: str, place: str, known: Finding | None = None) -> str:
+    """What went wrong, where. known: what goes wrong at the same module, whose name stands for those inside of it."""
     if error:
         return f"{error}, raised in {place}" if place else f"{error}, raised in no module's forward pass"
     origin = finding.origin if finding else None
     if origin is None:
         return "every value was finite"
-    return _of(origin)
+    return _of(origin, known.origin.module if known and known.origin else "")
 
 
 def verdict(*, same_place: bool, same_bits: bool, plain: bool, finite: bool, crashed: bool) -> str:
@@ -118,15 +119,20 @@ def death_verdict(*, same: bool, ended: bool, raised: bool, wrong: bool, plain: 
     return "not reproduced: somebody else ended the process, as the kernel does when memory runs out, or a job's limit"
 
 
-def bad_weights(names: tuple[str, ...]) -> Iterator[str]:
-    if names:
-        yield f"weights that were not finite: {first_few(names, 3)}"
+def weights_then(bad: tuple[str, ...], largest: Largest | None) -> Iterator[str]:
+    """A line on the weights that were not finite; where all were, on the largest."""
+    if bad:
+        yield f"weights that were not finite: {first_few(bad, 3)}"
+    elif largest:
+        yield str(largest)
 
 
 def origin_json(finding: Finding | None) -> dict[str, Any] | None:
     return finding.origin.to_json() if finding and finding.origin else None
 
 
-def _of(origin: Origin) -> str:
+def _of(origin: Origin, known: str) -> str:
     numbers = ", ".join(str(number) for number in origin.examples)
-    return f"{origin.what} ({origin.tensor}), in micro-batch {origin.micro_batch + 1} (examples {numbers})"
+    inside = origin.module.removeprefix(f"{known}.") if known else origin.module
+    name = origin.module if inside == origin.module else f"{known} (its {inside})"
+    return f"{origin.what_of(name)} ({origin.tensor}), in micro-batch {origin.micro_batch + 1} (examples {numbers})"

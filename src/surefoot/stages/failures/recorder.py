@@ -26,8 +26,9 @@ from surefoot.stages.prepared import Prepared
 from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.stages.setup import Setup
 from surefoot.training.device_errors import is_device_error
-from surefoot.training.diagnose import Finding, place_of_error
-from surefoot.training.failure import Failure, Needs, failure_folder, write_failure
+from surefoot.training.diagnose import Finding, largest_finite, place_of_error
+from surefoot.training.engine.stepping import own_part
+from surefoot.training.failure import Failure, Largest, Needs, failure_folder, write_failure
 from surefoot.training.failure_names import Phase, failures_in, moment
 from surefoot.training.recorder import AtHand, Attempt
 from surefoot.training.report import StepReport
@@ -74,6 +75,8 @@ class FailureRecorder:
         what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
         if failure.bad_weights:
             what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
+        elif origin and failure.largest:
+            what += f"; {failure.largest}"
         self._say(f"{where}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
 
     def _failure(
@@ -98,6 +101,7 @@ class FailureRecorder:
             error=veiled(f"{type(error).__name__}: {error}")[:_WORDS] if error else "",
             place=place_of_error(error, engine.model) if error else "",
             bad_weights=tuple(self._bad_weights()),
+            largest=self._largest(),
             rollbacks=self._run.found.rollbacks,
             phase=attempt.phase,
             examples=self._examples(attempt),
@@ -145,6 +149,15 @@ class FailureRecorder:
         loaded, and a replay, which loads them anew, will not see it."""
         named = self._setup.engine.model.named_parameters()
         return [name for name, one in named if one.is_floating_point() and not torch.isfinite(one).all()]
+
+    def _largest(self) -> Largest | None:
+        """Of what this rank holds: the others do not look."""
+        found: Largest | None = None
+        for name, one in self._setup.engine.parameters.items():
+            magnitude = largest_finite(own_part(one.detach()))
+            if magnitude is not None and (found is None or magnitude > found.magnitude):
+                found = Largest(name, magnitude)
+        return found
 
     def _texts(self) -> dict[str, str]:
         told = veiled_value(plain_config(self._run.config))

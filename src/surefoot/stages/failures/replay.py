@@ -50,7 +50,7 @@ from surefoot.stages.stage import unsaid
 from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
 from surefoot.training.device_errors import is_device_error
-from surefoot.training.diagnose import Finding, examine, place_of_error
+from surefoot.training.diagnose import Finding, Origin, examine, place_of_error
 from surefoot.training.failure import Failure, Kept, read_failure
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
@@ -91,9 +91,13 @@ class Replayed:
         then, now = _origin(self.then.finding), _origin(self.now)
         if then is None or now is None:
             return then is now and self.now is not None
-        if (then.phase, then.micro_batch) != (now.phase, now.micro_batch):
+        if (then.way, then.micro_batch) != (now.way, now.micro_batch):
             return False
-        return then.module == now.module or (self.plain and _within(then.module, now.module))
+        if then.made_in is None:  # an older record, in which what comes before a module is its output
+            return _within(now.module, then.module) if self.plain else now.module == then.module
+        if self.plain:
+            return _within(now.maker, then.maker)
+        return (then.phase, then.module, then.made_in) == (now.phase, now.module, now.made_in)
 
     @property
     def same_bits(self) -> bool:
@@ -311,10 +315,11 @@ def job_again(run: Prepared, setup: Setup, last: int) -> Job:
     )
 
 
-def _within(one: str, other: str) -> bool:
-    """Whether one module is in the other: a kernel of surefoot's own runs a module without calling those inside."""
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+def _within(plain: str, own: str) -> bool:
+    """Whether a module of the plain path is one of the run's or in it: a kernel of surefoot's own runs a module without
+    calling those inside."""
+    return f"{plain}.".startswith(f"{own}.")
 
 
-def _origin(finding: Finding | None) -> Any:
+def _origin(finding: Finding | None) -> Origin | None:
     return finding.origin if finding else None
