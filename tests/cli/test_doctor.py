@@ -48,6 +48,15 @@ def test_json_holds_every_check_and_nothing_else_is_on_stdout(config):
     assert told["facts"]["measurements"]["products"].keys() == {"fp32", "bf16"}
 
 
+def test_a_fix_names_the_config_that_was_examined(config, tmp_path):
+    rows = json.loads((tmp_path / "train.json").read_text())
+    (tmp_path / "train.json").write_text(json.dumps([*rows, rows[0]]))
+    found = doctor(config, "seed=7")
+    assert found.exit_code == 0
+    (line,) = [line for line in found.output.splitlines() if line.startswith("DATA-AUDIT: ")]
+    assert line.endswith(f"look at it with `surefoot data {config} seed=7`")
+
+
 def test_what_the_run_would_be_refused_for_has_its_code_and_its_exit_code(config):
     found = doctor(config, "adapter.targets=[q_prj]")
     assert found.exit_code == 2

@@ -121,3 +121,15 @@ def test_nothing_found():
 def test_codes_that_can_stop_a_run_say_with_which_exit_code():
     assert {code.exit_code for code in CODES.values()} == {0, 2, 3}
     assert isinstance(Finding("DISK", "", "", "ok"), Finding)
+
+
+@pytest.mark.parametrize(
+    ("fix", "told"),
+    [
+        ("look at it with `surefoot data`", "look at it with `surefoot data 'my run.yaml' seed=1`"),
+        ("`surefoot plan` shows all", "`surefoot plan 'my run.yaml' seed=1` shows all"),
+        ("set data.packing: off", "set data.packing: off"),
+    ],
+)
+def test_commands_of_a_fix_can_be_pasted(fix, told):
+    assert caution("PLAN", "x", fix).with_config(["my run.yaml", "seed=1"]).fix == told

@@ -133,17 +133,21 @@ def test_sixteen_bits_that_are_slower_than_fp32():
 
 def test_a_kernel_that_is_wrong_is_a_fault_where_the_run_uses_it():
     trials = [AttentionTrial("flash", 0.01, "", {"output": 1e-4}), AttentionTrial("cudnn", 0.0, "is not finite")]
-    assert [(line.where, line.verdict) for line in kernel_lines(trials, ["cudnn"])] == [
+    assert [(line.where, line.verdict) for line in kernel_lines(trials, ["cudnn"], "bf16")] == [
         ("flash", "ok"),
         ("cudnn", "fault"),
     ]
-    assert {line.verdict for line in kernel_lines(trials, ["flash"])} == {"ok"}
+    used, unused = kernel_lines(trials, ["flash"], "bf16")
+    assert {used.verdict, unused.verdict} == {"ok"}
+    assert used.value.endswith("error 0.0001 of 0.062 allowed")
+    assert unused.value == "not used, so nothing is wrong; its check: is not finite"
+    assert kernel_lines(trials, ["flash"], "fp32")[0].value.endswith("of 0.001 allowed")
 
 
 def test_a_kernel_that_is_right_and_had_no_room_is_no_fault():
     trials = [AttentionTrial("math", 0.0, "", {"output": 1e-4}, untimed="its scores have no room")]
-    assert only(kernel_lines(trials, ["math"])) == ("ATTN-KERNEL", "ok")
-    assert "no room" in kernel_lines(trials, ["math"])[0].value
+    assert only(kernel_lines(trials, ["math"], "bf16")) == ("ATTN-KERNEL", "ok")
+    assert "no room" in kernel_lines(trials, ["math"], "bf16")[0].value
 
 
 def test_tf32_is_told_beside_the_types_where_there_is_any():
@@ -155,8 +159,8 @@ def test_tf32_is_told_beside_the_types_where_there_is_any():
 def test_the_only_form_of_a_model_is_told_and_no_fault():
     """As eager is for soft-capped logits: there is nothing to switch to, and the far logits lie beyond the cap."""
     trials = [AttentionTrial("eager", 0.0, "the output is off by 0.12 with logits of -120")]
-    assert only(kernel_lines(trials, ["eager"])) == ("ATTN-KERNEL", "fault")
-    (line,) = kernel_lines(trials, ["eager"], only=True)
+    assert only(kernel_lines(trials, ["eager"], "bf16")) == ("ATTN-KERNEL", "fault")
+    (line,) = kernel_lines(trials, ["eager"], "bf16", only=True)
     assert line.verdict == "ok"
     assert "off by 0.12" in line.value
 
@@ -201,15 +205,15 @@ def test_the_form_of_packed_rows_is_told_where_it_was_measured():
         AttentionTrial("matmul", 0.01, "", {"output": 2e-4}),
         AttentionTrial("padded", 0.03, ""),
     ]
-    (line,) = packed_lines(trials, "matmul")
+    (line,) = packed_lines(trials, "matmul", "bf16")
     assert (line.code, line.verdict, line.where) == ("ATTN-KERNEL", "ok", "packed rows by matmul")
     assert line.value.startswith("10.00 ms")
-    assert packed_lines(trials, "plain") == []
-    assert packed_lines((), "matmul") == []
+    assert packed_lines(trials, "plain", "bf16") == []
+    assert packed_lines((), "matmul", "bf16") == []
 
 
 def test_a_form_of_packed_rows_that_is_wrong_is_a_fault():
-    (line,) = packed_lines([AttentionTrial("sdpa", 0.0, "the output is off by 0.3")], "sdpa")
+    (line,) = packed_lines([AttentionTrial("sdpa", 0.0, "the output is off by 0.3")], "sdpa", "bf16")
     assert (line.verdict, line.fix, line.exit_code) == ("fault", "set data.packing: off", 3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
     with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
         show("looking …")
         found = examine(loaded, anew=anew, tell=lambda one: show(f"looking … {one.code}: {one.verdict}"))
+    if config:
+        words = (str(config), *overrides)
+        found = replace(found, looked_at=tuple(one.with_config(words) for one in found.looked_at))
     if as_json:
         from surefoot.doctor.findings import to_json
 

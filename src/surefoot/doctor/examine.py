@@ -108,7 +108,7 @@ def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterat
     yield from _with_cost(named, seen, _SHAPES, found)
     yield from thread_lines(found.cores, machine.usable_cores(), seen.threads)
     yield from product_lines(seen.products, None, seen.tf32)
-    yield from kernel_lines(seen.attention, ())
+    yield from kernel_lines(seen.attention, (), dtype)
     yield disk_line(Path.cwd(), None)
     yield hub_line()
 
@@ -144,15 +144,15 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
 
 
 def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterator[Finding]:
-    plan = one.plan
+    plan, compute = one.plan, one.plan.precision.compute.value
     named = environment_lines(plan.environment, compiled=plan.compile.value != "off")
     yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute)
     yield from thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
-    yield from product_lines(seen.products, plan.precision.compute.value, seen.tf32)
+    yield from product_lines(seen.products, compute, seen.tf32)
     implementation = plan.attention.implementation
     used = plan.attention.kernels.value or (implementation.value,)
-    yield from kernel_lines(seen.attention, used, only=implementation.source == "family")
-    yield from packed_lines(seen.documents, plan.kernels.documents.value)
+    yield from kernel_lines(seen.attention, used, compute, only=implementation.source == "family")
+    yield from packed_lines(seen.documents, plan.kernels.documents.value, compute)
 
 
 def _with_cost(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +13,7 @@ from surefoot.errors import EnvironmentFault, SurefootError
 
 Verdict = Literal["ok", "caution", "fault", "unknown"]
 FORMAT = 1  # of `--json`
+_COMMAND = re.compile(r"`(surefoot (?:data|plan))`")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Finding:
     where: str = ""
     gain: float | None = None
     exit_code: int = 0
+
+    def with_config(self, words: Sequence[str]) -> Finding:
+        """Its fix with the config that was examined in surefoot's own commands. words: as the user typed them."""
+        return replace(self, fix=_COMMAND.sub(lambda found: f"`{found[1]} {shlex.join(words)}`", self.fix))
 
     def with_gain(self, gain: float | None) -> Finding:
         return replace(self, gain=gain)

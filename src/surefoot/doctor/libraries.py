@@ -51,7 +51,10 @@ _OF_TORCH = ("torchvision", "torchaudio")  # compiled against one version of tor
 def library_findings(hardware: Hardware, accelerators: int, version: Callable[[str], str | None]) -> list[Finding]:
     """accelerators: NVIDIA devices that the machine has. version: of an installed library, None where it is not."""
     found = [*_known_bad(version), *_too_old(version), *_pairs(version), *_broken(version)]
-    return [*(found or [ok("LIB-KNOWN-BAD", "none of the rows")]), *_builds(hardware, accelerators)]
+    return [
+        *(found or [ok("LIB-KNOWN-BAD", "no installed version is known to go wrong")]),
+        *_builds(hardware, accelerators),
+    ]
 
 
 def installed_version(name: str) -> str | None:

@@ -14,6 +14,7 @@ from surefoot.planning.environment import acts_below
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.memory import readable
 from surefoot.planning.plan import DType, EnvironmentFinding
+from surefoot.probe.attention import GATE
 from surefoot.stages.disk_room import NO_ROOM, disk_words, free_space, least_words
 
 
@@ -78,16 +79,18 @@ def product_lines(rates: Mapping[DType, float], compute: DType | None, tf32: flo
     return [ok("GEMM-SLOW", shown)] if rates else []
 
 
-def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str], *, only: bool = False) -> list[Finding]:
-    """used: the forms that the run may take, none without one. only: no other form computes this model. A kernel that
-    is wrong and stays off is as it should be: it is said, and that is all. So is one without which the model cannot be:
-    the probe's far logits may lie beyond the model's caps, and FAST-PATH holds it against fp32 on the run's own
-    examples."""
+def kernel_lines(
+    trials: Iterable[AttentionTrial], used: Iterable[str], dtype: DType, *, only: bool = False
+) -> list[Finding]:
+    """used: the forms that the run may take, none without one. dtype: in which they computed. only: no other form
+    computes this model. A kernel that is wrong and stays off is as it should be: it is said, and that is all. So is one
+    without which the model cannot be: the probe's far logits may lie beyond the model's caps, and FAST-PATH holds it
+    against fp32 on the run's own examples."""
     lines, used = [], set(used)
     for trial in trials:
         if trial.passed:
             worst = max(trial.errors.values(), default=0.0)
-            said = f"{1000 * trial.seconds:.2f} ms forward and backward, error {worst:.1g}"
+            said = f"{1000 * trial.seconds:.2f} ms forward and backward, error {worst:.1g} of {GATE[dtype]:.2g} allowed"
             lines.append(ok("ATTN-KERNEL", said, where=trial.form))
         elif trial.untimed:
             lines.append(ok("ATTN-KERNEL", f"right; not timed: {trial.untimed}", where=trial.form))
@@ -97,15 +100,16 @@ def kernel_lines(trials: Iterable[AttentionTrial], used: Iterable[str], *, only:
             fix = f"set attention.{trial.form}: off" if trial.form != "eager" else "set attention: sdpa"
             lines.append(fault("ATTN-KERNEL", trial.failure, fix, where=trial.form))
         else:
-            lines.append(ok("ATTN-KERNEL", f"not used: {trial.failure}", where=trial.form))
+            said = f"not used, so nothing is wrong; its check: {trial.failure}"
+            lines.append(ok("ATTN-KERNEL", said, where=trial.form))
     return lines
 
 
-def packed_lines(trials: Iterable[AttentionTrial], form: str) -> list[Finding]:
+def packed_lines(trials: Iterable[AttentionTrial], form: str, dtype: DType) -> list[Finding]:
     """form: by which the run keeps the documents of a packed row apart, plain where rows are padded. trials: of such
-    forms, where the plan measured them."""
+    forms, where the plan measured them, in dtype."""
     fix = "set data.packing: off"
-    lines = kernel_lines([trial for trial in trials if trial.form == form], [form])
+    lines = kernel_lines([trial for trial in trials if trial.form == form], [form], dtype)
     return [replace(line, where=f"packed rows by {form}", fix=line.fix and fix) for line in lines]
 
 
