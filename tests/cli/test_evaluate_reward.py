@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import yaml
 
 from forkserver import ForkServer
+from surefoot.report.record import read_run
+from surefoot.report.views import commands
 from tiny import tiny_llama
 
 
@@ -21,7 +24,12 @@ def place(tmp_path_factory):
         "stage": "reward",
         "model": str(folder / "base"),
         "adapter": {"kind": "lora", "rank": 2},
-        "data": {"train": str(folder / "pairs.jsonl"), "max_length": 96, "template": "plain"},
+        "data": {
+            "train": str(folder / "pairs.jsonl"),
+            "eval": str(folder / "pairs.jsonl"),
+            "max_length": 96,
+            "template": "plain",
+        },
         "duration": "2 steps",
         "output": str(folder / "run"),
     }
@@ -54,6 +62,17 @@ def test_lines_json_and_files(place):
     assert printed["margin"] == pytest.approx(found["margin"], abs=1e-6)  # another batch: rounding
     log = folder / "verify.txt"
     assert server.run(["verify", "run"], log, folder=folder) == 0, log.read_text()
+
+
+def test_what_the_run_offers_at_its_end_can_be_pasted(place):
+    folder, _ = place
+    (line,) = [line for line in (folder / "log.txt").read_text().splitlines() if "surefoot evaluate reward" in line]
+    (told,) = [one for _, one in commands(read_run(folder / "run"), "finished") if "evaluate reward" in one]
+    words = shlex.split(told)
+    assert shlex.split(line) == words == ["surefoot", "evaluate", "reward", *words[3:]]
+    assert words[4] == str(folder / "pairs.jsonl")
+    code, said = asked(place, *words[3:], "--max-samples", "2")
+    assert code == 0, said
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ _FILES = (
     ("run.log", "everything said here"),
 )
 EXAMPLE_PROMPT = "Give three tips for staying healthy."  # where the training data have no short question
-TO_TRY = "to_try"  # in data.json: `prompt` and `texts` of `finished`, for the report
+TO_TRY = "to_try"  # in data.json: `prompt`, `texts` and `pairs` of `finished`, for the report
 
 
 def finished(
@@ -41,10 +41,11 @@ def finished(
     prompt: str = EXAMPLE_PROMPT,
     texts: bool = False,
     scores: bool = False,
+    pairs: str | None = None,
 ) -> list[str]:
     """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. rollbacks: how often the run
     went back to a checkpoint. prompt: one to try. texts: the run learned texts without turns. scores: it made a reward
-    model."""
+    model. pairs: what that was evaluated on, where a command can name it."""
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
@@ -56,7 +57,7 @@ def finished(
         *files_left(run),
         "",
         "next:",
-        *(f"  {command}" for _, command in next_commands(run, prompt, texts, scores)),
+        *(f"  {command}" for _, command in next_commands(run, prompt, texts, scores, pairs)),
     ]
 
 
@@ -69,14 +70,19 @@ def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -
 
 
 def next_commands(
-    run: Path, prompt: str = EXAMPLE_PROMPT, texts: bool = False, scores: bool = False
+    run: Path,
+    prompt: str = EXAMPLE_PROMPT,
+    texts: bool = False,
+    scores: bool = False,
+    pairs: str | None = None,
 ) -> list[tuple[str, str]]:
     """(what for, command). texts: the model continues the prompt as it is, and there is nothing to chat about.
-    scores: a reward model, which writes nothing."""
+    scores: a reward model, which writes nothing. pairs: the DATA to measure it on; None where the user has to say."""
     folder, words = shlex.quote(str(run)), shlex.quote(prompt)
     verify = ("check every file", f"surefoot verify {folder}")
     if scores:
-        return [("measure it on pairs", "surefoot evaluate reward --help"), verify]
+        measure = "--help" if pairs is None else f"{folder} {shlex.quote(pairs)}"
+        return [("measure it on pairs", f"surefoot evaluate reward {measure}"), verify]
     if texts:
         return [("let it go on", f"surefoot generate {folder} --raw --prompt {words}"), verify]
     return [

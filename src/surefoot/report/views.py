@@ -233,7 +233,7 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     """(what for, command), each works when pasted in the folder where the run was started."""
     run, config = record.run, shlex.quote(str(record.run / "config.yaml"))
     if status == "finished" and record.plan is not None and record.plan.reward is not None:
-        return footer.next_commands(run, scores=True)
+        return footer.next_commands(run, scores=True, **_to_try(record))
     if status == "finished":
         again = f"surefoot train {config} output={shlex.quote(f'{run}-again')}"
         return [*footer.next_commands(run, **_to_try(record)), ("train it again", again)]
@@ -295,7 +295,12 @@ def _to_try(record: RunRecord) -> dict[str, Any]:
     told = record.data.get(footer.TO_TRY)
     if not isinstance(told, dict) or not isinstance(told.get("prompt"), str):
         return {}
-    return {"prompt": told["prompt"], "texts": told.get("texts") is True}
+    pairs = told.get("pairs")
+    return {
+        "prompt": told["prompt"],
+        "texts": told.get("texts") is True,
+        "pairs": pairs if isinstance(pairs, str) else None,
+    }
 
 
 def _newest(rows: Sequence[Row], key: str) -> Row | None:

@@ -32,6 +32,7 @@ from surefoot.report.death import LOG, find_death, resumed_sentence
 from surefoot.report.html import draw_report
 from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
+from surefoot.stages.asked_data import evaluated_pairs
 from surefoot.stages.base_bytes import check_base, hashed_beside, keep_base
 from surefoot.stages.card_facts import example_question
 from surefoot.stages.changes import note_changes, reminder
@@ -259,7 +260,11 @@ def _say(console: Console, lines: Sequence[str]) -> None:
 def _to_try(run: Prepared, prompt: str | None) -> dict[str, Any]:
     """What to try the trained model with, for the last lines and the report. prompt: the caller's own."""
     data = run.stage.data
-    return {"prompt": prompt or example_question(data), "texts": is_on_texts(data)}
+    return {
+        "prompt": prompt or example_question(data),
+        "texts": is_on_texts(data),
+        "pairs": evaluated_pairs(run.config),
+    }
 
 
 def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: str | None, console: Console) -> None:
