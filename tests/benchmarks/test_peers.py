@@ -26,7 +26,8 @@ def data(tmp_path):
 
 def checked(data, *words, gpu: bool, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "so that what is set here is taken back, also where nothing was")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     call = asked("--data", str(data), *words)
     call.device = peers.arguments().parse_args(words).device
     return peers.checked(call)
