@@ -128,6 +128,18 @@ def test_what_is_faster_is_trained_next(place, measured):
     assert "next: surefoot train run-tuned.yaml\n" in tune("run.yaml").output
 
 
+@pytest.mark.parametrize("there", [(), ("tuned",), ("tuned", "tuned-tuned")], ids=len)
+def test_what_is_faster_goes_to_a_folder_of_its_own(place, measured, there):
+    """The first is the twin: where nothing has been trained, the folder stays."""
+    for name in there:
+        (place / "runs" / name).mkdir(parents=True)
+        (place / "runs" / name / "config.yaml").touch()
+    result = tune("run.yaml")
+    output = load_config("run-tuned.yaml").config.output
+    assert output == "runs/tuned" + ["", "-tuned", "-tuned-2"][len(there)]
+    assert (f"runs/tuned is in use: what run-tuned.yaml trains goes to {output}\n" in result.output) == bool(there)
+
+
 def test_where_nothing_is_faster_the_config_itself_is(place, measured, monkeypatch):
     monkeypatch.setattr(Workshop, "attempt", lambda self, request, *, limit=None: Answer(made_up(1.0)))
     result = tune("run.yaml", "optim.lr=1e-4")

@@ -149,3 +149,18 @@ def test_only_what_passed_and_is_clearly_faster_replaces():
     assert better(start, Tried({"a": 1}, 900.0, failure="the loss of step 1 is off")) is start
     slow = Tried({"a": 1}, 1.0)
     assert better(Tried({}, failure="killed"), slow) is slow
+
+
+@pytest.mark.parametrize("too_long", [True, False], ids=["too long", "twin: another fault"])
+def test_what_compiled_for_too_long_is_not_compiled_again(too_long):
+    """The walk comes by again after another key has changed, when the setting is a new one."""
+
+    def attempt(settings: Mapping) -> Tried:
+        if settings["compile"] == "on":
+            return Tried(settings, failure="of its own", unfinished=too_long)
+        return Tried(settings, 2000.0 if settings["attention.implementation"] == "eager" else 1000.0)
+
+    axes = (Axis("compile", ("off", "on")), Axis("attention.implementation", ("sdpa", "eager")))
+    search = Search(Space(axes, {axis.key: axis.values[0] for axis in axes}, ()), attempt, lambda one: None)
+    assert search.run().rate == 2000.0
+    assert sum(one.settings["compile"] == "on" for one in search.tried) == (1 if too_long else 2)

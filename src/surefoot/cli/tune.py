@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -59,7 +60,8 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     found = search(loaded.given, seconds=seconds, told=told, said=console.say, kept=kept)
     about = _ABOUT if found.finished else f"{_BROKEN_OFF} on {{machine}}: {_FOUND}"
     about = about.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
-    durable.write_text(out, about + dump_plain(found.config))
+    written = {**found.config, "output": _free_folder(str(found.config["output"]))}
+    durable.write_text(out, about + dump_plain(written))
     drawn = out.with_suffix(".png")
     durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem, held_up=found.held_up))
     if as_json:
@@ -68,6 +70,8 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
         for line in outcome_lines(found.start, found.best, found.left_out, held_up=found.held_up):
             console.say(line)
         console.say(f"wrote {out} and {drawn.name}")
+        if written["output"] != found.config["output"]:
+            console.say(f"{found.config['output']} is in use: what {out.name} trains goes to {written['output']}")
     if not found.finished:
         console.say(
             f"broken off after {counted(len(found.tried), 'setting')}, which {kept} keeps: the same command goes on"
@@ -77,6 +81,16 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
         words = [str(out)] if found.best is not found.start else [str(config), *overrides]
         console.say(f"next: surefoot train {shlex.join(words)}")
     return 0
+
+
+def _free_folder(output: str) -> str:
+    """Where the tuned run may go: with other settings it is another run, which replaces nothing."""
+    names = itertools.chain([output, f"{output}-tuned"], (f"{output}-tuned-{number}" for number in itertools.count(2)))
+    return next(name for name in names if _is_free(Path(name)))
+
+
+def _is_free(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def _require_free(out: Path) -> None:

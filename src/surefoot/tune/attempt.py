@@ -25,6 +25,7 @@ from surefoot.errors import NO_MEMORY
 from surefoot.redaction import veiled
 from surefoot.stages.trial import Clock, Rival, Trial
 
+NOT_DONE = "NOT-DONE"  # the code of an answer that took too long
 _TRIAL = TypeAdapter(Trial)
 _OUT_OF_MEMORY = (-signal.SIGKILL, 128 + signal.SIGKILL)  # how the kernel ends a process that takes too much
 _TAIL = 4096  # bytes of what a trial printed that are looked at
@@ -44,7 +45,7 @@ class Request:
 @dataclass(frozen=True)
 class Answer:
     """trial: None where there is none; then failure says why. whole: seconds that it took, the start included. code: of
-    the fault, see `Fault`."""
+    the fault, see `Fault`, or NOT_DONE."""
 
     trial: Trial | None
     failure: str = ""
@@ -103,7 +104,7 @@ class Workshop:
             self.end()
         whole = time.monotonic() - started
         if late.is_set() and "ended" in answer:
-            return Answer(None, f"not done after {limit:.0f} s", whole)
+            return Answer(None, f"not done after {limit:.0f} s", whole, NOT_DONE)
         if "ended" in answer:
             killed = answer["ended"] in _OUT_OF_MEMORY
             return Answer(None, self._ending(answer["ended"]), whole, NO_MEMORY if killed else "")

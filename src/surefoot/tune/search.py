@@ -15,6 +15,7 @@ from surefoot.tune.space import Axis, Settings, Space, needs_threads, neighbours
 
 GAIN = 1.02  # times: a setting must be so much faster to replace another; less is noise
 _MOVE_THE_SIZE = ("data.packing", "gradient_checkpointing")
+_PAID_BEFORE_STEP_1 = ("compile",)  # what takes too long once will again, whatever stands beside it
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Tried:
     """A setting and what came of it. failure: why it cannot be taken, empty where it can. rate: real tokens a second,
     0 where it was not timed. memory: measured bytes, waiting: share of a step spent on waiting for batches. early: it
     was so slow that it was given up before all its steps were timed. held_up: share of its time in which other programs
-    had the processor. short_of_memory: that is the failure."""
+    had the processor. short_of_memory: that is the failure. unfinished: so it is that it took too long."""
 
     settings: Settings
     rate: float = 0.0
@@ -32,6 +33,7 @@ class Tried:
     early: bool = False
     held_up: float = 0.0
     short_of_memory: bool = False
+    unfinished: bool = False
 
     @property
     def passed(self) -> bool:
@@ -76,6 +78,8 @@ class Search:
     def _compare(self, axis: Axis, best: Tried) -> Tried:
         here = best.settings
         for value in axis.values:
+            if axis.key in _PAID_BEFORE_STEP_1 and self._took_too_long(axis.key, value):
+                continue
             needed = {key: one for key, one in axis.needs.get(value, {}).items() if key in here}
             other = self._look({**here, **needed, axis.key: value})
             if axis.key in _MOVE_THE_SIZE and value != here[axis.key] and (other.rate or other.short_of_memory):
@@ -114,6 +118,9 @@ class Search:
             self.tried.append(found)
             self._told(found)
         return found
+
+    def _took_too_long(self, key: str, value: Any) -> bool:
+        return any(one.unfinished and one.settings.get(key) == value for one in self.tried)
 
     def _is_short_of_memory(self) -> bool:
         return any(one.short_of_memory for one in self.tried)

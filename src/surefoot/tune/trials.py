@@ -15,7 +15,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import diff_plans
 from surefoot.stages.planned import make_plan
 from surefoot.stages.trial import Clock, Rival, Trial
-from surefoot.tune.attempt import Answer, Request
+from surefoot.tune.attempt import NOT_DONE, Answer, Request
 from surefoot.tune.gate import Numbers, failure
 from surefoot.tune.search import Tried
 from surefoot.tune.space import Settings, beside_the_plan
@@ -143,7 +143,7 @@ def refusal(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> s
 
 
 def _failed(settings: Settings, why: str, code: str) -> Tried:
-    return Tried(settings, failure=why, short_of_memory=code == NO_MEMORY)
+    return Tried(settings, failure=why, short_of_memory=code == NO_MEMORY, unfinished=code == NOT_DONE)
 
 
 def _faster(one: Tried | None, other: Tried) -> Tried:
