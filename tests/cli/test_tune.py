@@ -13,6 +13,7 @@ import zoo
 from made_up_trials import made_up
 from surefoot.cli.errors import INTERRUPTED_EXIT_CODE
 from surefoot.cli.main import main as cli
+from surefoot.cli.tune import _free_folder
 from surefoot.config.load import load_config
 from surefoot.errors import STOPPED_EXIT_CODE
 from surefoot.tune import gate
@@ -138,6 +139,11 @@ def test_what_is_faster_goes_to_a_folder_of_its_own(place, measured, there):
     output = load_config("run-tuned.yaml").config.output
     assert output == "runs/tuned" + ["", "-tuned", "-tuned-2"][len(there)]
     assert (f"runs/tuned is in use: what run-tuned.yaml trains goes to {output}\n" in result.output) == bool(there)
+
+
+def test_a_slash_at_its_end_leads_into_no_other_run(tmp_path):
+    (tmp_path / "run" / "checkpoint-1").mkdir(parents=True)
+    assert _free_folder(f"{tmp_path}/run/") == f"{tmp_path}/run-tuned"
 
 
 def test_where_nothing_is_faster_the_config_itself_is(place, measured, monkeypatch):

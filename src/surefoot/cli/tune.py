@@ -85,7 +85,8 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
 
 def _free_folder(output: str) -> str:
     """Where the tuned run may go: with other settings it is another run, which replaces nothing."""
-    names = itertools.chain([output, f"{output}-tuned"], (f"{output}-tuned-{number}" for number in itertools.count(2)))
+    beside = f"{Path(output)}-tuned"  # without a slash at its end, behind which it would lie in the first run's folder
+    names = itertools.chain([output, beside], (f"{beside}-{number}" for number in itertools.count(2)))
     return next(name for name in names if _is_free(Path(name)))
 
 
