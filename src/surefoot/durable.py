@@ -53,6 +53,13 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
+def make_executable(path: Path) -> None:
+    """Whoever may read a file may start it."""
+    with faults_named(path):
+        mode = path.stat().st_mode
+        disk.chmod(path, mode | (mode & 0o444) >> 2)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON, UTF-8, keys in the order given. NaN and infinity raise ValueError: they are not JSON."""
     write_text(path, json_text(value))

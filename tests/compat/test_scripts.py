@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from surefoot import compat
+from surefoot.cli.main import main
 from surefoot.compat import write_scripts
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command, translate_file
@@ -107,13 +111,57 @@ def test_debug_bos_zero_looks_at_the_log(from_compat, tmp_path, rows, steps):
     assert not_finite(tmp_path) == steps
 
 
-def test_another_file_of_the_name_is_kept_unless_asked(tmp_path):
-    (tmp_path / "finetune.py").write_text("mine")
-    with pytest.raises(InputError, match=r"has other files of these names: finetune.py; name another folder, or add"):
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name", ["finetune.py", "accelerate_config.yaml", "examples/train_lora/phi3_bos_zero_lora.yaml"]
+)
+def test_no_flag_writes_over_a_file_that_surefoot_did_not_write(tmp_path, name, overwrite):
+    mine = tmp_path / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(InputError, match=re.escape(name)) as refused:
+        write_scripts(tmp_path, overwrite=overwrite)
+    assert "--overwrite" not in str(refused.value)  # it would not help
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+
+
+def test_what_another_version_wrote_is_replaced_where_asked_and_an_edited_one_is_not(tmp_path, monkeypatch):
+    ours = sys.executable
+    monkeypatch.setattr(sys, "executable", "/another/python3")
+    write_scripts(tmp_path, overwrite=False)
+    monkeypatch.setattr(sys, "executable", ours)
+    with pytest.raises(InputError, match="--overwrite"):
         write_scripts(tmp_path, overwrite=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["finetune.py"]
+    write_scripts(tmp_path, overwrite=True)
+    assert (tmp_path / "finetune.py").read_text().startswith(f"#!{ours}\n")
+    edited = (tmp_path / "train_sft.py").read_text() + "# mine\n"
+    (tmp_path / "train_sft.py").write_text(edited)
+    with pytest.raises(InputError, match=r"train_sft\.py"):
+        write_scripts(tmp_path, overwrite=True)
+    assert (tmp_path / "train_sft.py").read_text() == edited
+
+
+def test_twin_without_the_record_nothing_tells_whose_a_script_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(compat, "_recorded", lambda folder: {name: compat._digest(folder / name) for name in NAMED})
+    (tmp_path / "finetune.py").write_text("mine")
     write_scripts(tmp_path, overwrite=True)
     assert (tmp_path / "finetune.py").read_text() != "mine"
+
+
+@pytest.mark.parametrize("words", [(), ("--overwrite",)])
+def test_a_registry_of_the_users_stays_and_stops_nothing(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    registry = tmp_path / compat.REGISTRY
+    registry.parent.mkdir()
+    registry.write_text('{"mine": {"file_name": "mine.json"}}')
+    told = CliRunner().invoke(main, ["compat", ".", *words])
+    assert told.exit_code == 0, told.output
+    assert registry.read_text() == '{"mine": {"file_name": "mine.json"}}'
+    assert [line for line in told.stdout.splitlines() if compat.REGISTRY in line] == [
+        f"{compat.REGISTRY} was there and stays as it is"
+    ]
+    assert os.access(tmp_path / "finetune.py", os.X_OK)
 
 
 @pytest.mark.parametrize("shell", ["bash"])
@@ -142,8 +190,6 @@ MEASURING = {
 
 @pytest.mark.parametrize("command", MEASURING)
 def test_the_measuring_scripts_become_words_of_ours(command):
-    from surefoot.cli.main import main
-
     found = translate_command(command.split(), Options())
     words = [found.command, *found.arguments]
     assert words == MEASURING[command].split()
@@ -226,10 +272,6 @@ def test_the_launch_script_ends_with_the_error_and_has_a_help(tmp_path):
 
 
 def test_help_of_another_tool_prints_what_becomes_of_its_flags():
-    from click.testing import CliRunner
-
-    from surefoot.cli.main import main
-
     def called(*words):
         return CliRunner().invoke(main, ["run", "--", *words])
 

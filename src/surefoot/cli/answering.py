@@ -95,13 +95,13 @@ def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -
         require_room_for_answers(max_new_tokens, named.facts.max_positions)
 
 
-def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool) -> None:
-    """Whether findings on `request` may go into `file`, and could. Raises InputError where it holds those of another
-    one, EnvironmentFault where nothing can be written."""
+def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
+    """Whether findings on `request` may go into `file` and `pictures` beside it, and could. Raises InputError where it
+    holds those of another one, or anything else; EnvironmentFault where nothing can be written."""
     from surefoot import durable
     from surefoot.out_folder import require_same_request
 
-    require_same_request(file, request, overwrite)
+    require_same_request(file, request, overwrite, pictures)
     durable.require_writable(file.parent)
 
 

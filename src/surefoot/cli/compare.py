@@ -24,10 +24,12 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     """
     from surefoot import durable
     from surefoot.made_folders import require_run
+    from surefoot.out_folder import require_own_picture
 
     for run in (run_a, run_b):
         require_run(run)
     if picture is not None:
+        require_own_picture(picture)
         durable.require_writable(picture.parent)
 
     import sys

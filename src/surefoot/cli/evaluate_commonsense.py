@@ -91,6 +91,7 @@ def commonsense(
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.scores import draw_scores, score_table
     from surefoot.stages.commonsense.evaluation import CommonsenseRequest, evaluate_commonsense
+    from surefoot.stages.commonsense.files import summary_file
     from surefoot.stages.commonsense.report import cautions, found_to_json, score_rows
     from surefoot.stages.open_model import open_for_use
 
@@ -112,15 +113,16 @@ def commonsense(
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     found = evaluate_commonsense(opened, asked, model=model, adapter=adapter, say=console.say)
     rows, headings = score_rows(found, chosen), [one.label for one in chosen]
-    stem = f"{list(found.labels.values())[-1]}-commonsense"
+    summary = summary_file(out, found.labels)
     as_plain = found_to_json(found, asked)
-    durable.write_json(out / f"{stem}.json", as_plain)
+    durable.write_json(summary, as_plain)
     chance = {one.label: one.chance for one in chosen}
-    durable.write_bytes(out / f"{stem}.png", png(draw_scores(rows, headings, chance, f"{stem}, {mode}")))
+    picture = summary.with_suffix(".png")
+    durable.write_bytes(picture, png(draw_scores(rows, headings, chance, f"{summary.stem}, {mode}")))
     if as_json:
         echo_json(as_plain)
         return
     console.show(score_table(rows, headings))
     for caution in cautions(found, asked):
         console.say(f"caution: {caution}")
-    console.say(f"{out / stem}.json, {out / stem}.png")
+    console.say(f"{summary}, {picture}")

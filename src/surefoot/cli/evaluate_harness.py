@@ -60,7 +60,7 @@ def harness(
         "only": only,
     }
     if out is not None:
-        claim_out(out / "harness.json", request, overwrite)
+        claim_out(out / "harness.json", request, overwrite, pictures=["harness.png"])
     require_harness()
 
     import json

@@ -49,7 +49,7 @@ def reward(
     check_request(asked)
     request = {"model": model, "adapter": adapter, **vars(asked)}
     if out is not None:
-        claim_out(out / "reward.json", request, overwrite)
+        claim_out(out / "reward.json", request, overwrite, pictures=["calibration.png"])
 
     import sys
 

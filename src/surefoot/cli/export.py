@@ -66,7 +66,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
     from surefoot.report.cards.export import CERTIFICATE
     from surefoot.stages.asked_model import require_mergeable
 
-    require_replaceable(out, options["overwrite"], CERTIFICATE, "export")
+    require_replaceable(out, options["overwrite"], CERTIFICATE, "export", lambda record: record["outputs"])
     for adapter in adapters or (None,):
         if (named := check_models(model, adapter)) is not None:
             require_mergeable(model, merge=options["merge"], gguf=options["gguf"], adapted=named.adapted)

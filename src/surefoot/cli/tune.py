@@ -13,6 +13,7 @@ import click
 from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.printing import echo_json
 from surefoot.few import counted
+from surefoot.out_folder import require_own_picture
 
 if TYPE_CHECKING:
     from surefoot.tune.run import Tuned
@@ -38,16 +39,20 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     """
     loaded = load_or_exit(config, overrides)
     out = out or config.with_name(f"{config.stem}-tuned.yaml")
+    drawn, kept = out.with_suffix(".png"), out.with_name(f"{out.stem}.trials.jsonl")
     _require_free(out)
+    require_own_picture(drawn)
 
     from surefoot import durable, hardware, process
     from surefoot.config.dump import dump_plain
     from surefoot.errors import STOPPED_EXIT_CODE
     from surefoot.report.console import open_console
     from surefoot.report.tuning import outcome_lines, picture, trial_line
+    from surefoot.tune.journal import require_own_journal
     from surefoot.tune.run import tune as search
     from surefoot.tune.search import Tried
 
+    require_own_journal(kept)
     durable.make_folders(out.parent)
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     tried: list[Tried] = []
@@ -56,13 +61,11 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
         tried.append(one)
         console.say(trial_line(len(tried), one, tried[0]))
 
-    kept = out.with_name(f"{out.stem}.trials.jsonl")
     found = search(loaded.given, seconds=seconds, told=told, said=console.say, kept=kept)
     about = _ABOUT if found.finished else f"{_BROKEN_OFF} on {{machine}}: {_FOUND}"
     about = about.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
     written = {**found.config, "output": _free_folder(str(found.config["output"]))}
     durable.write_text(out, about + dump_plain(written))
-    drawn = out.with_suffix(".png")
     durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem, held_up=found.held_up))
     if as_json:
         echo_json({"config": str(out), **_as_json(found)})

@@ -6,37 +6,52 @@ of the installed package. See docs/compat.md.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from surefoot import durable
+from surefoot import durable, plain_files
 from surefoot.errors import Fault, InputError
+from surefoot.few import first_few
 
 _ANY_PYTHON = b"#!/usr/bin/env python3\n"
 _LONGEST = 127  # bytes of a first line, on the systems that read least
+REGISTRY = "data/dataset_info.json"  # LLaMA-Factory's list of data sets, which users write themselves
+_RECORD = ".surefoot-scripts.json"  # name -> SHA-256 of each script, as it was written into the folder
 
 
 def write_scripts(folder: Path, *, overwrite: bool) -> list[str]:
-    """Write the scripts into `folder`, to be started by the Python that has surefoot, and return their names. Raises
-    InputError where another file of one of these names stands there and `overwrite` is off, and for a run's folder;
-    EnvironmentFault where nothing can be written. Then nothing is."""
+    """Write the scripts into `folder`, to be started by the Python that has surefoot, and return their names. A
+    registry that is there already stays, and is not among them. overwrite: scripts that an earlier version wrote there
+    may go. Raises InputError where surefoot did not write a file of one of these names, or `overwrite` is off, and for
+    a run's folder; EnvironmentFault where nothing can be written. Then nothing is."""
     if any((folder / name).is_file() for name in ("plan.json", "MANIFEST.json")):
         raise InputError(Fault(str(folder), "is the folder of a run", "name another folder, such as old-names"))
     durable.require_writable(folder)
     with resources.as_file(resources.files(__name__) / "scripts") as scripts:
         files = {name: _with_python((scripts / name).read_bytes(), sys.executable) for name in _files(scripts)}
-        changed = [name for name, ours in files.items() if _is_other(folder / name, ours)]
-        if changed and not overwrite:
-            what = f"has other files of these names: {', '.join(changed[:3])}{', …' if len(changed) > 3 else ''}"
-            raise InputError(Fault(str(folder), what, "name another folder, or add --overwrite"))
-        for name, ours in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            durable.write_bytes(folder / name, ours)
-            shutil.copymode(scripts / name, folder / name)
+    if _is_other(folder / REGISTRY, files[REGISTRY]):
+        del files[REGISTRY]
+    changed = {name for name, ours in files.items() if _is_other(folder / name, ours)}
+    written = _recorded(folder)
+    if foreign := sorted(name for name in changed if _digest(folder / name) != written.get(name, "")):
+        what = f"has files of these names that surefoot did not write: {first_few(foreign, 3)}"
+        raise InputError(Fault(str(folder), what, "name another folder, or move them away"))
+    if changed and not overwrite:
+        what = f"has files of these names that another version wrote: {first_few(sorted(changed), 3)}"
+        raise InputError(Fault(str(folder), what, "name another folder, or add --overwrite"))
+    for name, ours in files.items():
+        durable.make_folders((folder / name).parent)
+        durable.write_bytes(folder / name, ours)
+        if ours.startswith(b"#!"):  # packages lose the mode of Python files
+            durable.make_executable(folder / name)
+    digests = {name: hashlib.sha256(ours).hexdigest() for name, ours in files.items()}
+    durable.write_json(folder / _RECORD, digests)
     return list(files)
 
 
@@ -58,4 +73,20 @@ def _with_python(script: bytes, python: str) -> bytes:
 
 
 def _is_other(path: Path, ours: bytes) -> bool:
-    return path.exists() and (not path.is_file() or path.read_bytes() != ours)
+    return os.path.lexists(path) and _digest(path) != hashlib.sha256(ours).hexdigest()
+
+
+def _digest(path: Path) -> str | None:
+    """None for what is no file that can be read."""
+    try:
+        return hashlib.sha256(plain_files.read_bytes(path)).hexdigest()
+    except OSError:
+        return None
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """What `write_scripts` wrote into the folder; nothing where its record is gone."""
+    try:
+        return dict(json.loads(plain_files.read_text(folder / _RECORD)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 INDEX = "index.json"
-COMPARISON = "comparison.json"
+COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
 FORMAT = "surefoot capture 1"
 
 
@@ -77,7 +77,15 @@ def make_capture(folder: Path, name: str, index: dict[str, Any]) -> Capture:
 
 def require_room(out: Path, overwrite: bool, against: Path | None = None) -> None:
     """Raises InputError unless a capture may be put there, EnvironmentFault where the disk does not take it."""
-    require_replaceable(out, overwrite, INDEX, "capture", is_capture)
+
+    def written(index: Any) -> set[str]:
+        if index["format"] != FORMAT:
+            raise KeyError(FORMAT)
+        files = {entry["file"] for entry in index["tensors"]}
+        pictures = {Path(name).with_suffix(".png").name for name in files}
+        return {*files, *pictures, "norms.png", COMPARISON, COMPARISON_PICTURE}
+
+    require_replaceable(out, overwrite, INDEX, "capture", written)
     if against is not None and out.resolve() == against.resolve():
         raise InputError(Fault("--out", f"{out} is what it would be compared with", "choose another folder"))
     durable.require_writable(out)
@@ -86,7 +94,9 @@ def require_room(out: Path, overwrite: bool, against: Path | None = None) -> Non
 def require_room_to_compare(out: Path, overwrite: bool) -> None:
     """The same for a comparison by itself. A capture may hold one, and is no less a capture."""
 
-    def is_comparison(folder: Path) -> bool:
-        return (folder / COMPARISON).is_file() and not is_capture(folder)
+    def written(comparison: Any) -> set[str]:
+        if is_capture(out):
+            raise KeyError(INDEX)
+        return {COMPARISON_PICTURE} if comparison["tensors"] is not None else set()
 
-    require_replaceable(out, overwrite, COMPARISON, "comparison", is_comparison)
+    require_replaceable(out, overwrite, COMPARISON, "comparison", written)

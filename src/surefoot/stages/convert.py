@@ -75,7 +75,7 @@ def convert(
     if out is not None:
         if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
             raise InputError(Fault(str(out), "is where the source lies", "choose another --out"))
-        require_replaceable(out, overwrite, RECORD, "conversion")
+        require_replaceable(out, overwrite, RECORD, "conversion", lambda record: record["files_out"])
         durable.require_writable(out)
     with _staging(out, overwrite) as folder:
         opened = open_source(source, Scratch(folder / _SCRATCH))

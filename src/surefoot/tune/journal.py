@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from surefoot import durable, plain_files
+from surefoot.errors import Fault, InputError
 from surefoot.tune.attempt import Answer, Request
 
 _FORMAT = 1
@@ -62,6 +64,16 @@ class Journal:
         self._next += 1
         lines = [json.dumps({"asked": one, "answer": asdict(said)}) for one, said in self._known]
         durable.write_text(self._path, "".join(f"{line}\n" for line in [self._head, *lines]))
+
+
+def require_own_journal(path: Path) -> None:
+    """Raises InputError where another file is in the place of one, which a search would replace and remove."""
+    try:
+        own = not os.path.lexists(path) or "about" in json.loads(plain_files.read_text(path).partition("\n")[0])
+    except (OSError, ValueError, TypeError, RecursionError):
+        own = False
+    if not own:
+        raise InputError(Fault(str(path), "was not written by surefoot", "move it away, or name another --out"))
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from surefoot.data.templates import make_template
 from surefoot.errors import Fault, InputError
 from surefoot.evaluate.commonsense import TRAINED, AnswerSet, Score, read_set, set_file
 from surefoot.families.templates import named_row
+from surefoot.out_folder import own_findings
 from surefoot.stages.commonsense.answers import (
     BEAMS,
     NEW_TOKENS,
@@ -29,7 +30,7 @@ from surefoot.stages.commonsense.answers import (
     likeliest,
     option_ids,
 )
-from surefoot.stages.commonsense.files import answered, identity_file, model_identity, side_labels
+from surefoot.stages.commonsense.files import answered, identity_file, model_identity, side_labels, summary_file
 from surefoot.stages.measure.side_by_side import Only, Side, sides
 from surefoot.stages.open_model import OpenModel
 
@@ -112,6 +113,8 @@ def evaluate_commonsense(
     tasks = [
         _task(asked, side, labels[side.name], identities[side.name], one) for side in compared for one in questions
     ]  # whatever is in the way is found before the first answer
+    summary = summary_file(asked.out, labels)
+    own_findings(summary, "sides", [summary.with_suffix(".png").name])
     durable.make_folders(asked.out)
     scores: dict[str, dict[str, Score]] = {side.name: {} for side in compared}
     for task in tasks:
@@ -163,7 +166,7 @@ def _task(
         **of_model,
         **questions.asked_by,
     }
-    done = [] if asked.overwrite else answered(file, identity, questions.records)
+    done = answered(file, identity, questions.records, asked.overwrite)
     return _Task(side, questions, file, identity, done)
 
 

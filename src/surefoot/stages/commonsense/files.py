@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,14 +88,22 @@ def identity_file(file: Path) -> Path:
     return file.parent / "identity" / file.name
 
 
-def answered(file: Path, identity: Mapping[str, Any], records: Sequence[Record]) -> list[Record]:
-    """What an earlier start has answered. Raises InputError where the file is another's."""
-    if not file.exists():
+def summary_file(out: Path, labels: Mapping[str, str]) -> Path:
+    """The findings on all sets; their picture has the same name. labels: as `side_labels` returns them."""
+    return out / f"{list(labels.values())[-1]}-commonsense.json"
+
+
+def answered(file: Path, identity: Mapping[str, Any], records: Sequence[Record], overwrite: bool) -> list[Record]:
+    """What an earlier start has answered, nothing where it is to be answered again. Raises InputError where the file is
+    another's."""
+    if not os.path.lexists(file):
         return []
-    anew = "name another --out or --label, or start anew with --overwrite"
     if not identity_file(file).is_file():
         what = "is in the way, and was not written by `surefoot evaluate commonsense`"
-        raise InputError(Fault(str(file), what, anew))
+        raise InputError(Fault(str(file), what, "name another --out or --label, or move it away"))
+    if overwrite:
+        return []
+    anew = "name another --out or --label, or start anew with --overwrite"
     then = read_json(identity_file(file))
     if changed := [key for key in {**then, **identity} if then.get(key) != identity.get(key)]:
         what = f"holds answers of another evaluation (not the same: {', '.join(changed)})"

@@ -80,7 +80,7 @@ def export_model(
     EnvironmentFault for a disk without room and a merge that does not agree with the adapter. Then nothing is
     published.
     """
-    require_replaceable(out, overwrite, CERTIFICATE, "export")
+    require_replaceable(out, overwrite, CERTIFICATE, "export", lambda record: record["outputs"])
     parts = find_export_parts(path, adapters)
     require_mergeable(path, merge=merge, gguf=gguf, adapted=bool(parts.chain))
     durable.require_writable(out)

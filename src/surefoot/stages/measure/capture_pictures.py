@@ -10,6 +10,7 @@ import torch
 
 from surefoot import durable
 from surefoot.evaluate.capture_comparison import CaptureComparison
+from surefoot.evaluate.capture_folder import COMPARISON_PICTURE
 from surefoot.report.pictures.heatmaps import Panel, difference_sheet, layer_sheet, overview
 from surefoot.report.pictures.plots import png
 
@@ -67,8 +68,8 @@ def draw_comparison(folder: Path, found: CaptureComparison) -> list[str]:
     values = np.array([[rows[name].get(layer, np.nan) for layer in layers] for name in names])
     title = f"A {Path(found.reference).name[:_NAME]}, B {Path(found.other).name[:_NAME]}: relative difference"
     figure = difference_sheet(title, names, [str(layer) for layer in layers], values)
-    durable.write_bytes(folder / "comparison.png", png(figure))
-    return ["comparison.png"]
+    durable.write_bytes(folder / COMPARISON_PICTURE, png(figure))
+    return [COMPARISON_PICTURE]
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:

@@ -31,6 +31,11 @@ from surefoot.stages.measure.side_by_side import sides
 from surefoot.stages.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
 
 RESULT = "norms.json"
+_PICTURES = {
+    "norm_by_position.png": position_picture,
+    "norm_by_layer.png": layer_picture,
+    "attention_on_first.png": attention_picture,
+}
 _TEXTS = 32  # texts measured unless more are asked for
 _LONGEST = 512  # tokens of a text
 _ROWS = 4  # texts per forward pass
@@ -73,7 +78,7 @@ def measure_model_norms(
     """
     asked = norms_request(model, adapter, data, template, texts, generate_samples)
     if out is not None:
-        require_same_request(out / RESULT, asked, overwrite)
+        require_same_request(out / RESULT, asked, overwrite, tuple(_PICTURES))
     opened = open_for_use(model, adapter, scored=True)
     facts = facts_of(opened.base)
     sequences, origin = _sequences(
@@ -126,14 +131,9 @@ def _written(found: MeasuredNorms, out: Path, asked: Mapping[str, Any]) -> Measu
     durable.make_folders(out)
     durable.write_json(out / RESULT, {"asked": asked, **norms_to_json(found, asked["model"], asked["adapter"])})
     results = results_to_json(found)
-    pictures = {
-        "norm_by_position.png": position_picture(results),
-        "norm_by_layer.png": layer_picture(results),
-        "attention_on_first.png": attention_picture(results),
-    }
-    for name, figure in pictures.items():
-        durable.write_bytes(out / name, png(figure))
-    return MeasuredNorms(found.reports, found.samples, found.origin, tuple(pictures), found.opened)
+    for name, draw in _PICTURES.items():
+        durable.write_bytes(out / name, png(draw(results)))
+    return MeasuredNorms(found.reports, found.samples, found.origin, tuple(_PICTURES), found.opened)
 
 
 def _sequences(opened: OpenModel, data: DataRequest | None, texts: int) -> tuple[list[list[int]], str]:
