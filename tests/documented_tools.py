@@ -336,6 +336,7 @@ trainer.train()
 """,
 }
 
+BY_RECORD = {"template": "by-record", "train_on": "by-record"}
 EXPECTED: dict[str, dict[str, Any]] = {
     "guide-before": {
         "stage": "sft",
@@ -470,7 +471,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "trl-full": {
         "stage": "sft",
         "model": {"path": "Qwen/Qwen2-0.5B"},
-        "data": {"train": "trl-lib/Capybara", "max_length": 1024, "train_on": "everything", "encoding": "whole"},
+        "data": {"train": "trl-lib/Capybara", **BY_RECORD, "max_length": 1024, "encoding": "whole"},
         "precision": {"compute": "bf16"},
         "gradient_checkpointing": "on",
         "batch": {"size": 16, "micro": 2},
@@ -488,8 +489,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "data": {
             "train": "trl-lib/Capybara",
             "eval": {"path": "trl-lib/Capybara", "split": "test"},
+            **BY_RECORD,
             "max_length": 1024,
-            "train_on": "everything",
             "encoding": "whole",
         },
         "precision": {"compute": "bf16", "base": "fp32"},
@@ -509,6 +510,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "adapter": {"kind": "dora", "dropout": 0.05, "targets": "all-linear"},
         "data": {
             "train": {"path": "d", "subset": "main"},
+            "template": "by-record",
             "max_length": 1024,
             "train_on": "responses",
             "encoding": "whole",
@@ -526,7 +528,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "trl-script": {
         "stage": "sft",
         "model": {"path": "m"},
-        "data": {"train": "d", "max_length": 1024, "train_on": "completion", "encoding": "whole"},
+        "data": {
+            "train": "d",
+            "template": "by-record",
+            "max_length": 1024,
+            "train_on": "completion",
+            "encoding": "whole",
+        },
         "precision": {"compute": "fp16"},
         "gradient_checkpointing": "off",
         "batch": {"size": 8, "micro": 8},
@@ -539,7 +547,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "trl-config": {
         "stage": "sft",
         "model": {"path": "Qwen/Qwen2.5-0.5B"},
-        "data": {"train": "stanfordnlp/imdb", "max_length": 1024, "train_on": "everything", "encoding": "whole"},
+        "data": {"train": "stanfordnlp/imdb", **BY_RECORD, "max_length": 1024, "encoding": "whole"},
         "precision": {"compute": "bf16"},
         "gradient_checkpointing": "on",
         "batch": {"size": 8, "micro": 8},
@@ -802,6 +810,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "adapter": {"kind": "lora", "rank": 16, "alpha": 8, "targets": "all-linear", "rslora": True},
         "data": {
             "train": {"path": "trl-lib/Capybara", "max_samples": 1000},
+            "template": "by-record",
             "max_length": 512,
             "train_on": "responses",
             "encoding": "whole",

@@ -93,7 +93,7 @@ class TestNoFiles:
         fifo(tmp_path / "a.jsonl")
         monkeypatch.setattr(files.durable, "sha256_file", would_wait)
         assert "is no regular file" in fault_of(tmp_path / "a.jsonl")
-        monkeypatch.setattr(files, "_require_file", lambda path, name: None)
+        monkeypatch.setattr(files, "require_file", lambda path, name: None)
         with pytest.raises(Opened):
             open_one(tmp_path / "a.jsonl")
 

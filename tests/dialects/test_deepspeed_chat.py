@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -17,7 +16,7 @@ from surefoot.dialects.deepspeed_chat.voice import voice
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command
 from surefoot.dialects.translation import Translation
-from surefoot.errors import Fault, InputError
+from surefoot.errors import InputError
 
 REQUIRED = {
     "sft": "--model_name_or_path org/m",
@@ -43,16 +42,14 @@ FILES = {
 }
 
 
-def read(path: str) -> str:
-    if path in FILES:
-        return json.dumps(FILES[path])
-    raise InputError(Fault(path, "cannot be read"))
+def first(path: str) -> dict | None:
+    return FILES[path][0] if path in FILES else None
 
 
 def told(step: str, words: str = "", processes: str = "") -> Translation:
     folder = f"/chat/training/{FOLDERS[step]}"
     command = f"deepspeed {processes} main.py {REQUIRED[step]} {words}"
-    return translate_command(command.split(), Options(read=read, folder=folder))
+    return translate_command(command.split(), Options(first=first, folder=folder))
 
 
 @pytest.mark.parametrize("step", FLAGS)
@@ -126,10 +123,9 @@ def test_a_part_of_nothing_moves_the_others():
     [
         ("sft", "pairs.json", {"format": "prompt-completion", "columns": {"completion": "chosen"}}, "raw"),
         ("sft", "sft.json", {"format": "prompt-completion", "columns": {"completion": "response"}}, "raw"),
-        ("reward", "pairs.json", {}, "human-assistant"),
-        ("reward", "plain.json", {}, "raw"),
-        ("ppo", "pairs.json", {"format": "prompts"}, "human-assistant"),
-        ("reward", "Dahoas/rm-static", {"format": "preference"}, "human-assistant"),
+        ("reward", "pairs.json", {}, "by-record"),
+        ("ppo", "pairs.json", {"format": "prompts"}, "by-record"),
+        ("reward", "Dahoas/rm-static", {"format": "preference"}, "by-record"),
     ],
 )
 def test_data_and_how_their_texts_are_laid_out(step, name, train, template):

@@ -225,17 +225,3 @@ def test_allow_unknown_lists_what_nobody_knows() -> None:
     words = shlex.split("axolotl train lora.yml --adaptor lora")
     found = translate_command(words, Options(allow_unknown=True, read=read))
     assert fates(found)["--adaptor lora"] == "listed"
-
-
-def test_trl_learns_completions_where_a_file_has_them() -> None:
-    files = {"p.jsonl": '{"prompt": "a", "completion": "b"}\n', "m.json": '[{"messages": []}]'}
-
-    def local(path: str) -> str:
-        return files[path]
-
-    def learned(path: str) -> str:
-        words = shlex.split(f"trl sft --model_name_or_path m --output_dir o --dataset_name {path}")
-        return translate_command(words, Options(read=local)).config["data"].get("train_on", "responses")
-
-    assert learned("p.jsonl") == "completion"
-    assert learned("m.json") == "everything"

@@ -13,6 +13,7 @@ import pytest
 from surefoot.config.load import check_config
 from surefoot.process import TerminalWishes
 from surefoot.report.console import open_console
+from surefoot.stages.by_record import settled
 from surefoot.stages.custom import NOTHING
 from surefoot.stages.job import make_schedule
 from surefoot.stages.prepare import prepare
@@ -36,7 +37,7 @@ class Ours:
 
 
 def run_until_step_1(config: dict, *, step: bool) -> Ours:
-    checked = check_config(config)
+    checked = settled(check_config(config))
     prepared = prepare(
         checked, claim(checked, "new"), open_console(io.StringIO(), TerminalWishes(True, False, True)), NOTHING
     )

@@ -14,7 +14,7 @@ import yaml
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
 from forkserver import ForkServer
-from surefoot.dialects.launch import Options
+from surefoot.cli.translated import reading_options
 from surefoot.dialects.tools import translate_file
 
 HERE = Path(__file__).parent
@@ -33,9 +33,7 @@ def translated(name, folder):
         if key in words:
             words[key] = str(HERE / words[key])
     words["output_dir"] = str(folder / "runs" / name)
-    found = translate_file(
-        str(path), yaml.safe_dump(words), [], Options(read=lambda path: Path(path).read_text(encoding="utf-8"))
-    )
+    found = translate_file(str(path), yaml.safe_dump(words), [], reading_options())
     return found, json.loads(json.dumps(found.config))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from surefoot.cli.errors import Invocation
 
 if TYPE_CHECKING:
     from surefoot.config.load import LoadedConfig
+    from surefoot.config.schema import RunConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,4 +35,15 @@ def load_or_exit(config: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
 
     loaded = load_config(config, overrides)
     click.get_current_context().ensure_object(Invocation).locate = loaded.locate
-    return loaded
+    return replace(loaded, config=with_first_record(loaded.config))
+
+
+def with_first_record(config: RunConfig) -> RunConfig:
+    """With what the first record of its data decides; reading data is heavy, and most configs leave nothing to it."""
+    from surefoot.families.templates import BY_RECORD
+
+    if BY_RECORD not in (config.data.template, config.data.train_on):
+        return config
+    from surefoot.stages.by_record import settled
+
+    return settled(config)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from surefoot.cli.errors import Invocation
+from surefoot.cli.options import with_first_record
 from surefoot.errors import Fault, SurefootError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
     from surefoot import hardware, process
     from surefoot.config.yaml_reader import read_text
     from surefoot.dialects.launch import Options
+    from surefoot.locations import is_hub_data
 
     def read(path: str) -> str:
         return read_text(Path(path))
@@ -50,8 +52,18 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
         checkpoint, _ = newest_verified(Path(run))
         return checkpoint.folder.name if checkpoint else None
 
+    def first(path: str) -> Mapping[str, Any] | None:
+        from surefoot.data.first_record import first_record
+        from surefoot.data.sources import SourceSpec
+
+        try:
+            return None if is_hub_data(path) else first_record(SourceSpec(path))
+        except (SurefootError, OSError):
+            return None  # the run says what is wrong with it
+
     folder = Path.cwd().as_posix()
-    return Options(allow_unknown, hardware.accelerators(), read, process.launch_environment(), newest, folder)
+    environment = process.launch_environment()
+    return Options(allow_unknown, hardware.accelerators(), read, environment, newest, folder, first)
 
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
@@ -84,7 +96,7 @@ def checked(translation: Translation) -> RunConfig:
 
     show_at_words(translation)
     os.environ.update(translation.environment)  # before torch looks for devices
-    return check_config(translation.config)
+    return with_first_record(check_config(translation.config))
 
 
 def show_at_words(translation: Translation) -> None:

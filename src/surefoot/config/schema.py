@@ -83,14 +83,16 @@ class DataConfig(Section):
     template: Text = "auto"
     """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
     qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
-    commonsense-eval, commonsense-sentence, or a .jinja file."""
+    commonsense-eval, commonsense-sentence, or a .jinja file. by-record: what the first record is: raw for texts
+    (human-assistant for pairs of such dialogues), tokenizer for conversations."""
     max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
     """Longest example in tokens; a longer one loses prompt tokens first, but for a quarter of the room, then the end of
     its answer. auto: 2048, or all positions of a model that has fewer."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
     """Use only the first N records of every training source that sets no max_samples itself."""
-    train_on: Literal["responses", "last", "completion", "everything"] = "responses"
-    """Which tokens carry loss: every answer, the last answer, all that follows the first prompt, or all of them."""
+    train_on: Literal["responses", "last", "completion", "everything", "by-record"] = "responses"
+    """Which tokens carry loss: every answer, the last answer, all that follows the first prompt, or all of them.
+    by-record: completion where the first record has a prompt, else everything."""
     encoding: Literal["parts", "whole"] = "parts"
     """parts: an answer is a text of its own for the tokenizer, as when a model writes it. whole: prompt and answer are
     encoded in one go, and what is too long loses its end, as in TRL."""

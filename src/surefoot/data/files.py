@@ -32,10 +32,10 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
     """A data file as a source. name: for messages and records, the path itself unless given. InputError when there is
     no such file or its name has no suffix of a data file."""
     path, name = Path(path), name or str(path)
-    kind = _kind(name)
-    _require_file(path, name)
+    kind = file_kind(name)
+    require_file(path, name)
     _require_room(path, name)
-    with _named(name):
+    with named(name):
         sha256 = durable.sha256_file(path)  # in pieces: the cache may make it needless to hold the whole file
 
     def read() -> Iterator[tuple[int, Any]]:
@@ -51,7 +51,7 @@ def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:
     """(line, value) of each record. name: of the file, for messages; one that ends in .gz says that data is packed."""
     if kind == ".parquet":
         return read_parquet(name, data)
-    text = _decode(name, _unpack(name, data) if name.lower().endswith(".gz") else data)
+    text = decode(name, _unpack(name, data) if name.lower().endswith(".gz") else data)
     if kind in (".csv", ".tsv"):
         return read_csv(name, text, delimiter="\t" if kind == ".tsv" else None)
     if kind == ".txt":
@@ -59,7 +59,8 @@ def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:
     return read_list(name, text) if kind == ".json" else read_lines(name, text)
 
 
-def _kind(name: str) -> str:
+def file_kind(name: str) -> str:
+    """Suffix that says how the content is parsed. InputError where there is none."""
     if (kind := data_kind(name)) is None:
         ends = Path(name).suffix
         what = f"ends in {ends}, which is no kind of data file" if ends else "has no suffix that says what it holds"
@@ -67,9 +68,9 @@ def _kind(name: str) -> str:
     return kind
 
 
-def _require_file(path: Path, name: str) -> None:
+def require_file(path: Path, name: str) -> None:
     """InputError for a FIFO, a socket or a device: it may be waited for without end, and is not there a second time."""
-    with _named(name):
+    with named(name):
         known = path.is_file() or path.is_dir() or not path.exists()  # the latter two have words of their own
     if not known:
         raise InputError(Fault(name, "is no regular file", "write what it gives into a file, and name that"))
@@ -78,7 +79,7 @@ def _require_file(path: Path, name: str) -> None:
 def _require_room(path: Path, name: str) -> None:
     """EnvironmentFault for a file that this machine's memory cannot hold: the kernel would end the command, in silence.
     Asked before it is hashed, since a file with holes can be larger than its disk."""
-    with _named(name):
+    with named(name):
         size = path.stat().st_size
     memory, _ = host_memory()
     if size > memory:
@@ -87,12 +88,12 @@ def _require_room(path: Path, name: str) -> None:
 
 
 def _read(path: Path, name: str) -> bytes:
-    with _named(name):
+    with named(name):
         return path.read_bytes()
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def named(name: str) -> Iterator[None]:
     """What reading a file may raise, in words."""
     try:
         yield
@@ -118,7 +119,8 @@ def _unpack(name: str, data: bytes) -> bytes:
     return unpacked
 
 
-def _decode(name: str, data: bytes) -> str:
+def decode(name: str, data: bytes) -> str:
+    """The text of a whole file. InputError with the line where it is not UTF-8."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise InputError(Fault(f"{name}:1", "is UTF-16", "save the file as UTF-8"))
     try:

@@ -89,11 +89,16 @@ def parse_rows(source: Source) -> list[Row]:
             raise InputError(Fault(where, f"record {number} is {kind_of(value)}, not an object with named fields"))
         _check_characters(value, where)
         names |= dict.fromkeys(value)
-        rows.append(Row(number, line, _parse_cells(_renamed(value, source), where, source.kind)))
+        rows.append(Row(number, line, parse_record(value, source, where)))
     if not rows:
         raise InputError(Fault(source.name, "0 records", "put at least one example into the file"))
     _check_columns(source, names)
     return rows if source.sample is None else _sampled(rows, source, source.sample)
+
+
+def parse_record(value: dict[str, Any], source: Source, where: str) -> dict[str, Any]:
+    """One record's fields under the layout's names, lists that a table keeps as text read. where: for InputErrors."""
+    return _parse_cells(_renamed(value, source), where, source.kind)
 
 
 def kind_of(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.data.described import Entry, inside, read_description, read_entry
 from surefoot.data.files import open_file
-from surefoot.data.hub.files import Splits, choose_files, is_data
+from surefoot.data.hub.files import Chosen, Splits, choose_files, is_data
 from surefoot.data.hub.rows import HubData, open_hub, stream_hub
 from surefoot.data.kind import Kind
 from surefoot.data.rows import Source
@@ -68,18 +68,34 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
     return tuple(replace(source, format=spec.format, columns=spec.columns) for source in sources)
 
 
+def files_of(spec: SourceSpec) -> tuple[Path, ...]:
+    """Of a spec that means a file or a plain folder; none where it means anything else."""
+    path = Path(spec.path)
+    if is_hub_data(spec.path) or spec.streaming or spec.name is not None:
+        return ()
+    if not path.is_dir():
+        return (path,)
+    if read_description(path, spec.path) is not None:
+        return ()
+    return tuple(path / file for file in _chosen(spec.path, spec.split)[0].files)
+
+
 def _open_folder(path: str, split: str | Splits) -> tuple[Source, ...]:
-    """The data files right in the folder that are this split, by name, chosen as those of a repository on the hub. What
-    lies deeper is another data set, or another split."""
+    chosen, several = _chosen(path, split)
+    notes = (f"of the folder, {chosen.part}: {chosen.reason}",) if several else ()
+    return tuple(replace(open_file(Path(path) / file), notes=notes) for file in chosen.files)
+
+
+def _chosen(path: str, split: str | Splits) -> tuple[Chosen, bool]:
+    """The data files right in the folder that are this split, by name, chosen as those of a repository on the hub; and
+    whether it has several. What lies deeper is another data set, or another split."""
     entries = sorted(entry for entry in Path(path).iterdir() if not entry.name.startswith("."))
     files = [entry.name for entry in entries if is_data(entry.name) and entry.is_file()]
     if not files:
         below = [entry for entry in entries if entry.is_dir() and any(is_data(file.name) for file in entry.iterdir())]
         fix = f"did you mean {' or '.join(map(str, below))}?" if below else f"put {', '.join(DATA_KINDS)} files in it"
         raise InputError(Fault(path, "has no data file", fix))
-    chosen = choose_files(path, files, "", None, split)
-    notes = (f"of the folder, {chosen.part}: {chosen.reason}",) if len(files) > 1 else ()
-    return tuple(replace(open_file(Path(path) / file), notes=notes) for file in chosen.files)
+    return choose_files(path, files, "", None, split), len(files) > 1
 
 
 def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) -> tuple[Source, ...]:

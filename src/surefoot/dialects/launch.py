@@ -35,6 +35,13 @@ def no_files(path: str) -> str:
     raise InputError(Fault(path, "cannot be read here"))
 
 
+FirstRecord = Callable[[str], Mapping[str, Any] | None]
+
+
+def unseen(path: str) -> None:
+    """`Options.first` where no data may be read."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What a translation may know and ask beside the words themselves.
@@ -43,7 +50,8 @@ class Options:
     launcher which names no number would use. read: the text of a file that a config or command names; InputError
     where it cannot be had. environment: what of this process's own a tool would read; a NAME=value in the command goes
     before it. newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be seen.
-    folder: the working folder, by which tools are known whose programs have the same name.
+    folder: the working folder, by which tools are known whose programs have the same name. first: the first record of
+    a data file or folder, whatever its size; None where none can be seen.
     """
 
     allow_unknown: bool = False
@@ -52,6 +60,7 @@ class Options:
     environment: Mapping[str, str] = field(default_factory=dict)
     newest: Callable[[str], str | None] | None = None
     folder: str = ""
+    first: FirstRecord = unseen
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from surefoot.locations import TEMPLATE_SUFFIX
 from surefoot.nearest import nearest_word
 
 OWN = "tokenizer"  # the tokenizer's chat template
+BY_RECORD = "by-record"  # of data.template and data.train_on: the first record of the data says it
 
 
 _TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."

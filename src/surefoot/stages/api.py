@@ -32,6 +32,7 @@ from surefoot.objectives.base import Objective
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import open_console
 from surefoot.report.results import ALL
+from surefoot.stages.by_record import settled
 from surefoot.stages.custom import Custom
 from surefoot.stages.foreseen import foresee
 from surefoot.stages.planned import make_plan
@@ -98,6 +99,10 @@ def plan(config: AnyConfig, overrides: Sequence[str] = (), *, hardware_name: str
 
 
 def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
+    return settled(_checked(config, overrides))
+
+
+def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
     if isinstance(config, str | os.PathLike):
         return load_config(config, overrides).config
     if overrides:

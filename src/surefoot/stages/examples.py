@@ -18,7 +18,7 @@ from surefoot.errors import Fault, InputError
 from surefoot.families.templates import is_file
 from surefoot.planning.plan import TokenizerPlan
 
-_KINDS: dict[str, Kind] = {
+KINDS_OF_RECORDS: dict[str, Kind] = {
     "pretrain": "answers",
     "sft": "answers",
     "reward": "pairs",
@@ -39,10 +39,10 @@ def prepare_examples(
     examples as they need; ppo: prompts, each of which leaves room for ppo.max_new_tokens. read_record: for sources
     whose format is custom. Raises InputError for bad data."""
     data = config.data
-    evaluation = _specs(data.eval, data.format, TO_EVALUATE) if isinstance(data.eval, tuple) else data.eval
+    evaluation = specs_of(data.eval, data.format, TO_EVALUATE) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
     return prepare_data(
-        _specs(data.train, data.format, "train"),
+        specs_of(data.train, data.format, "train"),
         None if evaluation == "none" else evaluation,
         template=data.template if is_file(data.template) else planned,  # a file may have moved
         template_asked=data.template != "auto",
@@ -59,7 +59,7 @@ def prepare_examples(
         cache=process.cache_folder(),
         chunks=config.stage == "pretrain",
         read_record=read_record,
-        kind=_KINDS[config.stage],
+        kind=KINDS_OF_RECORDS[config.stage],
     )
 
 
@@ -75,8 +75,8 @@ def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
     return room
 
 
-def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -> list[SourceSpec]:
-    """default, split: the format and the split of a source that names none."""
+def specs_of(sources: Sequence[SourceConfig], default: str, split: str | Splits) -> list[SourceSpec]:
+    """Sources as plain values. default, split: the format and the split of one that names none."""
     return [
         SourceSpec(
             source.path,

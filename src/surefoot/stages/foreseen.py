@@ -11,6 +11,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.errors import SurefootError
 from surefoot.models.hub import resolve_folder
 from surefoot.planning.plan import RunPlan
+from surefoot.stages.by_record import settled
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.lengths import lengths_of
 from surefoot.stages.planned import make_plan
@@ -22,6 +23,7 @@ def foresee(config: RunConfig) -> tuple[RunPlan, str]:
     """The plan on this machine, and what keeps the data from being read; empty where they were.
 
     Raises as `make_plan` does. Records that the caller's own function would read are not."""
+    config = settled(config)
     draft = make_plan(config, measure=False)  # all conflicts, before anything takes time
     try:
         base = resolve_folder(config.model.path, config.model.revision, weights=False)

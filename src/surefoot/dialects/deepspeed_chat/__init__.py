@@ -83,7 +83,7 @@ def _from_command(step: Step, command: Command, options: Options) -> Translation
     if left:
         raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
     name = f"{NAME} {TITLES[step]}"
-    data = reading(step, options.read, command.folder)
+    data = reading(step, options.first, command.folder)
     dialect = Dialect(name, STEPS[step], (data, *_RULES[step]), ALIASES[step])
     draft = Draft(
         dialect,

@@ -5,22 +5,20 @@ It reads every set as texts: a prompt that already holds its `Human:` and `Assis
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot.dialects.deepspeed_chat.rows import Step
-from surefoot.dialects.dialogue_texts import is_open_dialogue
 from surefoot.dialects.draft import Draft
-from surefoot.errors import InputError
+from surefoot.dialects.launch import FirstRecord
+from surefoot.families.templates import BY_RECORD
 from surefoot.locations import DATA_SUFFIXES, is_hub_data
 
-Read = Callable[[str], str]
 TAKE: Mapping[Step, int] = {"sft": 1, "reward": 2, "dpo": 2, "ppo": 3}
 _ANSWERS = ("chosen", "response", "completion")  # what may hold the answer to a prompt, the better one of pairs first
 # Sets with prompt, chosen and rejected whose prompts hold their `Human:` and `Assistant:` -> the split to evaluate on.
 _PLAIN = {"Dahoas/rm-static": "test", "Dahoas/full-hh-rlhf": "test"}
-_PLAIN_RECORD = {"prompt": "\n\nHuman: …\n\nAssistant:", "chosen": "", "rejected": ""}
+_PLAIN_RECORD = {"prompt": "", "chosen": "", "rejected": ""}
 _OTHER = (
     "yitingxie/rlhf-reward-datasets", "Dahoas/synthetic-instruct-gptj-pairwise", "openai/webgpt_comparisons",
     "stanfordnlp/SHP",
@@ -32,16 +30,16 @@ _FILE = "local/jsonfile"
 _HELD = 0.1  # of a set without a split to evaluate on, as there
 
 
-def reading(step: Step, read: Read, folder: str) -> Callable[[Draft], None]:
-    """The rule, where the first record of a file can be seen. folder: where `main.py` was started."""
+def reading(step: Step, first: FirstRecord, folder: str) -> Callable[[Draft], None]:
+    """The rule. first: as in `Options`. folder: where `main.py` was started."""
 
     def rule(draft: Draft) -> None:
-        _set_data(draft, step, read, folder)
+        _set_data(draft, step, first, folder)
 
     return rule
 
 
-def _set_data(draft: Draft, step: Step, read: Read, folder: str) -> None:
+def _set_data(draft: Draft, step: Step, first: FirstRecord, folder: str) -> None:
     share = _share(draft, step)
     train: list[dict[str, Any]] = []
     held: list[dict[str, Any]] = []
@@ -52,10 +50,13 @@ def _set_data(draft: Draft, step: Step, read: Read, folder: str) -> None:
             draft.drop("names no set", "sft_only_data_path")
     for name, part in names:
         more = {"share": part} if part else {}
-        for target, path in zip((train, held), _paths(draft, name, read, folder), strict=True):
+        for target, path in zip((train, held), _paths(draft, name, first, folder), strict=True):
             if path is not None:
-                target.append({"path": path["path"], **_layout(path["path"], step, read), **path, **more})
-    _set_template(draft, step, [source["path"] for source in train], read)
+                target.append({"path": path["path"], **_layout(path["path"], step, first), **path, **more})
+    why = "its texts go through no template"
+    if step != "sft":  # which learns prompt and answer as one text
+        why = "the texts as they stand; where they are dialogues, each earlier answer ends with EOS"
+    draft.set("data.template", "raw" if step == "sft" else BY_RECORD, why=why)
     words = ("data_path", "data_split", *(["sft_only_data_path"] if step in ("sft", "dpo") else []))
     if train:
         draft.set("data.train", _short(train), *words)
@@ -66,20 +67,6 @@ def _set_data(draft: Draft, step: Step, read: Read, folder: str) -> None:
     else:
         draft.set("data.eval", _HELD, "data_path", why="")
     draft.set("eval_at_start", True, why="it evaluates before the first step")
-
-
-def _set_template(draft: Draft, step: Step, paths: list[str], read: Read) -> None:
-    """Step 1 learns prompt and answer as one text; where prompts are dialogues, the others lay out the same text turn
-    by turn."""
-    records = [_PLAIN_RECORD if any(one in path for one in _PLAIN) else _record(path, read) for path in paths]
-    prompts = [record.get("prompt") for record in records if record]
-    dialogues = bool(prompts) and all(is_open_dialogue(prompt) for prompt in prompts)
-    if step == "sft" or not dialogues:
-        draft.set("data.template", "raw", why="its texts go through no template")
-    else:
-        draft.set(
-            "data.template", "human-assistant", why="the texts as they stand, but each earlier answer ends with EOS"
-        )
 
 
 def _share(draft: Draft, step: Step) -> dict[str, Any] | None:
@@ -101,10 +88,12 @@ def _share(draft: Draft, step: Step) -> dict[str, Any] | None:
     return {"of": filled, "take": take - parts[:take].count(0)}
 
 
-def _paths(draft: Draft, name: str, read: Read, folder: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _paths(
+    draft: Draft, name: str, first: FirstRecord, folder: str
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Source to train on and source to evaluate on."""
     if name == _FILE:
-        place = _beside(folder, read)
+        place = _beside(folder, first)
         return {"path": f"{place}/train.json"}, {"path": f"{place}/eval.json"}
     if known := next((one for one in _OTHER if one in name), None):
         what = f"{known} has records of a form of its own"
@@ -113,22 +102,22 @@ def _paths(draft: Draft, name: str, read: Read, folder: str) -> tuple[dict[str, 
         return None, None
     if known := next((one for one in _PLAIN if one in name), None):
         return {"path": name}, {"path": name, "split": _PLAIN[known]}
-    if not is_hub_data(name) and not name.endswith(DATA_SUFFIXES) and _record(f"{name.rstrip('/')}/eval.json", read):
+    if not is_hub_data(name) and not name.endswith(DATA_SUFFIXES) and first(f"{name.rstrip('/')}/eval.json"):
         return {"path": f"{name.rstrip('/')}/train.json"}, {"path": f"{name.rstrip('/')}/eval.json"}
     return {"path": name}, None
 
 
-def _beside(folder: str, read: Read) -> str:
+def _beside(folder: str, first: FirstRecord) -> str:
     """The app's own data folder: beside `training/`, above the folder of the step, or here."""
     app = folder.partition("/training/")[0] if "/training/" in folder else ""
     above = "../" * folder.removeprefix(app).strip("/").count("/") + "../data" if app else "data"
-    return above if app and _record(f"{above}/train.json", read) else "data"
+    return above if app and first(f"{above}/train.json") else "data"
 
 
-def _layout(path: str, step: Step, read: Read) -> dict[str, Any]:
+def _layout(path: str, step: Step, first: FirstRecord) -> dict[str, Any]:
     """format and columns, where the tool reads a file otherwise than surefoot would by itself."""
     known = any(one in path for one in _PLAIN)
-    record = _PLAIN_RECORD if known else _record(path, read)
+    record = _PLAIN_RECORD if known else first(path)
     if record is None or not isinstance(record.get("prompt", ""), str):
         return {}
     if step == "ppo":
@@ -139,16 +128,6 @@ def _layout(path: str, step: Step, read: Read) -> dict[str, Any]:
     if "prompt" not in record or answer is None:
         return {}
     return {"format": "prompt-completion", "columns": {"completion": answer}}
-
-
-def _record(path: str, read: Read) -> dict[str, Any] | None:
-    """The first record of a JSON file; None where there is none to be seen."""
-    try:
-        content = read(path)
-        found = json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
-    except (InputError, OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _short(sources: list[dict[str, Any]]) -> Any:

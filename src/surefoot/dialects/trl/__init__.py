@@ -7,13 +7,13 @@ Facts: the dataclasses of TRL 1.16. `tests/equality` holds ids, masks, rates and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from surefoot.dialects import launchers, trainer
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.launch import MORE, Command, Options, inherited
+from surefoot.dialects.launch import MORE, Command, FirstRecord, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.modules import module_names, set_default_targets
 from surefoot.dialects.rows import PACKED, UNPACKED, Row, carried, joint, listed, number, refused, text, truth
@@ -191,9 +191,9 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
         draft.set("precision.base", held, name)
 
 
-def dialect(read: Callable[[str], str], method: str = "sft") -> Dialect:
-    """method: the command's verb."""
-    data = reading(read) if method == "sft" else reading_pairs(method, read)
+def dialect(first: FirstRecord, method: str = "sft") -> Dialect:
+    """first: as in `Options`. method: the command's verb."""
+    data = reading(first) if method == "sft" else reading_pairs(method, first)
     rules = (set_model, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
     if method == "sft":
         return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
@@ -306,7 +306,7 @@ def _translate(words: Sequence[Word], options: Options, command: Command, method
         "facts": command.facts,
         "read": options.read,
     }
-    draft = Draft(dialect(options.read, method), words, **settings)
+    draft = Draft(dialect(options.first, method), words, **settings)
     return draft.finish("train", environment=draft.environment)
 
 

@@ -1,47 +1,46 @@
 """How TRL makes examples of a data set, in surefoot's words.
 
 TRL encodes prompt and answer in one go, with a BOS where the chat template or the tokenizer writes one, cuts the end
-off, and learns completions where the records have them, else every token. Pairs of texts go through no template. What
-the records are is seen in the first one, where the data set is a file or a folder of one.
+off, and learns completions where the records have them, else every token. Texts go through no template. What the
+records are is left to the run, which reads the first one (`by-record`): a data set on the hub is not here to be looked
+at. Only what TRL itself reads otherwise for texts, and refuses, is looked up in a local file.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from surefoot.config.dump import shown
 from surefoot.dialects.draft import Draft
-from surefoot.errors import InputError
+from surefoot.dialects.launch import FirstRecord
+from surefoot.families.templates import BY_RECORD
 
 Layout = Literal["text", "pairs", "completions", "turns"]  # pairs: of texts; completions: of lists of messages
-_ENDS = (".json", ".jsonl")
-_UNSEEN = (
-    "TRL's way with conversations; prompt-completion records: data.train_on=completion, and of texts data.template=raw"
-)
-_MASKED = "of prompt-completion records; TRL learns conversations as a whole then"
+_LEARNED = "TRL learns completions where the first record has a prompt, else every token"
+_MASKED = "of prompt-completion records; TRL refuses others then"
+_TEMPLATE = "of conversations; TRL takes no template for texts"
 _ABOUT_DATA = (
     "dataset_config", "dataset_train_split", "dataset_test_split", "test_split_size", "dataset_text_field",
     "completion_only_loss", "assistant_only_loss", "chat_template_path",
 )  # fmt: skip
 
 
-def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
-    """The rule, where a file's first record can be seen."""
+def reading(first: FirstRecord) -> Callable[[Draft], None]:
+    """The rule. first: as in `Options`."""
 
     def rule(draft: Draft) -> None:
-        _set_data(draft, read)
+        _set_data(draft, first)
 
     return rule
 
 
-def _set_data(draft: Draft, read: Callable[[str], str]) -> None:
+def _set_data(draft: Draft, first: FirstRecord) -> None:
     if (sources := _train_sources(draft)) is None:
         draft.drop("there is no training data", *_ABOUT_DATA)
         return
     field = draft["dataset_text_field"]
-    layout = _layout(sources, field, read)
+    layout = _layout(sources, field, first)
     if field != "text" and layout in (None, "text"):
         sources = [_named(source, field) for source in sources]
         draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset_text_field")
@@ -63,16 +62,6 @@ def set_sources(draft: Draft) -> list[Any] | None:
         return None
     _set_evaluation(draft, sources)
     return sources
-
-
-def first_record(sources: Sequence[Any], read: Callable[[str], str]) -> dict[str, Any] | None:
-    """Of the first source; None where it cannot be seen."""
-    path, split = (sources[0], "train") if isinstance(sources[0], str) else (
-        sources[0]["path"], sources[0].get("split", "train"))  # fmt: skip
-    try:
-        return _first_record(path, split, read)
-    except (InputError, OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def _train_sources(draft: Draft) -> list[Any] | None:
@@ -123,43 +112,21 @@ def _mixture(draft: Draft) -> list[Any]:
     return sources or ["?"]
 
 
-def _layout(sources: Sequence[Any], field: str, read: Callable[[str], str]) -> Layout | None:
-    """By the first record, where every source is a file, or a folder of one, that says so; else None."""
-    kinds: set[Layout] = set()
-    for source in sources:
-        path, split = (source, "train") if isinstance(source, str) else (source["path"], source.get("split", "train"))
-        try:
-            kinds.add(_kind(_first_record(path, split, read), field))
-        except (InputError, OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
-            return None
+def _layout(sources: Sequence[Any], field: str, first: FirstRecord) -> Layout | None:
+    """By the first record of every source that can be seen, where all say the same; else None."""
+    records = [first(source if isinstance(source, str) else source["path"]) for source in sources]
+    kinds = {_kind(record, field) for record in records}
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _kind(record: dict[str, Any], field: str) -> Layout:
+def _kind(record: Mapping[str, Any] | None, field: str) -> Layout | None:
+    if record is None:
+        return None
     if "prompt" in record:
         return "pairs" if isinstance(record["prompt"], str) else "completions"
     if field in record:
         return "text"
-    if {"messages", "conversations"} & record.keys():
-        return "turns"
-    raise KeyError(field)
-
-
-def _first_record(path: str, split: str, read: Callable[[str], str]) -> dict[str, Any]:
-    """Raises one of several errors where there is none to be seen."""
-    content = read(path) if path.endswith(_ENDS) else next(_in_folder(path, split, read), "")
-    found = json.loads(content)[0] if content.lstrip().startswith("[") else json.loads(content.splitlines()[0])
-    if not isinstance(found, dict):
-        raise TypeError(f"a record is no {type(found).__name__}")
-    return found
-
-
-def _in_folder(path: str, split: str, read: Callable[[str], str]) -> Iterator[str]:
-    for end in reversed(_ENDS):
-        try:
-            yield read(f"{path.rstrip('/')}/{split}{end}")
-        except (InputError, OSError):
-            continue
+    return "turns" if {"messages", "conversations"} & record.keys() else None
 
 
 def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
@@ -178,17 +145,20 @@ def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
 def set_examples(draft: Draft, layout: Layout | None) -> None:
     """What TRL's trainer makes of the records, whoever named them. layout: None where nobody saw a record."""
     set_learned(draft, layout)
-    path = draft["chat_template_path"]
+    set_template(draft, draft["chat_template_path"], texts=layout in ("text", "pairs"), seen=layout is not None)
+    draft.set("data.encoding", "whole", why="TRL encodes prompt and answer in one go, and cuts the end off")
+
+
+def set_template(draft: Draft, path: str | None, *, texts: bool, seen: bool) -> None:
+    """data.template and BOS. path: of a chat template. texts: the records are known to be; seen: known at all."""
     if path is not None and not path.endswith(".jinja"):
         draft.refuse("chat_template_path", "surefoot reads a .jinja file", "write the template into one")
-    elif layout in ("text", "pairs"):
+    elif path is not None and not texts:
+        draft.set("data.template", path, "chat_template_path", why="" if seen else _TEMPLATE)
+    else:
+        draft.set("data.template", BY_RECORD, why="TRL takes texts as they stand, conversations with a template")
+    if texts and path is not None:
         draft.drop("texts go through no template", "chat_template_path")
-        draft.set("data.template", "raw", why="TRL's way with texts")
-    elif path is not None:
-        draft.set("data.template", path, "chat_template_path")
-    elif layout is not None:
-        draft.set("data.template", "tokenizer", why="TRL's way with conversations")
-    draft.set("data.encoding", "whole", why="TRL encodes prompt and answer in one go, and cuts the end off")
     draft.set("bos.prepend", "tokenizer", why="TRL leaves it to the chat template and the tokenizer")
 
 
@@ -197,20 +167,15 @@ def set_learned(draft: Draft, layout: Layout | None) -> None:
     words = ("completion_only_loss", "assistant_only_loss")
     if layout in ("text", "pairs") and answers:
         draft.refuse("assistant_only_loss", "TRL has it for conversations alone, and these are texts", "leave it out")
-    elif layout == "text":
-        draft.drop("texts are learned as a whole", *words)
-        draft.set("data.train_on", "everything", why="TRL learns every token of a text")
     elif answers:
         both = "with completion_only_loss: false TRL learns the answers of prompts as well"
         changed = both if layout in (None, "completions") and completions is False else ""
         draft.set("data.train_on", "responses", *words, why=changed)
-    elif layout == "turns":
-        draft.drop("conversations have no completions", "completion_only_loss")
-        draft.set("data.train_on", "everything", "assistant_only_loss", why="")
-    elif layout in ("pairs", "completions"):
-        whole = completions is False
-        draft.set("data.train_on", "everything" if whole else "completion", *words)
-    elif completions:
-        draft.set("data.train_on", "completion", *words, why=_MASKED)
+    elif layout in ("text", "turns"):
+        draft.drop("the records have no completions", "completion_only_loss")
+        draft.set("data.train_on", BY_RECORD, "assistant_only_loss", why=_LEARNED)
+    elif completions is None:
+        draft.set("data.train_on", BY_RECORD, "assistant_only_loss", why=_LEARNED)
     else:
-        draft.set("data.train_on", "everything", *words, why="" if completions is False else _UNSEEN)
+        masked = _MASKED if completions and layout is None else ""
+        draft.set("data.train_on", "completion" if completions else "everything", *words, why=masked)

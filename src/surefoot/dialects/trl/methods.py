@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from surefoot.dialects import trainer
-from surefoot.dialects.dialogue_texts import text_template
 from surefoot.dialects.draft import Draft
+from surefoot.dialects.launch import FirstRecord
 from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text
-from surefoot.dialects.trl.data import first_record, set_sources
+from surefoot.dialects.trl.data import set_sources, set_template
 
 _SYNCED = "the reference of surefoot stays as it is"
 _ENCODER = "surefoot trains causal language models"
@@ -162,32 +161,18 @@ def rows_of(name: str, shared: tuple[Row, ...]) -> Mapping[str, Row]:
     return {row.name: row for row in (*kept, *METHODS[name].rows)}
 
 
-def reading_pairs(name: str, read: Callable[[str], str]) -> Callable[[Draft], None]:
-    """The data rule, where a file's first record can be seen."""
+def reading_pairs(name: str, first: FirstRecord) -> Callable[[Draft], None]:
+    """The data rule. Texts go through no template, turns through the tokenizer's. first: as in `Options`."""
 
     def rule(draft: Draft) -> None:
         draft.set("stage", METHODS[name].stage)
+        words = ["chat_template_path"] if "chat_template_path" in draft.rows else []
         sources = set_sources(draft)
         if sources is None:
-            draft.drop(
-                "there is no training data", *(["chat_template_path"] if "chat_template_path" in draft.rows else [])
-            )
+            draft.drop("there is no training data", *words)
             return
-        _set_template(draft, first_record(sources, read))
+        record = first(sources[0] if isinstance(sources[0], str) else sources[0]["path"])
+        texts = record is not None and isinstance(record.get("prompt", record.get("chosen")), str)
+        set_template(draft, draft[words[0]] if words else None, texts=texts, seen=record is not None)
 
     return rule
-
-
-def _set_template(draft: Draft, record: Mapping[str, Any] | None) -> None:
-    """Texts go through no template; turns through the tokenizer's."""
-    path = draft["chat_template_path"] if "chat_template_path" in draft.rows else None
-    found = text_template(record) if record is not None else None
-    if path is not None and not path.endswith(".jinja"):
-        draft.refuse("chat_template_path", "surefoot reads a .jinja file", "write the template into one")
-    elif path is not None:
-        draft.set("data.template", path, "chat_template_path")
-    elif found is not None:
-        draft.set("data.template", found, why="TRL's way with texts")
-    else:
-        draft.set("data.template", "tokenizer", why="TRL's way with conversations; of texts data.template=raw")
-    draft.set("bos.prepend", "tokenizer", why="TRL leaves it to the chat template and the tokenizer")
