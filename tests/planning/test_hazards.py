@@ -32,18 +32,27 @@ def test_each_hazard_is_said_where_it_applies(tmp_path, config, compute, longest
         assert part in caution
 
 
-def tokens(folder, config, **request):
+def tokens(folder, config, *, specials=("<s>", "<pad>", "</s>"), **request):
     notes = Notes()
     roles = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "</s>"}
-    files = small_tokenizer(folder / "t", specials=["<s>", "<pad>", "</s>"], roles=roles)
+    files = small_tokenizer(folder / "t", specials=list(specials), roles=roles)
     return plan_tokenizer(run_config(**request), model_facts(folder / "m", config), files, notes), notes
 
 
 def test_a_forbidden_pad_of_the_tokenizer_is_replaced_with_the_reason(tmp_path):
     plan, notes = tokens(tmp_path, OPT)
     assert plan.pad_token.value == "<pad>"
-    assert "begins and ends every text" in notes.cautions[0]
+    (caution,) = notes.cautions
+    assert "begins and ends every text" in caution
+    assert "'<pad>'" in caution  # the one that is used, by name
     assert tokens(tmp_path, LLAMA)[0].pad_token.value == "</s>"  # twin: another family may
+
+
+def test_a_forbidden_pad_that_is_all_there_is_stays_and_no_other_is_named(tmp_path):
+    """As surefoot itself writes it where no token is free: EOS, masked by position."""
+    plan, notes = tokens(tmp_path, OPT | {"vocab_size": 12}, specials=("<s>", "</s>"))
+    assert plan.pad_token.value == "</s>"
+    assert not notes.cautions
 
 
 def test_a_forbidden_pad_by_hand_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
-from surefoot.families.tokenizer_facts import TokenizerFacts
+from surefoot.families.tokenizer_facts import Token, TokenizerFacts
 from surefoot.nearest import nearest_word
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, Source, TokenizerPlan
@@ -84,12 +84,16 @@ def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Note
         return _added_pad(model, tokenizer, notes)
     if request != "auto":
         return _named_pad(request, model, tokenizer, notes)
-    return (
-        _own_pad(model, tokenizer, notes)
-        or _reserved_pad(model, tokenizer)
-        or _spare_row(model, tokenizer)
-        or _end_as_pad(tokenizer)
-    )
+    own = tokenizer.pad
+    why_not = None if own is None else _why_not_own(own, model, tokenizer)
+    if own is not None and not why_not:
+        return _Pad(Choice(own.text, "the tokenizer's own", "default"), own.id)
+    found = _reserved_pad(model, tokenizer) or _spare_row(model, tokenizer) or _end_as_pad(tokenizer)
+    if own is not None and own.id != found.id:
+        notes.caution(
+            f"the tokenizer names {own.text!r} (id {own.id}) as PAD, {why_not}; {found.token.value!r} is used instead"
+        )
+    return found
 
 
 def _added_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
@@ -123,21 +127,14 @@ def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: 
     return choice
 
 
-def _own_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad | None:
-    pad = tokenizer.pad
-    if pad is None:
-        return None
-    why_not = ""
+def _why_not_own(pad: Token, model: ModelFacts, tokenizer: TokenizerFacts) -> str:
+    """Why the tokenizer's own PAD cannot be it; empty where it can."""
     if not tokenizer.is_special(pad.text):
-        why_not = "which is an ordinary token that text can contain"
-    elif pad.id >= model.vocab:
-        why_not = f"whose id is beyond the model's {model.vocab} rows"
-    elif forbidden := _forbidden(pad.text, model):
-        why_not = f"which {forbidden}"
-    if why_not:
-        notes.caution(f"the tokenizer names {pad.text!r} (id {pad.id}) as PAD, {why_not}; another one is used")
-        return None
-    return _Pad(Choice(pad.text, "the tokenizer's own", "default"), pad.id)
+        return "which is an ordinary token that text can contain"
+    if pad.id >= model.vocab:
+        return f"whose id is beyond the model's {model.vocab} rows"
+    forbidden = _forbidden(pad.text, model)
+    return f"which {forbidden}" if forbidden else ""
 
 
 def _forbidden(token: str, model: ModelFacts) -> str:
