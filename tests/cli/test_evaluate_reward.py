@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 
 import pytest
 import yaml
 
 from forkserver import ForkServer
+from surefoot.evaluate.shares import wilson
 from surefoot.report.record import read_run
 from surefoot.report.views import commands
 from tiny import tiny_llama
@@ -43,6 +45,7 @@ def place(tmp_path_factory):
 def asked(place, *words: str) -> tuple[int, str]:
     folder, server = place
     log = folder / "asked.txt"
+    log.unlink(missing_ok=True)  # else what was said before stays
     return server.run(["evaluate", "reward", *words], log, folder=folder), log.read_text()
 
 
@@ -68,11 +71,66 @@ def test_what_the_run_offers_at_its_end_can_be_pasted(place):
     folder, _ = place
     (line,) = [line for line in (folder / "log.txt").read_text().splitlines() if "surefoot evaluate reward" in line]
     (told,) = [one for _, one in commands(read_run(folder / "run"), "finished") if "evaluate reward" in one]
-    words = shlex.split(told)
-    assert shlex.split(line) == words == ["surefoot", "evaluate", "reward", *words[3:]]
-    assert words[4] == str(folder / "pairs.jsonl")
-    code, said = asked(place, *words[3:], "--max-samples", "2")
+    assert shlex.split(line) == shlex.split(told) == ["surefoot", "evaluate", "reward", str(folder / "run")]
+    assert found_by(place, "run") == found_by(place, "run", "pairs.jsonl")
+
+
+def test_pairs_that_were_split_off_are_measured_as_the_run_evaluated_them(place):
+    folder, server = place
+    log = folder / "split.txt"
+    words = ["data.eval=4", "output=split", "duration=6 steps", "optim.lr=0.02"]
+    assert server.run(["train", "run.yaml", *words], log, folder=folder) == 0, log.read_text()
+    results = json.loads((folder / "split" / "all_results.json").read_text())
+    found = found_by(place, "split")
+    assert found["data"]["pairs"] == results["eval_pairs"] == 4
+    assert found["accuracy"] == results["eval_reward_accuracy"]
+    assert found["margin"] == pytest.approx(results["eval_reward_margin"], rel=1e-5)
+    assert results["eval_reward_accuracy"] == 1
+    assert not cautions(log)  # twin of the next test: all of four are more than a coin's
+    everything = found_by(place, "split", "pairs.jsonl")  # twin: no command could name those four
+    assert everything["data"]["pairs"] == 12
+    assert everything["margin"] != pytest.approx(results["eval_reward_margin"], rel=1e-5)
+
+
+@pytest.mark.parametrize("held_out", ["alike.jsonl", "none"])
+def test_a_reward_model_that_is_no_better_than_a_coin_says_so_at_its_end(place, held_out):
+    folder, server = place
+    rows = [{"prompt": f"Say {n}.", "chosen": "good", "rejected": "good"} for n in range(30)]
+    (folder / "alike.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    log = folder / f"{held_out}.txt"
+    words = ["train", "run.yaml", f"data.eval={held_out}", f"output=coin-{held_out}"]
+    assert server.run(words, log, folder=folder) == 0, log.read_text()
+    (caution,) = cautions(log)
+    if held_out == "none":
+        assert "data.eval" in caution
+        assert "evaluate reward" not in log.read_text()  # there is nothing that it could measure
+    else:
+        low, high = wilson(0.5, 30)
+        assert f"50.0% of 30 pairs (95 % interval {low:.1%} to {high:.1%})" in caution
+
+
+def cautions(log) -> list[str]:
+    """What the end of a run has to say of its reward model."""
+    said = log.read_text().partition("saved checkpoint")[2]
+    return [line for line in said.splitlines() if "prefers the better answer" in line]
+
+
+def test_how_sure_the_accuracy_is(place):
+    found = found_by(place, "run")
+    low, high = found["accuracy_interval"]
+    assert low <= found["accuracy"] <= high
+    assert high - low > 0.2  # of twelve
+    code, said = asked(place, "run")
     assert code == 0, said
+    assert f"{low:.1%} to {high:.1%}" in said
+
+
+def found_by(place, *words: str) -> dict:
+    code, said = asked(place, *words, "--json")
+    assert code == 0, said
+    found = json.loads(said[said.index("{\n") :])
+    del found["seconds"], found["data"]["file"]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -80,12 +138,16 @@ def test_what_the_run_offers_at_its_end_can_be_pasted(place):
     [
         (["evaluate", "reward", "base", "pairs.jsonl"], "is no reward model"),
         (["evaluate", "reward", "run", "missing.jsonl"], "missing.jsonl"),
+        (["evaluate", "reward", "run", "--max-samples", "2"], "DATA: is needed"),
+        (["evaluate", "reward", "scored"], "DATA: is needed"),
         (["generate", "run", "--prompt", "Hello"], "it scores answers and writes none"),
         (["evaluate", "loss", "run", "pairs.jsonl"], "it scores answers and writes none"),
     ],
 )
 def test_refusals(place, words, said):
     folder, server = place
+    if "scored" in words:  # a reward model that no run of surefoot left
+        shutil.copytree(folder / "run", folder / "scored", ignore=shutil.ignore_patterns("plan.json", "checkpoint-*"))
     log = folder / "refused.txt"
     assert server.run(words, log, folder=folder) == 2
     assert said in log.read_text()

@@ -57,11 +57,11 @@ def test_a_run_on_texts_is_not_chatted_with():
     ]
 
 
-def test_a_reward_model_is_measured_on_what_it_was_evaluated_on():
-    (measure, _) = footer.next_commands(Path("runs/a b"), scores=True, pairs='{"path": "p.jsonl"}')
-    assert shlex.split(measure[1]) == ["surefoot", "evaluate", "reward", "runs/a b", '{"path": "p.jsonl"}']
-    (measure, _) = footer.next_commands(Path("runs/a b"), scores=True)
-    assert measure[1] == "surefoot evaluate reward --help"
+def test_a_reward_model_is_measured_on_the_pairs_that_were_held_out():
+    (measure, _) = footer.next_commands(Path("runs/a b"), scores=True, held_out=True)
+    assert shlex.split(measure[1]) == ["surefoot", "evaluate", "reward", "runs/a b"]
+    (verify,) = footer.next_commands(Path("runs/a b"), scores=True)  # twin: none were
+    assert shlex.split(verify[1])[1] == "verify"
 
 
 def test_the_resume_command():

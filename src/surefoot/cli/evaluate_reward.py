@@ -8,11 +8,12 @@ import click
 
 from surefoot.cli.answering import check_models, claim_out, introduce, model_options
 from surefoot.cli.printing import echo_json
+from surefoot.errors import Fault, InputError
 
 
 @click.command()
 @model_options
-@click.argument("data")
+@click.argument("data", required=False)
 @click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
 @click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
 @click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")
@@ -27,7 +28,7 @@ from surefoot.cli.printing import echo_json
 def reward(
     model: str,
     adapter: str | None,
-    data: str,
+    data: str | None,
     template: str | None,
     max_length: int | None,
     max_samples: int | None,
@@ -39,15 +40,22 @@ def reward(
     """Accuracy, margin, mean scores and calibration of the reward model MODEL on the pairs in DATA.
 
     MODEL is a run of stage reward, one of its checkpoints, or a reward model of another tool. DATA is what `data.train`
-    takes: preference records with a better and a worse answer.
+    takes: preference records with a better and a worse answer. Left out, it is the pairs that the run held out.
     """
     from surefoot import durable
     from surefoot.stages.asked_data import DataRequest, check_request
 
-    asked = DataRequest(data, template, max_length, max_samples)
+    words = {"source": data, "template": template, "max_length": max_length, "max_samples": max_samples}
     check_models(model, adapter, max_length=max_length)
-    check_request(asked)
-    request = {"model": model, "adapter": adapter, **vars(asked)}
+    if data is not None:
+        asked = DataRequest(data, template, max_length, max_samples)
+        check_request(asked)
+    elif adapter is not None or any(words.values()):
+        what = "is needed with --adapter, --template, --max-length or --max-samples"
+        raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken"))
+    else:
+        asked = None
+    request = {"model": model, "adapter": adapter, **words}
     if out is not None:
         claim_out(out / "reward.json", request, overwrite, pictures=["calibration.png"])
 
@@ -77,4 +85,6 @@ def reward(
     console = open_console(sys.stdout, process.terminal_wishes())
     for line in reward_lines(measured.audit, found):
         console.say(line)
+    if measured.ranking.caution:
+        console.say(f"caution: {measured.ranking.caution}", style="yellow")
     console.show(calibration_table(calibration_bins(measured.sums)))

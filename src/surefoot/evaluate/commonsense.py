@@ -19,13 +19,13 @@ from surefoot.data.files import open_file
 from surefoot.data.formats.fields import RowFault, each_row, filled, optional
 from surefoot.data.rows import Row, parse_rows
 from surefoot.errors import Fault, InputError
+from surefoot.evaluate.shares import wilson
 from surefoot.nearest import nearest_word
 
 FILE = "test.json"
 TRAINED = "trained"  # as --template: what the model was trained with
 _LAYOUTS = f"dataset/SET/{FILE} or SET/{FILE}"
 MARKER = "### Response:"
-_Z = 1.959964  # of the normal distribution, for 95 %
 SENTENCE = "the correct answer is {}"  # what the training data answer
 _FORMAT = re.compile(r"Answer format: ?([\w/]+)")
 
@@ -74,12 +74,8 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's, 95 %: (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n). It has a width at 0 of n and n of n,
-        too, where the standard error is 0 (Wilson, 1927)."""
-        p, n = self.accuracy, self.total
-        half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
-        middle, scale = p + _Z**2 / (2 * n), 1 + _Z**2 / n
-        return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+        """95 %."""
+        return wilson(self.accuracy, self.total)
 
 
 def average(scores: Sequence[Score]) -> tuple[float, float]:

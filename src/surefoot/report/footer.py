@@ -24,7 +24,7 @@ _FILES = (
     ("run.log", "everything said here"),
 )
 EXAMPLE_PROMPT = "Give three tips for staying healthy."  # where the training data have no short question
-TO_TRY = "to_try"  # in data.json: `prompt`, `texts` and `pairs` of `finished`, for the report
+TO_TRY = "to_try"  # in data.json: `prompt`, `texts` and `held_out` of `finished`, for the report
 
 
 def finished(
@@ -41,11 +41,11 @@ def finished(
     prompt: str = EXAMPLE_PROMPT,
     texts: bool = False,
     scores: bool = False,
-    pairs: str | None = None,
+    held_out: bool = False,
 ) -> list[str]:
     """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. rollbacks: how often the run
     went back to a checkpoint. prompt: one to try. texts: the run learned texts without turns. scores: it made a reward
-    model. pairs: what that was evaluated on, where a command can name it."""
+    model. held_out: there are pairs that it did not learn from."""
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
@@ -57,7 +57,7 @@ def finished(
         *files_left(run),
         "",
         "next:",
-        *(f"  {command}" for _, command in next_commands(run, prompt, texts, scores, pairs)),
+        *(f"  {command}" for _, command in next_commands(run, prompt, texts, scores, held_out)),
     ]
 
 
@@ -74,15 +74,15 @@ def next_commands(
     prompt: str = EXAMPLE_PROMPT,
     texts: bool = False,
     scores: bool = False,
-    pairs: str | None = None,
+    held_out: bool = False,
 ) -> list[tuple[str, str]]:
     """(what for, command). texts: the model continues the prompt as it is, and there is nothing to chat about.
-    scores: a reward model, which writes nothing. pairs: the DATA to measure it on; None where the user has to say."""
+    scores: a reward model, which writes nothing and is measured on the pairs that the run held out, if any."""
     folder, words = shlex.quote(str(run)), shlex.quote(prompt)
     verify = ("check every file", f"surefoot verify {folder}")
     if scores:
-        measure = "--help" if pairs is None else f"{folder} {shlex.quote(pairs)}"
-        return [("measure it on pairs", f"surefoot evaluate reward {measure}"), verify]
+        measure = [("measure it on the pairs held out", f"surefoot evaluate reward {folder}")] if held_out else []
+        return [*measure, verify]
     if texts:
         return [("let it go on", f"surefoot generate {folder} --raw --prompt {words}"), verify]
     return [

@@ -295,12 +295,7 @@ def _to_try(record: RunRecord) -> dict[str, Any]:
     told = record.data.get(footer.TO_TRY)
     if not isinstance(told, dict) or not isinstance(told.get("prompt"), str):
         return {}
-    pairs = told.get("pairs")
-    return {
-        "prompt": told["prompt"],
-        "texts": told.get("texts") is True,
-        "pairs": pairs if isinstance(pairs, str) else None,
-    }
+    return {"prompt": told["prompt"], **{name: told.get(name) is True for name in ("texts", "held_out")}}
 
 
 def _newest(rows: Sequence[Row], key: str) -> Row | None:

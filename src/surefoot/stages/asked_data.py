@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from surefoot.config.load import check_config
-from surefoot.config.mixture import plain_sources
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import parse_value
 from surefoot.errors import Fault, InputError
@@ -68,22 +65,6 @@ def config_for(
     data |= {"encoding": encoding}
     with words_of_the_command():
         return check_config({"stage": stage, "model": model, "data": data, "output": "none"})
-
-
-def evaluated_pairs(config: RunConfig) -> str | None:
-    """The DATA of `evaluate reward` that is what a reward model was evaluated on, by itself. None where nothing on the
-    command line names the same: pairs split off the training data, a part of a file or a weight, a folder or hub data
-    set, whose split for evaluation is not the one for training."""
-    sources = config.data.eval
-    if config.stage != "reward" or not isinstance(sources, tuple):
-        return None
-    if not all(Path(one.path).is_file() and not (one.share or one.weight or one.epochs) for one in sources):
-        return None
-    layout = config.data.format
-    told = plain_sources(
-        tuple(one.model_copy(update={"format": layout}) if one.format == "auto" else one for one in sources)
-    )
-    return told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from surefoot import durable
 from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
 from surefoot.errors import Fault, IntegrityError
+from surefoot.evaluate.ranking import evaluated_ranking
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event
@@ -66,6 +67,8 @@ def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mappin
     if BOS_FILE in names:
         durable.write_json(folder / BOS_FILE, bos_file(run.plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
     results = _write_results(run, state, _evaluation_at(rows, step), step, more)
+    if config.stage == "reward":
+        lost += _about_ranking(results)
     plots, cautions = draw_curves(folder, rows, folder.name)
     durable.write_text(folder / "README.md", model_card(card_facts(run, results, plots)))
     append_event(folder, "published", state.step, f"published the weights of step {step}")
@@ -119,6 +122,14 @@ def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, li
         )
         raise IntegrityError([*faults, advice])
     return state.step, cautions
+
+
+def _about_ranking(results: Mapping[str, Any]) -> list[str]:
+    """What is to be said of a reward model before anything is made to follow it."""
+    ranking = evaluated_ranking(results)
+    if ranking is None:
+        return ["no pairs were held out, so nobody knows how often it prefers the better answer; set data.eval: 0.05"]
+    return [ranking.caution] if ranking.caution else []
 
 
 def _untrained(config: RunConfig) -> str:

@@ -32,7 +32,6 @@ from surefoot.report.death import LOG, find_death, resumed_sentence
 from surefoot.report.html import draw_report
 from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
-from surefoot.stages.asked_data import evaluated_pairs
 from surefoot.stages.base_bytes import check_base, hashed_beside, keep_base
 from surefoot.stages.card_facts import example_question
 from surefoot.stages.changes import note_changes, reminder
@@ -263,7 +262,7 @@ def _to_try(run: Prepared, prompt: str | None) -> dict[str, Any]:
     return {
         "prompt": prompt or example_question(data),
         "texts": is_on_texts(data),
-        "pairs": evaluated_pairs(run.config),
+        "held_out": run.config.data.eval != "none",
     }
 
 

@@ -19,7 +19,9 @@ def reward_lines(audit: Audit, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{data['pairs']:,} pairs of {source.used:,} records, {audit.truncated:,} answers cut"
     if source.dropped:
         yield f"caution: {len(source.dropped):,} records are left out: nothing of an answer is left, or there is none"
-    yield f"accuracy {found['accuracy']:.1%} · margin {_number(found['margin'])}"
+    low, high = found["accuracy_interval"]
+    sure = f"95 % interval {low:.1%} to {high:.1%}"
+    yield f"accuracy {found['accuracy']:.1%} ({sure}) · margin {_number(found['margin'])}"
     better, worse = _number(found["score_chosen"]), _number(found["score_rejected"])
     yield f"mean score of the better answers {better}, of the worse {worse}"
     yield f"loss ({found['loss']['kind']}) {_number(found['loss']['value'])}"

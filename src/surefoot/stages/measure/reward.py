@@ -8,18 +8,27 @@ evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.audit import Audit
 from surefoot.data.loader import all_pairs, counted
+from surefoot.data.prepare import PreparedData
+from surefoot.errors import Fault, InputError
 from surefoot.evaluate.loss import evaluate_loss
+from surefoot.evaluate.ranking import Ranking
+from surefoot.made_folders import run_of
 from surefoot.objectives.calibration import CALIBRATION, calibration_bins, calibration_error
 from surefoot.objectives.reward import reward_objective
 from surefoot.stages.asked_data import DataRequest
+from surefoot.stages.examples import prepare_examples
 from surefoot.stages.measure.loss import evaluation_settings, finite_or_none, progress, read_evaluation_data
 from surefoot.stages.measure.rows import as_the_run_evaluates
+from surefoot.stages.open_model import OpenModel
 from surefoot.stages.open_reward import OpenReward
+from surefoot.stages.provenance import saved_config
+from surefoot.stages.records import DATA
+from surefoot.stages.revisions import pin, saved_commits
 from surefoot.training.report import EvalReport
 
 
@@ -34,17 +43,28 @@ class MeasuredReward:
     max_length: int
 
     @property
+    def ranking(self) -> Ranking:
+        return Ranking(self.report.metrics["reward_accuracy"], self.report.weight)
+
+    @property
     def sums(self) -> Sequence[Sequence[float]]:
         """Pairs, right ones and confidence by bin."""
         return self.report.tables[CALIBRATION]
 
 
 def measure_reward(
-    opened: OpenReward, asked: DataRequest, *, pairs: int | None = None, tell: Callable[[str], None] = lambda text: None
+    opened: OpenReward,
+    asked: DataRequest | None,
+    *,
+    pairs: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> MeasuredReward:
-    """pairs: of a forward pass; None takes the run's micro-batch. tell: hears how far it is. Raises InputError for
-    anything wrong with the data, before the model runs."""
-    data, max_length = read_evaluation_data(opened.opened, asked, stage="reward")
+    """asked: None takes the pairs that the run held out. pairs: of a forward pass; None takes the run's micro-batch.
+    tell: hears how far it is. Raises InputError for anything wrong with the data, before the model runs."""
+    if asked is None:
+        data, max_length = _held_out(opened.opened), opened.tokens.max_length.value
+    else:
+        data, max_length = read_evaluation_data(opened.opened, asked, stage="reward")
     plan = opened.plan
     planned = plan.reward if plan else None
     loss = planned.loss.value if planned else "last"
@@ -66,6 +86,19 @@ def measure_reward(
     return MeasuredReward(report, loss, data.audit, data.template.name, max_length)
 
 
+def _held_out(opened: OpenModel) -> PreparedData:
+    """What the run evaluated on, in place of what it learned from. Raises InputError where it held no pairs out."""
+    config, run = saved_config(opened.trained), run_of(opened.trained)
+    if config is None or run is None or config.stage != "reward" or config.data.eval == "none":
+        raise InputError(Fault("DATA", "is needed: MODEL is no run that held pairs out", "name preference records"))
+    pinned, _ = pin(config, saved_commits(run / DATA))
+    data = prepare_examples(pinned, opened.tokens, opened.tokenizer)
+    assert data.eval is not None
+    assert data.eval_audit is not None
+    assert data.eval_template is not None
+    return replace(data, train=data.eval, audit=data.eval_audit, template=data.eval_template)
+
+
 def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:
     """Plain values; a number that is not finite is null."""
     audit, report = measured.audit, measured.report
@@ -81,7 +114,8 @@ def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:
         },
         "template": measured.template,
         "max_length": measured.max_length,
-        "accuracy": metrics["reward_accuracy"],
+        "accuracy": measured.ranking.accuracy,
+        "accuracy_interval": list(measured.ranking.interval),
         "margin": finite_or_none(metrics["reward_margin"]),
         "score_chosen": finite_or_none(metrics["reward_chosen"]),
         "score_rejected": finite_or_none(metrics["reward_rejected"]),

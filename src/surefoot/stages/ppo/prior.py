@@ -1,22 +1,23 @@
-"""How good the reward model is, before PPO goes by it: its accuracy on held-out pairs, where the evaluation data are
-preference records.
-
-PPO makes the most of whatever the reward model says. One that tells better from worse answers little more often than a
-coin does teaches noise.
-"""
+"""How good the reward model is, said before PPO goes by it: measured on this run's held-out pairs, where the evaluation
+data are preference records; else as the run that trained it was evaluated; else that nobody knows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import shlex
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from surefoot.config.schema import DataConfig
 from surefoot.data.layout import Layout
 from surefoot.data.loader import all_pairs
 from surefoot.errors import InputError
+from surefoot.evaluate.ranking import Ranking, evaluated_ranking
+from surefoot.families.files import read_json_if_there
 from surefoot.models.cast import Cast
+from surefoot.models.hub import resolve_folder
 from surefoot.planning.plan import RunPlan
+from surefoot.report.results import ALL
 from surefoot.stages.examples import prepare_examples
 from surefoot.stages.stage import Say
 
@@ -25,35 +26,32 @@ if TYPE_CHECKING:
     from surefoot.stages.prepared import Prepared
     from surefoot.stages.setup import Setup
 
-ENOUGH = 0.6  # as guides to the three steps have it; a coin has 0.5
-
-
-@dataclass(frozen=True)
-class Prior:
-    """accuracy: share of pairs whose better answer has the higher score; equal scores count half."""
-
-    accuracy: float
-    pairs: int
-
 
 def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
-    """One sentence, and a caution where the reward model is hardly better than chance; nothing where scores come from
-    elsewhere, or no pairs are held out."""
+    """One sentence, a caution where the reward model is hardly better than chance or may be; nothing where scores come
+    from elsewhere."""
     cast = setup.model
     assert isinstance(cast, Cast)
-    if not cast.has_reward or (pairs := _held_out_pairs(run)) is None:
+    if not cast.has_reward:
         return
-    prior = measure_prior(cast, pairs, run.plan, setup)
-    told = f"the reward model prefers the better answer in {prior.accuracy:.1%} of {prior.pairs:,} held-out pairs"
-    say(told, caution=False)
-    if prior.accuracy <= ENOUGH:
-        say(
-            f"caution: {ENOUGH:.0%} is the least at which PPO is worth while: train the reward model on more pairs, or "
-            "for longer, first"
-        )
+    named = run.config.ppo.reward
+    assert named is not None, "a cast has the reward model that the config names"
+    pairs = _held_out_pairs(run)
+    if pairs is None:
+        folder, whose = resolve_folder(named, None, weights=True), f", as the run that made {named} was evaluated"
+        ranking = evaluated_ranking(read_json_if_there(folder / ALL))
+    else:
+        ranking, whose = measure_prior(cast, pairs, run.plan, setup), ""
+    if ranking is None:
+        measure = f"surefoot evaluate reward {shlex.quote(named)} PAIRS"
+        say(f"caution: how often the reward model prefers the better answer is not known here: {measure} measures it")
+        return
+    say(f"held-out pairs: the reward model prefers the better answer in {ranking}{whose}", caution=False)
+    if ranking.caution:
+        say(f"caution: {ranking.caution}")
 
 
-def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Prior:
+def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
     """pairs: 2 rows each, the better answer first."""
     right, count = 0.0, 0
     with torch.no_grad(), cast.still():
@@ -62,7 +60,7 @@ def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Set
                 better, worse = cast.scores(batch.to(setup.engine.device).rows).chunk(2)
             right += float((better > worse).sum()) + 0.5 * float((better == worse).sum())
             count += batch.weight
-    return Prior(right / count, count)
+    return Ranking(right / count, count)
 
 
 def _held_out_pairs(run: Prepared) -> TokenisedDataset | None:
@@ -71,12 +69,24 @@ def _held_out_pairs(run: Prepared) -> TokenisedDataset | None:
     held_out = config.data.eval
     if held_out == "none":
         return None
-    data = config.data
+    data = _read_as_they_are(config.data)
     if isinstance(held_out, tuple):
-        data = data.model_copy(update={"train": held_out, "eval": "none"})
+        data = data.model_copy(update={"train": data.eval, "eval": "none"})
     as_pairs = config.model_copy(update={"stage": "reward", "data": data})
     try:
         prepared = prepare_examples(as_pairs, run.plan.tokenizer, run.tokenizer)
     except InputError:
         return None
     return prepared.train if isinstance(held_out, tuple) else prepared.eval
+
+
+def _read_as_they_are(data: DataConfig) -> DataConfig:
+    """Without the word that only the prompts are wanted: what stands beside them is looked for here."""
+
+    def read(group: Any) -> Any:
+        if not isinstance(group, tuple):
+            return group
+        return tuple(one.model_copy(update={"format": "auto"}) if one.format == "prompts" else one for one in group)
+
+    layout = "auto" if data.format == "prompts" else data.format
+    return data.model_copy(update={"train": read(data.train), "eval": read(data.eval), "format": layout})
