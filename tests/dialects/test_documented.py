@@ -11,6 +11,7 @@ from documented_tools import COMMANDS, EXPECTED, FILES
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.dialects import finetune, train_sft
+from surefoot.dialects.finetune.source import GUIDE
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import file_tool, tools, translate_command, translate_file, voice_of
 from surefoot.dialects.translation import Translation
@@ -214,7 +215,7 @@ def test_the_banner_lists_every_argument() -> None:
     lines = voice_of(command(COMMANDS["guide-before"])).started()
     assert lines[0] == "Finetuning model with params:"
     assert {"attn_implementation: eager", "disable_cudnn_sdpa: True", "lora_r: 32", "bf16: True"} <= set(lines)
-    assert len(lines) == 1 + len(finetune.ROWS)
+    assert len(lines) == 1 + len(finetune.PROGRAMS[GUIDE])
 
 
 def test_train_sft_asks_for_profiles_at_every_step() -> None:

@@ -16,7 +16,11 @@ from surefoot.dialects.rows import Row
 from surefoot.dialects.trl.methods import METHODS
 
 OTHERS = {
-    "Flags of finetune.py": tuple(finetune.ROWS.values()),
+    "Flags of finetune.py": tuple(finetune.GUIDE.values()),
+    "Flags of finetune.py in LLM-Adapters and DoRA, where they differ": tuple(
+        row for name, row in finetune.ORIGINAL.items() if row is not finetune.GUIDE[name]
+    ),
+    "Flags of finetune.py in alpaca-lora": tuple(finetune.ALPACA_LORA.values()),
     "Flags of train_sft.py": tuple(train_sft.ROWS.values()),
     "Settings of TRL": trl.OWN_ROWS,
     **{f"Settings of trl {name}": method.rows for name, method in METHODS.items()},
