@@ -20,7 +20,7 @@ from surefoot.stages.failures import recorder as failures_module
 from surefoot.stages.failures import replay as replay_module
 from surefoot.stages.failures.replay import replay
 from surefoot.training import loop as loop_module
-from surefoot.training.failure import read_failure
+from surefoot.training.failure import Largest, read_failure
 from surefoot.training.manifest import manifest, sealed
 
 BAD_STEP = 3
@@ -111,7 +111,8 @@ def test_what_attention_spoils_is_told_as_its_own_and_with_the_weight_that_is_to
     assert (origin.module, origin.phase, origin.made_in) == (f"{attention}.o_proj", "input", attention)
     assert f"step 2: the input of {attention}.o_proj, which {attention} itself computes, (" in said
     weights = load_file(run / "failure-2" / "weights.safetensors")
-    name, largest = max(((key, float(one.abs().max())) for key, one in weights.items()), key=lambda one: one[1])
+    ordered = sorted(weights.items())
+    name, largest = max(((key, float(one.abs().max())) for key, one in ordered), key=lambda one: one[1])
     assert (failure.largest.name, failure.largest.magnitude) == (name, largest)
     words = f"the largest weight that trains: {largest:.4g}, in {name}"
     assert largest > 9e29
@@ -123,6 +124,16 @@ def test_what_attention_spoils_is_told_as_its_own_and_with_the_weight_that_is_to
         assert said.count(f"the input of {attention}.o_proj, which {attention} itself computes, (") == 2
         assert said.count("o_proj.") == said.count("o_proj.lora_B") == 1  # the largest weight alone
         assert words in said
+
+
+@pytest.mark.parametrize("order", ["abc", "cba", "bca"])
+def test_of_equal_weights_the_first_name_is_told(order):
+    weights = {"a": torch.tensor([1.0, torch.inf]), "b": torch.tensor([-2.0]), "c": torch.tensor([2.0])}
+    asked = {name: weights[name] for name in order}
+    assert failures_module.largest_weight(asked) == Largest("b", 2.0)
+    asked["c"] = torch.tensor([2.5])  # twin: a larger one comes before a name
+    assert failures_module.largest_weight(asked) == Largest("c", 2.5)
+    assert failures_module.largest_weight({"a": torch.tensor([torch.nan])}) is None
 
 
 def rewrite(folder, told):

@@ -10,7 +10,7 @@ are not all that is needed: a rollout, and what follows from it, depend on what 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,7 +101,7 @@ class FailureRecorder:
             error=veiled(f"{type(error).__name__}: {error}")[:_WORDS] if error else "",
             place=place_of_error(error, engine.model) if error else "",
             bad_weights=tuple(self._bad_weights()),
-            largest=self._largest(),
+            largest=largest_weight(self._setup.engine.parameters),
             rollbacks=self._run.found.rollbacks,
             phase=attempt.phase,
             examples=self._examples(attempt),
@@ -150,15 +150,6 @@ class FailureRecorder:
         named = self._setup.engine.model.named_parameters()
         return [name for name, one in named if one.is_floating_point() and not torch.isfinite(one).all()]
 
-    def _largest(self) -> Largest | None:
-        """Of what this rank holds: the others do not look."""
-        found: Largest | None = None
-        for name, one in self._setup.engine.parameters.items():
-            magnitude = largest_finite(own_part(one.detach()))
-            if magnitude is not None and (found is None or magnitude > found.magnitude):
-                found = Largest(name, magnitude)
-        return found
-
     def _texts(self) -> dict[str, str]:
         told = veiled_value(plain_config(self._run.config))
         lines = recent(self._run.folder)[-_RECENT:]
@@ -168,3 +159,11 @@ class FailureRecorder:
             ENVIRONMENT: json.dumps(hardware.describe(), indent=2) + "\n",
             FLIGHT: "".join(f"{json.dumps(line)}\n" for line in lines),
         }
+
+
+def largest_weight(parameters: Mapping[str, torch.Tensor]) -> Largest | None:
+    """Of what this rank holds: the others do not look. Weights tie, as Adam's first step moves all of them by its rate;
+    the first name counts then, so that the answer does not depend on the order of reading."""
+    magnitudes = {name: largest_finite(own_part(one.detach())) for name, one in parameters.items()}
+    found = [Largest(name, magnitude) for name, magnitude in magnitudes.items() if magnitude is not None]
+    return min(found, key=lambda one: (-one.magnitude, one.name), default=None)
