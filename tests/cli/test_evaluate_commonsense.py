@@ -180,6 +180,27 @@ def test_options_of_other_tokens_are_another_evaluations(place, tmp_path, monkey
     assert "(not the same: option tokens)" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("trained", "asked", "said"),
+    [
+        ("alpaca", "commonsense-eval", True),
+        ("alpaca", "trained", False),
+        ("alpaca", "alpaca", False),
+        (None, "commonsense-eval", False),  # the twin: nobody knows what it was trained with
+    ],
+)
+def test_another_prompt_than_training_s_is_a_caution_with_the_way_out(place, tmp_path, trained, asked, said):
+    ends = (AutoTokenizer.from_pretrained(place / "tiny").eos_token_id,)
+    run = a_run(tmp_path / "run", place / "tiny", a_plan(trained, ends) if trained else None)
+    words = ("--adapter", run, "--mode", "fast", "--max-samples", 1, "--template", asked, "--only", "adapter", "--json")
+    result = call(place, tmp_path / "out", *words)
+    assert result.exit_code == 0, result.stderr
+    told = [one for one in json.loads(result.stdout)["cautions"] if "--template trained" in one]
+    assert len(told) == said
+    first_question = result.stderr.index("test:")
+    assert ("--template trained" in result.stderr[:first_question]) == said  # before hours of asking
+
+
 def test_an_adapter_called_base_needs_another_name(place, tmp_path):
     """Else the second side would delete the answers of the first."""
     run = a_run(tmp_path / "base", place / "tiny")

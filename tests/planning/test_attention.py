@@ -28,7 +28,7 @@ BACKEND = {
 NAME = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
 
 
-def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout=0.0, trials=()):
+def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout=0.0, trials=(), without_sdpa=""):
     """What `resolve` does: the config's own contradictions, then the policy."""
     notes = Notes()
     config = run_config(attention=request)
@@ -42,6 +42,7 @@ def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout
         dropout=dropout,
         trials=trials,
         notes=notes,
+        without_sdpa=without_sdpa,
     )
     return plan, notes
 
@@ -275,6 +276,12 @@ class TestOtherImplementations:
         plan, notes = decide("eager", trials=[trial("flash", 1.0), trial("eager", 9.0)])
         assert summary(plan) == ("eager", (), "eager")
         assert not notes.faults
+
+    @pytest.mark.parametrize(("compute", "cautions"), [("fp32", 0), ("bf16", 1), ("fp16", 1)])
+    def test_eager_in_16_bits_is_a_caution_where_there_is_another(self, compute, cautions):
+        assert len(decide("eager", hardware=H100, compute=compute)[1].cautions) == cautions
+        assert not decide("eager", hardware=H100, compute=compute, without_sdpa="caps its scores")[1].cautions
+        assert not decide("sdpa", hardware=H100, compute=compute)[1].cautions
 
     @pytest.mark.parametrize(
         ("hardware", "compute", "says"),

@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapter_runs import a_plan, a_run
+from plans import choice
 from surefoot import hardware
 from surefoot.data.formats import Turn
 from surefoot.errors import InputError
 from surefoot.models.load import load_model
 from surefoot.models.save import save_full
 from surefoot.stages import open_model
+from surefoot.stages.measure.loss import as_evaluated, evaluation_settings
 from surefoot.stages.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
 from tiny import tiny_llama
 
@@ -139,3 +141,21 @@ def test_room_for_the_answer(base):
     for prompt, wanted in ((500, 13), (512, None)):
         with pytest.raises(InputError, match="more than the model's 512 positions"):
             room_for(opened, [[1] * prompt], wanted)
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp32"])
+def test_an_evaluation_says_in_what_it_computes(base, tmp_path, compute):
+    """As the run did, whose weights are in fp32; answers are computed in these."""
+    plan = a_plan()
+    precision = replace(plan.precision, compute=choice(compute))
+    run = a_run(tmp_path / "run", base, replace(plan, precision=precision, device=choice("cpu")))
+    opened = open_for_use(str(run), scored=True)
+    evaluated = as_evaluated(opened)
+    with evaluated.context():
+        assert torch.is_autocast_enabled("cpu") == (compute == "bf16")
+    assert ("bf16" in evaluated.described) == (compute == "bf16")
+    with evaluation_settings(opened).forward():  # what `evaluate loss` and `evaluate reward` enter
+        assert torch.is_autocast_enabled("cpu") == (compute == "bf16")
+    with opened.context():
+        assert not torch.is_autocast_enabled("cpu")
+    assert "bf16" not in opened.described

@@ -21,6 +21,9 @@ _MODEL = (
     click.argument("model"),
     click.option("--adapter", help="An adapter folder to put over MODEL."),
 )
+bos_option = click.option(
+    "--bos/--no-bos", default=None, help="Begin the text with BOS, or not.  [default: as the model was trained]"
+)
 _SAMPLING = (
     click.option(
         "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: up to 256]"

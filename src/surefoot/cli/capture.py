@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.cli.answering import check_models, model_options
+from surefoot.cli.answering import bos_option, check_models, model_options
 
 if TYPE_CHECKING:
     from surefoot.evaluate.capture_comparison import CaptureComparison
@@ -25,6 +25,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--data", help="Data as in data.train; its first record of --seq-len tokens.")
 @click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
+@bos_option
 @click.option("--attention", is_flag=True, help="Attention maps too, by eager attention.")
 @click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Store in it.  [default: as computed]")
 @click.option(
@@ -40,6 +41,7 @@ def capture(
     text: Path | None,
     data: str | None,
     template: str | None,
+    bos: bool | None,
     attention: bool,
     dtype: str | None,
     against: Path | None,
@@ -58,7 +60,7 @@ def capture(
     if is_capture(Path(model)):
         if against is None:
             raise InputError(Fault(model, "is a capture", "add --against ANOTHER to compare the two, or name a model"))
-        if adapter or seq_len or text or data or template or attention or dtype or layers != "all":
+        if adapter or seq_len or text or data or template or attention or dtype or layers != "all" or bos is not None:
             raise click.UsageError("two captures are compared as they are: leave the options of a new one out")
         _compare(against, Path(model), out, overwrite)
         return
@@ -97,6 +99,7 @@ def capture(
         text=text,
         data=data,
         template=template,
+        bos=bos,
         attention=attention,
         dtype=dtype,  # pyright: ignore[reportArgumentType]
         against=against,

@@ -90,13 +90,14 @@ def commonsense(
     from surefoot.report.console import open_console
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.scores import draw_scores, score_table
-    from surefoot.stages.commonsense.evaluation import CommonsenseRequest, evaluate_commonsense
+    from surefoot.stages.commonsense.evaluation import CommonsenseRequest, asked_otherwise, evaluate_commonsense
     from surefoot.stages.commonsense.files import summary_file
     from surefoot.stages.commonsense.report import cautions, found_to_json, score_rows
     from surefoot.stages.open_model import open_for_use
 
     opened = open_for_use(model, adapter)
-    introduce(opened, template=False)
+    otherwise = asked_otherwise(opened, template)
+    introduce(opened, *([f"caution: {otherwise}"] if otherwise else ()), template=False)
     whole = opened.trained == opened.base
     asked = CommonsenseRequest(
         data,

@@ -56,10 +56,10 @@ def loss(
     from surefoot import process
     from surefoot.report.console import open_console
     from surefoot.report.tables.loss import loss_lines, loss_table
-    from surefoot.stages.measure.loss import loss_to_json, measure_loss
+    from surefoot.stages.measure.loss import as_evaluated, loss_to_json, measure_loss
     from surefoot.stages.open_model import open_for_use
 
-    opened = open_for_use(model, adapter)
+    opened = as_evaluated(open_for_use(model, adapter))
     introduce(opened, template=False)
     with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
         measured = measure_loss(opened, asked, rows=batch_size, only=only, tell=show)  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, claim_out, introduce, model_options
+from surefoot.cli.answering import bos_option, check_models, claim_out, introduce, model_options
 from surefoot.cli.printing import echo_json
 
 
@@ -14,6 +14,7 @@ from surefoot.cli.printing import echo_json
 @model_options
 @click.option("--data", help="Data as in data.train.  [default: a built-in text]")
 @click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
+@bos_option
 @click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")
 @click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
@@ -24,6 +25,7 @@ def norms(
     adapter: str | None,
     data: str | None,
     template: str | None,
+    bos: bool | None,
     max_samples: int,
     generate_samples: bool,
     as_json: bool,
@@ -40,7 +42,7 @@ def norms(
     check_models(model, adapter)
     if data is not None:
         check_request(DataRequest(data, template))
-    asked = norms_request(model, adapter, data, template, max_samples, generate_samples)
+    asked = norms_request(model, adapter, data, template, max_samples, generate_samples, bos)
     if out is not None:
         claim_out(out / "norms.json", asked, overwrite)
 
@@ -56,6 +58,7 @@ def norms(
         adapter=adapter,
         data=data,
         template=template,
+        bos=bos,
         out=out,
         generate_samples=generate_samples,
         texts=max_samples,

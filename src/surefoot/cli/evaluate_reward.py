@@ -67,14 +67,16 @@ def reward(
     from surefoot.report.pictures.calibration import calibration_picture
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.reward import calibration_table, reward_lines
+    from surefoot.stages.measure.loss import as_evaluated
     from surefoot.stages.measure.reward import measure_reward, reward_to_json
     from surefoot.stages.open_reward import open_reward
 
     opened = open_reward(model, adapter)
-    introduce(opened.opened, template=False)
+    asked_as = as_evaluated(opened.opened)
+    introduce(asked_as, template=False)
     with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
         measured = measure_reward(opened, asked, pairs=batch_size, tell=show)
-    found = {"model": model, "adapter": adapter, "opened": opened.opened.described, **reward_to_json(measured)}
+    found = {"model": model, "adapter": adapter, "opened": asked_as.described, **reward_to_json(measured)}
     if out is not None:
         durable.make_folders(out)
         durable.write_json(out / "reward.json", {"asked": request, **found})

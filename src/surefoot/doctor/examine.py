@@ -43,6 +43,7 @@ from surefoot.doctor.times import attention_line, backward_line, compile_line, w
 from surefoot.errors import SurefootError
 from surefoot.hardware import Hardware
 from surefoot.models.tree import facts_of
+from surefoot.planning.attention import EAGER_ROUNDS
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.kernels import ORDER, mask_reason
 from surefoot.planning.measurements import Measurements, longest_example, measurements_from_json, measurements_to_json
@@ -104,9 +105,10 @@ def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterat
     request = AttentionRequest(tuple(_forms(found)), **_HEADS, length=_LENGTH, dtype=dtype, device=found.kind)
     seen = _measure(found, kept, _SHAPES, request)
     facts["measurements"] = measurements_to_json(seen)
-    named = environment_lines(environment_without_plan(process.read_environment(), found.kind, found.cores))
-    yield from _with_cost(named, seen, _SHAPES, found)
-    yield from thread_lines(found.cores, machine.usable_cores(), seen.threads)
+    threads = thread_lines(found.cores, machine.usable_cores(), seen.threads)
+    variables = environment_without_plan(process.read_environment(), found.kind, found.cores)
+    yield from _with_cost(environment_lines(variables, advised=threads), seen, _SHAPES, found)
+    yield from threads
     yield from product_lines(seen.products, None, seen.tf32)
     yield from kernel_lines(seen.attention, (), dtype)
     yield disk_line(Path.cwd(), None)
@@ -145,9 +147,10 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
 
 def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterator[Finding]:
     plan, compute = one.plan, one.plan.precision.compute.value
-    named = environment_lines(plan.environment, compiled=plan.compile.value != "off")
+    threads = thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
+    named = environment_lines(plan.environment, compiled=plan.compile.value != "off", advised=threads)
     yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute)
-    yield from thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
+    yield from threads
     yield from product_lines(seen.products, compute, seen.tf32)
     implementation = plan.attention.implementation
     used = plan.attention.kernels.value or (implementation.value,)
@@ -182,7 +185,7 @@ def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
         if now.value != choice.value:
             yield caution("FAST-PATH", now.reason, f"kernels.{name}: plain says it in the config", where=name)
     for sentence in plan.cautions:
-        if "the forecast" not in sentence:  # which has a line of its own
+        if "the forecast" not in sentence and not sentence.startswith(EAGER_ROUNDS):  # which have lines of their own
             yield caution("PLAN", sentence, "`surefoot plan` shows every choice with its reason")
     tokens = plan.tokenizer
     yield ok("TOK-PAD", f"{tokens.pad_token.value} (id {tokens.pad_id}): {tokens.pad_token.reason}")

@@ -18,9 +18,12 @@ from surefoot.probe.attention import GATE
 from surefoot.stages.disk_room import NO_ROOM, disk_words, free_space, least_words
 
 
-def environment_lines(found: Sequence[EnvironmentFinding], *, compiled: bool = False) -> list[Finding]:
+def environment_lines(
+    found: Sequence[EnvironmentFinding], *, compiled: bool = False, advised: Sequence[Finding] = ()
+) -> list[Finding]:
     """One for every variable that surefoot knows of and that is set. Those that the user's own choices are made with,
-    such as the number of threads, are as they should be. compiled: torch.compile is on."""
+    such as the number of threads, are as they should be. compiled: torch.compile is on. advised: lines whose fix may be
+    to set such a variable; then it is the fix here, too."""
     lines = []
     for one in found:
         said = f"{one.name}={one.value}: {one.effect}"
@@ -30,7 +33,8 @@ def environment_lines(found: Sequence[EnvironmentFinding], *, compiled: bool = F
             lines.append(ok("ENV-OVERRIDE", said, where=one.name))
         else:
             why = "it decides nothing" if one.verdict == "ignored" else "it is not followed"
-            lines.append(caution("ENV-UNREAD", said, f"unset {one.name}: {why}", where=one.name))
+            to_set = next((line.fix for line in advised if line.fix.startswith(f"set {one.name}=")), "")
+            lines.append(caution("ENV-UNREAD", said, to_set or f"unset {one.name}: {why}", where=one.name))
     return lines or [ok("ENV-OVERRIDE", "none of the names that matter is set")]
 
 
@@ -83,7 +87,8 @@ def kernel_lines(
     trials: Iterable[AttentionTrial], used: Iterable[str], dtype: DType, *, only: bool = False
 ) -> list[Finding]:
     """used: the forms that the run may take, none without one. dtype: in which they computed. only: no other form
-    computes this model. A kernel that is wrong and stays off is as it should be: it is said, and that is all. So is one
+    computes this model. A kernel that is wrong and stays off is as it should be: it is said, and that is all. Eager
+    attention is the textbook's formula, which a plan takes as asked for with the same caution. Said and no more is one
     without which the model cannot be: the probe's far logits may lie beyond the model's caps, and FAST-PATH holds it
     against fp32 on the run's own examples."""
     lines, used = [], set(used)
@@ -96,9 +101,10 @@ def kernel_lines(
             lines.append(ok("ATTN-KERNEL", f"right; not timed: {trial.untimed}", where=trial.form))
         elif trial.form in used and only:
             lines.append(ok("ATTN-KERNEL", f"the only one for this model; {trial.failure}", where=trial.form))
+        elif trial.form in used and trial.form == "eager":
+            lines.append(caution("ATTN-KERNEL", trial.failure, "set attention: sdpa", where=trial.form))
         elif trial.form in used:
-            fix = f"set attention.{trial.form}: off" if trial.form != "eager" else "set attention: sdpa"
-            lines.append(fault("ATTN-KERNEL", trial.failure, fix, where=trial.form))
+            lines.append(fault("ATTN-KERNEL", trial.failure, f"set attention.{trial.form}: off", where=trial.form))
         else:
             said = f"not used, so nothing is wrong; its check: {trial.failure}"
             lines.append(ok("ATTN-KERNEL", said, where=trial.form))

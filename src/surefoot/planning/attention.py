@@ -20,6 +20,7 @@ from surefoot.planning.plan import AttentionPlan, Choice, DType, SdpaKernel
 # gains a fifth. A smaller lead could turn round on the next start of the same run.
 _GAIN = 1.5
 _NO_KERNELS: Choice[tuple[SdpaKernel, ...]] = Choice((), "only SDPA has kernels to choose from", "default")
+EAGER_ROUNDS = "attention: eager rounds"  # a caution begins with it, which doctor tells in another line
 _FIRST = "the first of them that torch can use here"
 
 
@@ -44,7 +45,7 @@ def plan_attention(
     }
     switches = _switches(request)
     if request.implementation in ("eager", "flash_attention_2"):
-        return _not_sdpa(request.implementation, hardware, compute, notes)
+        return _not_sdpa(request.implementation, hardware, compute, without_sdpa, notes)
     if without_sdpa:
         return _eager_only(without_sdpa, request.implementation == "sdpa" or bool(switches), notes)
     if switches:
@@ -67,7 +68,11 @@ def _switches(request: AttentionConfig) -> dict[SdpaKernel, bool]:
     return {kernel: switch == "on" for kernel, switch in asked.items() if switch != "auto"}
 
 
-def _not_sdpa(name: str, hardware: Hardware, compute: DType, notes: Notes) -> AttentionPlan:
+def _not_sdpa(name: str, hardware: Hardware, compute: DType, without_sdpa: str, notes: Notes) -> AttentionPlan:
+    if name == "eager" and compute != "fp32" and not without_sdpa:
+        notes.caution(
+            f"{EAGER_ROUNDS} every score to {compute} before the softmax; SDPA keeps them in fp32: set attention: sdpa"
+        )
     if name == "flash_attention_2":
         for reason in flash_attention_2_obstacles(hardware, compute):
             fix = "use attention: sdpa, whose flash kernel is the same algorithm"

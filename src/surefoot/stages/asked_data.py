@@ -35,11 +35,18 @@ class DataRequest:
 
 
 def norms_request(
-    model: str, adapter: str | None, data: str | None, template: str | None, texts: int, samples: bool
+    model: str,
+    adapter: str | None,
+    data: str | None,
+    template: str | None,
+    texts: int,
+    samples: bool,
+    bos: bool | None,
 ) -> dict[str, Any]:
     """What `evaluate norms` is asked, as norms.json keeps it."""
     words = {"model": model, "adapter": adapter, "data": data, "template": template}
-    return {**words, "max_samples": texts, "generate_samples": samples}
+    first = {} if bos is None else {"bos": bos}  # left open, the request is that of earlier findings
+    return {**words, "max_samples": texts, "generate_samples": samples, **first}
 
 
 def check_request(asked: DataRequest) -> None:

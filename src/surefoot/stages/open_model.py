@@ -43,12 +43,13 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.stages.provenance import cautions_about, recorded_base, require_weights, saved_plan
+from surefoot.stages.same_tokens import require_same_tokens
 
 
 @dataclass(frozen=True)
 class OpenModel:
     """model: in eval mode. positions: the longest sequence it takes. context: to be entered around generation.
-    described: one line on what was opened and how it is asked. cautions: sentences on what is not as a run left it.
+    named: what was opened. held: in which types, and where. cautions: sentences on what is not as a run left it.
     base: folder of the base model. trained: folder of the adapter, or `base` where there is none. tokens: how text is
     laid out and what ends it. plan: of the run that wrote `trained`, None where surefoot did not. bos_scale: by what
     the model multiplies the first embedding of every sequence; it does so as it is."""
@@ -61,13 +62,21 @@ class OpenModel:
     pad_id: int
     positions: int
     context: Callable[[], AbstractContextManager[object]]
-    described: str
+    named: str
+    held: str
     cautions: tuple[str, ...]
     base: Path
     trained: Path
     tokens: TokenizerPlan
     plan: RunPlan | None
     bos_scale: float
+
+    @property
+    def described(self) -> str:
+        """One line on what was opened and how it is asked."""
+        scaled = f", first embedding times {self.bos_scale:g}" if self.bos_scale != 1 else ""
+        template = self.tokens.template
+        return f"{self.named}, {self.held}{scaled}, template {template.value} ({template.reason})"
 
 
 def open_for_use(path: str, adapter: str | None = None, *, scored: bool = False) -> OpenModel:
@@ -109,9 +118,7 @@ def open_for_use(path: str, adapter: str | None = None, *, scored: bool = False)
     model = open_adapter(base_model, saved) if saved else base_model
     install_bos_scaling(model, scale)
     encoder = TextEncoder(load_tokenizer(with_tokenizer))
-    held = _held(dtype, packed, obstacle)
     over = f" with the adapter {adapter or path}" if saved else ""
-    scaled = f", first embedding times {scale:g}" if scale != 1 else ""
     return OpenModel(
         model=model,
         tokenizer=encoder.tokenizer,
@@ -121,8 +128,8 @@ def open_for_use(path: str, adapter: str | None = None, *, scored: bool = False)
         pad_id=tokens.pad_id,
         positions=facts.max_positions,
         context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
-        described=f"{path if not saved or adapter else saved.base}{over}, {held} on {machine.kind}{scaled}, "
-        f"template {tokens.template.value} ({tokens.template.reason})",
+        named=f"{path if not saved or adapter else saved.base}{over}",
+        held=f"{_held(dtype, packed, obstacle)} on {machine.kind}",
         cautions=tuple(notes),
         base=base,
         trained=trained,
@@ -159,19 +166,24 @@ def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | 
 
 
 def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
-    """The folder of the model, and the adapter over it, on the matrices that the model has."""
+    """The folder of the model, and the adapter over it, on the matrices that the model has. Raises InputError for an
+    adapter of another model or tokenizer."""
     folder = resolve_folder(path, None, weights=True)
     require_weights(folder, path)
     if adapter is not None:
         over = resolve_folder(adapter, None, weights=True)
         require_weights(over, adapter)
         require_adapter(over, adapter)
-        return folder, fitted(read_adapter(over), facts_of(folder))
-    if not is_adapter(folder):
+        saved, base = read_adapter(over), folder
+    elif is_adapter(folder):
+        saved = read_adapter(folder)
+        base = recorded_base(path, folder, saved.base, saved.revision)
+    else:
         return folder, None
-    saved = read_adapter(folder)
-    base = recorded_base(path, folder, saved.base, saved.revision)
-    return base, fitted(saved, facts_of(base))
+    facts = facts_of(base)
+    saved = fitted(saved, facts)
+    require_same_tokens(saved, base, facts.vocab)
+    return base, saved
 
 
 def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:

@@ -1,7 +1,8 @@
 """Whether what is opened is what a run left: finished, with its own files, over the base that it was trained on.
 
-A folder without weights cannot be opened, so that is an error. All else is a caution: an adapter over another base can
-be an experiment, and whoever edits a file may want to see what comes of it.
+A folder without weights cannot be opened, so that is an error, and so is a base with another vocabulary
+(`same_tokens`). All else is a caution: an adapter over another base can be an experiment, and whoever edits a file may
+want to see what comes of it.
 """
 
 from __future__ import annotations
@@ -74,22 +75,42 @@ def saved_config(folder: Path) -> RunConfig | None:
 def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
     """What differs from what the run wrote. trained: a run folder, checkpoint or adapter; base: the model under it, or
     the same folder. Nothing is known of folders that surefoot did not write."""
+    elsewhere = other_base_caution(str(trained), str(base)) if over_another_base(trained, base) else ""
+    return (*([elsewhere] if elsewhere else ()), *changed_files(trained))
+
+
+def other_base_caution(trained: str, base: str) -> str:
+    """trained, base: as they are called."""
+    return f"{trained} was trained over other weights than {base} has: answers may make no sense"
+
+
+def over_another_base(trained: Path, base: Path) -> bool:
+    """Whether the run that wrote `trained` says so in its manifest; False where there is none to read."""
     from surefoot.stages.identity import base_fingerprint
-    from surefoot.training.manifest import MANIFEST, check_files, read_manifest
+    from surefoot.training.manifest import MANIFEST, read_manifest
+
+    if base == trained or not (trained / MANIFEST).is_file():
+        return False
+    try:
+        then = read_manifest(trained)["identity"].get("base")
+    except IntegrityError:
+        return False
+    return then is not None and then != base_fingerprint(base)
+
+
+def changed_files(trained: Path) -> tuple[str, ...]:
+    """A sentence for each file that is not as the run wrote it, and where there is nothing to hold them against."""
+    from surefoot.training.manifest import MANIFEST, check_files
 
     if not (trained / MANIFEST).is_file():
         if not (trained / PLAN).is_file():
             return ()
         return (f"{trained} is not finished, so there is nothing to check its files against",)
     try:
-        then = read_manifest(trained)["identity"].get("base")
         checks = check_files(trained, hashed_up_to=_HASHED_UP_TO)
     except IntegrityError as error:
         return tuple(map(str, error.faults))
-    cautions = [str(check.fault) for check in checks if check.fault and Path(check.name).suffix in _CHECKED]
-    if base != trained and then is not None and then != base_fingerprint(base):
-        cautions.insert(0, f"{trained} was trained over other weights than {base} has: answers may make no sense")
-    return tuple(cautions)
+    return tuple(str(check.fault) for check in checks if check.fault and Path(check.name).suffix in _CHECKED)
 
 
 def _newest_checkpoint(folder: Path) -> Path | None:

@@ -32,7 +32,9 @@ from surefoot.stages.export import merge as export_merge
 from surefoot.stages.export import whole as export
 from surefoot.stages.export.certificate import MERGED_LIMIT, RELOADED_LIMIT, merged_limit
 from surefoot.stages.export.whole import export_model
+from surefoot.stages.identity import base_fingerprint
 from surefoot.stages.open_model import open_for_use
+from surefoot.training.manifest import MANIFEST, manifest
 from tiny import tiny_llama
 
 IDS = torch.tensor([[320, 5, 9, 77, 120, 33, 250, 4]])
@@ -466,3 +468,41 @@ def test_the_card_says_which_prompts_carry_a_baked_factor(tmp_path, writes):
 def test_twin_a_nan_is_within_no_limit():
     assert not certificate._within(float("nan"), 1.0)
     assert certificate._within(0.0, 1e-4)
+
+
+def told_of_the_base(run: Path, other: Path, out: Path, **how) -> list[int]:
+    """In how many cautions, notes of export.json, and lines of the card another base is named."""
+    folder = {path.name: path for path in run.iterdir()}
+    durable.write_json(run / MANIFEST, manifest(run, list(folder.values()), 3, {"base": base_fingerprint(run.parent)}))
+    found = export_model(str(other), out, adapters=[str(run)], **how)
+    card = (out / "README.md").read_text().splitlines() if (out / "README.md").is_file() else []
+    return [sum("other weights" in line for line in lines) for lines in (found.cautions, read(out)["notes"], card)]
+
+
+@pytest.fixture
+def over_its_parent(base, run) -> Path:
+    """A run that was trained over the model in the folder above it."""
+    shutil.copytree(base, run.parent, dirs_exist_ok=True)
+    return run
+
+
+def test_another_base_is_in_the_card_and_the_certificate(over_its_parent, tmp_path):
+    other = tiny_llama(tmp_path / "other", seed=7)
+    assert told_of_the_base(over_its_parent, other, tmp_path / "merged", merge=True) == [1, 1, 1]
+    assert str(tmp_path) not in (tmp_path / "merged" / "README.md").read_text()
+    assert told_of_the_base(over_its_parent, other, tmp_path / "alone") == [1, 1, 0]
+
+
+def test_twin_its_own_base_is_not_named(over_its_parent, tmp_path):
+    own = over_its_parent.parent
+    assert told_of_the_base(over_its_parent, own, tmp_path / "merged", merge=True) == [0, 0, 0]
+
+
+def test_every_adapter_of_several_is_looked_at(over_its_parent, base, tmp_path):
+    """Not the last one alone: the first has other weights below it."""
+    run, stranger = over_its_parent, a_run(tmp_path / "stranger", base)
+    other = tiny_llama(tmp_path / "other", seed=7)
+    durable.write_json(run / MANIFEST, manifest(run, [], 3, {"base": base_fingerprint(base)}))
+    found = export_model(str(other), tmp_path / "both", adapters=[str(run), str(stranger)], merge=True)
+    assert [("the adapter run" in one) for one in read(tmp_path / "both")["notes"] if "other weights" in one] == [True]
+    assert sum("other weights" in one for one in found.cautions) == 1

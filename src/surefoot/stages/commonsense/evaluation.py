@@ -86,12 +86,13 @@ class _Task:
 @dataclass(frozen=True)
 class CommonsenseFound:
     """scores: side -> set -> score. labels: side -> name of its rows and files. files: all that were written. too_long:
-    set -> records that were not asked and count as wrong, where there are any."""
+    set -> records that were not asked and count as wrong, where there are any. otherwise: see `asked_otherwise`."""
 
     scores: Mapping[str, Mapping[str, Score]]
     labels: Mapping[str, str]
     files: tuple[Path, ...]
     too_long: Mapping[str, int]
+    otherwise: str
 
 
 def evaluate_commonsense(
@@ -123,7 +124,8 @@ def evaluate_commonsense(
             scores[task.side.name][task.questions.set.name] = _run(opened, template, task, asked, say)
     too_long = {one.set.name: sum(map(one.is_too_long, one.prompts)) for one in questions}
     left = {name: count for name, count in too_long.items() if count}
-    return CommonsenseFound(scores, labels, tuple(task.file for task in tasks), left)
+    files = tuple(task.file for task in tasks)
+    return CommonsenseFound(scores, labels, files, left, asked_otherwise(opened, asked.template))
 
 
 def chosen_template(opened: OpenModel, name: str) -> Template:
@@ -134,6 +136,16 @@ def chosen_template(opened: OpenModel, name: str) -> Template:
     if isinstance(row, Fault):
         raise InputError(Fault("--template", row.what, row.fix))
     return make_template(name, opened.encoder, opened.tokens.stop.value)
+
+
+def asked_otherwise(opened: OpenModel, name: str) -> str:
+    """A sentence where the run that made the model trained with another prompt than the template `name`; else empty."""
+    if opened.plan is None or chosen_template(opened, name).identity == opened.template.identity:
+        return ""
+    return (
+        f"asked by the template {name}, and trained with {opened.tokens.template.value}: "
+        f"--template {TRAINED} asks as training did"
+    )
 
 
 def _questions(opened: OpenModel, template: Template, one: AnswerSet, asked: CommonsenseRequest) -> _Questions:

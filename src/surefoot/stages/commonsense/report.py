@@ -39,6 +39,8 @@ def _published(row: PublishedRow, sets: Sequence[AnswerSet]) -> ScoreRow:
 
 def cautions(found: CommonsenseFound, asked: CommonsenseRequest) -> Iterator[str]:
     """What a reader must know before comparing the rows."""
+    if found.otherwise:
+        yield found.otherwise
     counts = next(iter(found.scores.values()))
     parts = [
         f"{one.name} {counts[one.name].total:,} of {one.size:,}"

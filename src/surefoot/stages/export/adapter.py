@@ -19,7 +19,7 @@ from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.stages.export.files import copy_tokenizer, input_record, write_certificate
 from surefoot.stages.export.parts import ExportParts
-from surefoot.stages.export.record import layout_note
+from surefoot.stages.export.record import base_notes, layout_note
 
 _BESIDE = ("generation_config.json", BOS_FILE, VALUE_HEAD_FILE, "README.md")
 
@@ -30,7 +30,7 @@ def copy_adapter(parts: ExportParts, out: Path, overwrite: bool) -> dict[str, An
         what = "several adapters are one only when they are merged"
         raise InputError(Fault("--adapter", what, "give --merge, or export them one by one"))
     saved = parts.chain[0]
-    notes = ["the adapter alone; its base is not part of this folder"]
+    notes = ["the adapter alone; its base is not part of this folder", *base_notes(parts)]
     with durable.staged_folder(out, replace=overwrite) as staging:
         layouts = _other_layouts(saved)
         if layouts:

@@ -18,7 +18,7 @@ from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.tree import facts_of
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.stages.open_model import find_parts, find_tokens, saved_bos_scale, template_name
-from surefoot.stages.provenance import cautions_about, saved_plan
+from surefoot.stages.provenance import changed_files, over_another_base, saved_plan
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class ExportParts:
     """base_name: as the user or the adapter calls it; base_revision: the hub's, where it is known. trained: the folder
     of the last adapter, or of the model. with_tokenizer: whose tokenizer goes along. bos_id: put before every text;
     None where none is. bos_scale: of the embedding of the first token; None where it is not scaled. packed: trained
-    over 4 bits. cautions: what is not as a run left it."""
+    over 4 bits. elsewhere: adapters that were trained over other weights than the base has. cautions: what else is not
+    as a run left it."""
 
     base: Path
     base_name: str
@@ -40,6 +41,7 @@ class ExportParts:
     encoder: TextEncoder
     template: Template
     bos_scale: float | None
+    elsewhere: tuple[SavedAdapter, ...]
     cautions: tuple[str, ...]
 
     @property
@@ -75,9 +77,10 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
         saved = find_parts(path, name)[1]
         assert saved is not None, "an adapter that is asked for is read"
         chain.append(saved)
-    trained = chain[-1].folder if chain else base
+    written = [saved.folder for saved in chain] or [base]
+    trained = written[-1]
     plan = saved_plan(trained)
-    scale = _one_scale(chain, base)
+    scale = _one_scale(written, base)
     facts = replace(facts_of(base), bos_scale=scale)
     with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
     encoder = TextEncoder(load_tokenizer(with_tokenizer))
@@ -95,13 +98,13 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
         encoder=encoder,
         template=make_template(template_name(tokens), encoder, tokens.stop.value),
         bos_scale=None if scale == 1 else scale,
-        cautions=cautions_about(trained, base),
+        elsewhere=tuple(saved for saved in chain if over_another_base(saved.folder, base)),
+        cautions=tuple(one for folder in written for one in changed_files(folder)),
     )
 
 
-def _one_scale(chain: Sequence[SavedAdapter], base: Path) -> float:
+def _one_scale(folders: Sequence[Path], base: Path) -> float:
     """The factor with which every command opens these, 1 for none. Raises InputError where they differ."""
-    folders = [saved.folder for saved in chain] or [base]
     scales = {saved_bos_scale(folder, base, saved_plan(folder)) for folder in folders}
     if len(scales) > 1:
         what = "the adapters were trained with different scalings of the BOS embedding"

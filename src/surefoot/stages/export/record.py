@@ -7,9 +7,11 @@ from typing import Any
 
 from surefoot.planning.plan import DType
 from surefoot.stages.export.certificate import CAST_LIMIT
+from surefoot.stages.export.files import public_name
 from surefoot.stages.export.merge import Account
 from surefoot.stages.export.parts import ExportParts
 from surefoot.stages.export.prompts import PromptSet
+from surefoot.stages.provenance import other_base_caution
 
 
 def model_record(
@@ -47,8 +49,15 @@ def layout_note(name: str, layouts: Sequence[str]) -> str:
     return f"the adapter {name} was in another layout ({', '.join(layouts)}) and was read through rules"
 
 
+def base_notes(parts: ExportParts) -> list[str]:
+    """On adapters that are put over another base. Names of folders, no paths: they may be published."""
+    base = public_name(parts.base_name, parts.base_is_hub_id)
+    return [other_base_caution(f"the adapter {saved.folder.resolve().name}", base) for saved in parts.elsewhere]
+
+
 def _notes(parts: ExportParts, account: Account, dropped: bool) -> list[str]:
-    notes = [layout_note(saved.folder.resolve().name, saved.layouts) for saved in parts.chain if saved.layouts]
+    notes = base_notes(parts)
+    notes += [layout_note(saved.folder.resolve().name, saved.layouts) for saved in parts.chain if saved.layouts]
     if parts.packed:
         notes.append("trained over the base in 4 bits, merged into the base as it was before packing")
     if account.untied:

@@ -40,6 +40,7 @@ from surefoot.stages.asked_data import DataRequest
 from surefoot.stages.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
 from surefoot.stages.measure.built_in_text import TEXT
 from surefoot.stages.measure.capture_pictures import CapturePictures, draw_comparison
+from surefoot.stages.measure.first_token import about_bos, with_bos
 from surefoot.stages.measure.loss import read_evaluation_data
 from surefoot.stages.open_model import OpenModel, open_for_use
 
@@ -75,6 +76,7 @@ def capture(
     text: Path | None = None,
     data: str | None = None,
     template: str | None = None,
+    bos: bool | None = None,
     attention: bool = False,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     against: Path | None = None,
@@ -84,7 +86,8 @@ def capture(
 
     seq_len: tokens; None takes 512, or those of `against`. layers: "all" or such as "0,5-7". text: a file that is
     repeated or cut to seq_len tokens; data: what data.train takes, whose first record with so many tokens is cut to
-    them, laid out by `template` where one is named; neither takes a built-in text. attention: maps too. dtype: to
+    them, laid out by `template` where one is named; neither takes a built-in text. bos: whether the text begins with
+    it; None as the model was trained. attention: maps too. dtype: to
     store in; None stores as the model computes. against: an earlier capture to compare with. overwrite: a capture in
     `out` may go.
 
@@ -92,10 +95,11 @@ def capture(
     """
     reference = open_capture(against) if against is not None else None
     require_room(out, overwrite, against)
-    opened = open_for_use(model, adapter, scored=True)
+    opened = with_bos(open_for_use(model, adapter, scored=True), bos)
     facts = facts_of(opened.base)
     numbers = list(layer_numbers(layers, facts.layers))
-    tokens = _token_ids(opened, reference, seq_len, text, None if data is None else DataRequest(data, template))
+    asked = None if data is None else DataRequest(data, template)
+    tokens = _token_ids(opened, reference, seq_len, text, asked, anew=bos is not None)
     if attention:
         require_maps(facts, len(tokens.ids))
     parts = layer_parts(opened.model, facts)
@@ -134,6 +138,7 @@ def capture(
             comparison = compare_captures(reference, make_capture(staging, str(out), index))
             pictures.names += write_comparison(staging, comparison)
     cautions = (*opened.cautions, *_about_the_first(opened, tokens))
+    cautions += () if reference is not None else tuple(about_bos(opened, bos))
     return Captured(out, index, comparison, tuple(pictures.names), opened.described, cautions)
 
 
@@ -175,19 +180,27 @@ def _run(opened: OpenModel, ids: list[int]) -> None:
 
 
 def _token_ids(
-    opened: OpenModel, reference: Capture | None, seq_len: int | None, text: Path | None, data: DataRequest | None
+    opened: OpenModel,
+    reference: Capture | None,
+    seq_len: int | None,
+    text: Path | None,
+    data: DataRequest | None,
+    *,
+    anew: bool,
 ) -> _Text:
-    if reference is not None and seq_len is None and text is None and data is None:
+    """anew: whether a text is asked for although none is named."""
+    if reference is not None and seq_len is None and text is None and data is None and not anew:
         found = _Text(reference.ids, {"source": f"the ids of {reference.name}"})
     else:
-        found = _asked_text(opened, seq_len or usual_tokens(opened.positions), text, data)
+        usual = usual_tokens(opened.positions) if reference is None else len(reference.ids)
+        found = _asked_text(opened, seq_len or usual, text, data)
     require_positions("--seq-len", len(found.ids), opened.positions)
     rows = causal_model(opened.model).get_input_embeddings().get_parameter("weight").shape[0]
     if (highest := max(found.ids)) >= rows:
         what = f"holds token id {highest}, and this model has {rows} rows"
         raise InputError(Fault(reference.name if reference else "the text", what, "capture models of one tokenizer"))
     if reference is not None:
-        fix = "leave --text, --data and --seq-len out to take its ids"
+        fix = "leave --text, --data, --bos and --seq-len out to take its ids"
         check_ids(reference, found.ids, "the text that was asked for", fix)
     return found
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from surefoot.data.audit import Audit
 from surefoot.data.loader import all_laid_out, counted
@@ -88,7 +85,7 @@ def measure_loss(
                     sft_loss,
                     counted(all_laid_out(data.train, layout), told),
                     step=0,
-                    settings=evaluation_settings(opened, device),
+                    settings=evaluation_settings(opened),
                     device=device,
                 )
             assert report is not None
@@ -101,16 +98,21 @@ def progress(tell: Callable[[str], None], of: str, total: int, unit: str) -> Cal
     return lambda done: tell(f"{of}{done:,} of {total:,} {unit}")
 
 
-def evaluation_settings(opened: OpenModel, device: torch.device) -> StepSettings:
-    return StepSettings(0, None, forward=lambda: _forward(opened, device), kernels=decoding_context)
+def evaluation_settings(opened: OpenModel) -> StepSettings:
+    return StepSettings(0, None, forward=as_evaluated(opened).context, kernels=decoding_context)
 
 
-def _forward(opened: OpenModel, device: torch.device) -> AbstractContextManager[object]:
-    """As the run evaluated, where this is a device like the run's."""
+def as_evaluated(opened: OpenModel) -> OpenModel:
+    """The same, computing as the evaluations of its run did and saying so; as it is where there was none on a device
+    like this one."""
+    device = next(opened.model.parameters()).device
     plan = opened.plan
-    if plan is not None and plan.device.value == device.type:
-        return autocast(plan.precision, device)
-    return opened.context()
+    if plan is None or plan.device.value != device.type:
+        return opened
+    compute = plan.precision.compute.value
+    said = compute == "fp32" or compute in opened.held
+    held = opened.held if said else f"{opened.held} with products in {compute}"
+    return replace(opened, context=lambda: autocast(plan.precision, device), held=held)
 
 
 def _own_template(opened: OpenModel) -> str:

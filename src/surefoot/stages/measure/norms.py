@@ -26,6 +26,7 @@ from surefoot.report.pictures.norms import attention_picture, layer_picture, pos
 from surefoot.report.pictures.plots import png
 from surefoot.stages.asked_data import DataRequest, norms_request
 from surefoot.stages.measure.built_in_text import TEXT
+from surefoot.stages.measure.first_token import about_bos, with_bos
 from surefoot.stages.measure.loss import read_evaluation_data
 from surefoot.stages.measure.side_by_side import sides
 from surefoot.stages.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
@@ -66,20 +67,23 @@ def measure_model_norms(
     data: str | None = None,
     template: str | None = None,
     out: Path | None = None,
+    bos: bool | None = None,
     generate_samples: bool = False,
     texts: int = _TEXTS,
     overwrite: bool = False,
 ) -> MeasuredNorms:
     """data: what data.train takes, its first `texts` records laid out as in training, or by `template`; None takes a
-    built-in text, a paragraph each. out: norms.json and pictures go there. generate_samples: also answers to three
-    fixed prompts. overwrite: findings of another request in `out` may go.
+    built-in text, a paragraph each. bos: whether each text begins with it; None as the model was trained. out:
+    norms.json and pictures go there. generate_samples: also answers to three fixed prompts. overwrite: findings of
+    another request in `out` may go.
 
     Raises InputError for anything wrong with model or data or in the way, EnvironmentFault for the disk.
     """
-    asked = norms_request(model, adapter, data, template, texts, generate_samples)
+    asked = norms_request(model, adapter, data, template, texts, generate_samples, bos)
     if out is not None:
         require_same_request(out / RESULT, asked, overwrite, tuple(_PICTURES))
-    opened = open_for_use(model, adapter, scored=True)
+    opened = with_bos(open_for_use(model, adapter, scored=True), bos)
+    opened = replace(opened, cautions=(*opened.cautions, *about_bos(opened, bos)))
     facts = facts_of(opened.base)
     sequences, origin = _sequences(
         opened, None if data is None else DataRequest(data, template, max_samples=texts), texts

@@ -78,7 +78,7 @@ def measure_reward(
             objective,
             counted(all_pairs(data.train, layout), progress(tell, "", len(data.train) // 2, "pairs")),
             step=0,
-            settings=evaluation_settings(opened.opened, device),
+            settings=evaluation_settings(opened.opened),
             device=device,
             unit="pairs",
         )
