@@ -213,7 +213,7 @@ def test_captures_without_common_ground_are_one_line(base, captured, tmp_path):
         capture(str(other), tmp_path / "out", against=captured.folder)
     assert str(caught.value).count("\n") == 0
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"24 tokens there, and 8 here; leave --text, --data and --seq-len out"):
+    with pytest.raises(InputError, match=r"24 tokens there, and 8 here; leave --text, --data, --bos and --seq-len out"):
         capture(str(base), tmp_path / "out", seq_len=8, against=captured.folder)
     small = capture(str(base), tmp_path / "small", seq_len=8)
     with pytest.raises(
