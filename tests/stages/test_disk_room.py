@@ -61,7 +61,7 @@ def test_two_checkpoints_are_counted_where_one_is_asked_for(monkeypatch):
 
     def counted(keep):
         return disk_room.disk_of(
-            SimpleNamespace(checkpoint=SimpleNamespace(keep=keep, best="none"), adapter=None), None
+            SimpleNamespace(stage="sft", checkpoint=SimpleNamespace(keep=keep, best="none"), adapter=None), None
         )
 
     assert [counted(keep) for keep in (1, 2, 3)] == [2, 2, 3]

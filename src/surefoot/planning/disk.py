@@ -1,8 +1,9 @@
 """How much disk a run needs, before step 1: checkpoints, the one being written, and the trained model beside them.
 
-A checkpoint holds what trains, in fp32, the optimizer's state and files of some hundred KB; an adapter's holds no base
-weights. The newest `keep` stay, the best one besides, and the next is whole before the oldest goes. A merged model is
-compared in a folder of its own before it is copied into the run's. Logs and plots are some MB and are not counted.
+A checkpoint holds what trains, in fp32, a moving average of it, the optimizer's state and files of some hundred KB; an
+adapter's holds no base weights. The newest `keep` stay, the best one besides, and the next is whole before the oldest
+goes. A merged model is compared in a folder of its own before it is copied into the run's. Logs and plots are some MB
+and are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.memory import BYTES
 from surefoot.planning.plan import DType, RunPlan
 
-_COPIES = 2  # of a merged model, before the first of them goes
+_AVERAGES = 2  # copies of a moving average in a checkpoint: to go on from, and as a model to open
 _MOMENTS = 8  # bytes of AdamW's state for a parameter: what is offloaded is DeepSpeed's
 
 
@@ -43,16 +44,22 @@ class DiskForecast:
         return replace(self, checkpoints=min(1, self.checkpoints), written=min(1, self.written), kept=0)
 
 
-def disk_forecast(plan: RunPlan, keep: int, *, best: bool, saves: int | None = None, merged: int = 0) -> DiskForecast:
+def disk_forecast(
+    plan: RunPlan, keep: int, *, best: bool, saves: int | None = None, merged: int = 0, averaged: bool = False
+) -> DiskForecast:
     """keep: of the newest checkpoints. best: whether the best one stays besides, which may be one of them. saves: how
     many the run writes, None where nobody knows yet: at least one. merged: bytes of the whole model that the run
-    publishes in place of what trains, 0 where it does not."""
+    publishes in place of what trains, 0 where it does not. averaged: it keeps a moving average of what trains, which is
+    published in the same form."""
     most = keep + 1 + best
     surely = 1 if saves is None else saves
+    policies = 1 + averaged
+    last = merged or 4 * plan.trainable
+    own_folder = merged  # in which the last of them is compared
     return DiskForecast(
-        checkpoint=checkpoint_bytes(plan),
+        checkpoint=checkpoint_bytes(plan) + _AVERAGES * averaged * 4 * plan.trainable,
         checkpoints=most if saves is None else min(most, saves),
-        model=_COPIES * merged or 4 * plan.trainable,
+        model=policies * last + own_folder + _critic_bytes(plan),
         written=min(keep + 1, surely),
         kept=min(keep, surely),
     )
@@ -70,4 +77,9 @@ def checkpoint_bytes(plan: RunPlan) -> int:
         moments = _MOMENTS * plan.trainable
     elif plan.parallel.zero_stage or plan.parallel.engine.value == "fsdp2":
         moments *= plan.parallel.ranks.value
-    return 4 * plan.trainable + moments
+    return 4 * plan.trainable + _critic_bytes(plan) + moments
+
+
+def _critic_bytes(plan: RunPlan) -> int:
+    """Of stage ppo's, beside the policy."""
+    return 4 * plan.ppo.critic_parameters if plan.ppo else 0

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from surefoot.few import counted, was
+from surefoot.made_folders import AVERAGE, CRITIC_FOLDER
+from surefoot.report.results import ROLLOUT
 from surefoot.report.wording import duration_text, size_text, times
 
 _FILES = (
@@ -14,6 +16,8 @@ _FILES = (
     ("model.safetensors", "the trained model"),
     ("model.safetensors.index.json", "the trained model, in several files"),
     ("value_head.safetensors", "the value head, which makes a score of it"),
+    (CRITIC_FOLDER, "the critic, a reward model like any other"),
+    (AVERAGE, "the moving average of the trained policy, a model like it"),
     ("README.md", "model card with code to load it"),
     ("report.html", "the whole run on one page"),
     ("all_results.json", "all figures"),
@@ -49,6 +53,7 @@ def finished(
     return [
         _ending(step, total_steps, early, seconds),
         *_figures(results, best_step),
+        *_rollouts(results),
         "all weights are finite"
         + (f"; {counted(skipped, 'non-finite step')} {was(skipped)} skipped" if skipped else ""),
         *([f"went back to a checkpoint {times(rollbacks)}: see rollbacks.json"] if rollbacks else []),
@@ -103,10 +108,16 @@ def resume_command(typed: Sequence[str]) -> list[str]:
 
 
 def files_left(run: Path) -> list[str]:
-    """The files worth opening, those that exist, with size and purpose."""
-    found = [(name, purpose) for name, purpose in _FILES if (run / name).is_file()]
-    width = max((len(name) for name, _ in found), default=0)
-    return [f"  {name:<{width}}  {size_text((run / name).stat().st_size):>9}  {purpose}" for name, purpose in found]
+    """The files and folders worth opening, those that exist, with size and purpose."""
+    there = [(run / name, purpose) for name, purpose in _FILES if (run / name).exists()]
+    found = [(f"{path.name}/" if path.is_dir() else path.name, _size(path), purpose) for path, purpose in there]
+    width = max((len(name) for name, _, _ in found), default=0)
+    return [f"  {name:<{width}}  {size_text(size):>9}  {purpose}" for name, size, purpose in found]
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) if path.is_dir() else path.stat().st_size
 
 
 def _ending(step: int, total_steps: int, early: bool, seconds: float) -> str:
@@ -123,7 +134,18 @@ def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:
         "eval_reward_accuracy": "reward accuracy {:.1%}",
         "eval_reward": "reward {:.4g}",
         "eval_kl": "KL {:.4g}",
+        "eval_response_length": "{:.1f} tokens per answer",
     }
     figures = [form.format(results[key]) for key, form in known.items() if results.get(key) is not None]
     best = [f"best checkpoint-{best_step}"] if best_step is not None else []
     return [" · ".join(figures + best)] if figures or best else []
+
+
+def _rollouts(results: Mapping[str, object]) -> list[str]:
+    """Of stage ppo, whose loss says little."""
+    forms = tuple(zip(ROLLOUT, ("reward {:.4g}", "KL {:.3g}", "{:.1f} tokens per answer"), strict=True))
+    return [
+        f"{when} rollout: " + " · ".join(form.format(results[f"train_{when}_{name}"]) for name, form in forms)
+        for when in ("first", "last")
+        if f"train_{when}_{ROLLOUT[0]}" in results
+    ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefoot import durable
-from surefoot.report.rows import finite, weight_field
+from surefoot.report.rows import Row, finite, weight_field
 from surefoot.training.report import EvalReport, Unit
 
 TRAIN, EVAL, ALL = "train_results.json", "eval_results.json", "all_results.json"
@@ -60,6 +60,16 @@ def eval_results(report: EvalReport, epoch: float) -> dict[str, Any]:
         f"eval_{report.unit}": report.weight,
         "eval_runtime": round(report.seconds, 3),
     }
+
+
+ROLLOUT = ("reward", "kl", "response_length")  # what a run of stage ppo is about
+
+
+def rollout_results(rows: Sequence[Row]) -> dict[str, Any]:
+    """Of stage ppo's log: what its first and its last rollout were like; nothing of other stages'."""
+    told = [row for row in rows if all(row.get(name) is not None for name in ROLLOUT)]
+    ends = {"first": told[0], "last": told[-1]} if told else {}
+    return {f"train_{when}_{name}": row[name] for when, row in ends.items() for name in ROLLOUT}
 
 
 def write_results(

@@ -22,7 +22,8 @@ def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskF
     """saves: checkpoints that the run writes, None where nobody knows yet."""
     keep = kept(config.checkpoint.keep)
     best = config.checkpoint.best != "none"
-    return disk_forecast(plan, keep, best=best, saves=saves, merged=_merged_bytes(config))
+    averaged = config.stage == "ppo" and config.ppo.ema is not None
+    return disk_forecast(plan, keep, best=best, saves=saves, merged=_merged_bytes(config), averaged=averaged)
 
 
 def _merged_bytes(config: RunConfig) -> int:

@@ -21,7 +21,7 @@ from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event
 from surefoot.report.html import draw_report
 from surefoot.report.pictures.plots import draw_curves
-from surefoot.report.results import ALL, eval_results, train_results, write_results
+from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.stages.card_facts import card_facts
 from surefoot.stages.kinds import KINDS
@@ -66,6 +66,7 @@ def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mappin
     lost += of_merge
     if BOS_FILE in names:
         durable.write_json(folder / BOS_FILE, bos_file(run.plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
+    more = {**rollout_results(rows), **more}
     results = _write_results(run, state, _evaluation_at(rows, step), step, more)
     if config.stage == "reward":
         lost += _about_ranking(results)

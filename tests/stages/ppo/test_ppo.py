@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import surefoot
+from surefoot.config.load import load_config
 from surefoot.data.batch import Batch
 from surefoot.data.episodes import Episode, episode_batches
 from surefoot.errors import Diverged, InputError
@@ -21,16 +22,23 @@ from surefoot.models.cast import Cast, Part, ScoredPart
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.objectives.ppo import PpoSettings, ppo_objective
+from surefoot.stages.disk_room import disk_of
+from surefoot.stages.open_model import open_for_use
 from surefoot.stages.open_reward import open_reward
 from surefoot.stages.ppo import start as ppo_start
 from surefoot.stages.ppo.average import Average
 from surefoot.stages.ppo.stage import actor_logits, critic_values
+from surefoot.stages.provenance import saved_plan
+from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.engine import SingleEngine
+from surefoot.training.manifest import read_manifest
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers, trainable_parameters
 from surefoot.training.step import train_step
 from tiny import llama3_tokenizer, tiny_llama
 from toy import settings
 
+MERGED = 1e-5  # share of the largest logit: fp32 weights W + s B A in place of two products
+HEADERS = 1.5  # of files as small as these
 LORA = {"kind": "lora", "rank": 4}
 KINDS = ["full", "lora"]
 
@@ -96,6 +104,59 @@ def test_a_run_writes_policy_critic_and_average_and_logs_its_numbers(world, tmp_
     assert results["eval_loss"] == -results["eval_reward"]
     critic = open_reward(str(tmp_path / "run" / "critic"))
     assert critic.model.v_head.summary.weight.any()
+    end = said.partition("done: 3 steps")[2]
+    for row, when in ((rows[0], "first"), (rows[-1], "last")):
+        names = ("reward", "kl", "response_length")
+        assert [results[f"train_{when}_{name}"] for name in names] == [row[name] for name in names]
+        (line,) = [line for line in end.splitlines() if line.startswith(f"{when} rollout")]
+        assert all(number in line for number in (f"{row['reward']:.4g}", f"{row['response_length']:.1f} tokens"))
+    assert all(f"  {folder}/ " in end for folder in ("critic", "ema"))
+
+
+def logits_of(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(4, 24)[None]).logits
+
+
+@pytest.fixture(scope="module")
+def merged(world, tmp_path_factory):
+    """A run with a moving average that publishes whole models."""
+    config = config_of(world, tmp_path_factory.mktemp("merged") / "run", "lora", ema=0.5)
+    config["adapter"] = LORA | {"publish": "merged"}
+    config["optim"]["lr"] = 0.02
+    run(config)
+    return Path(config["output"])
+
+
+def test_where_the_policy_is_published_merged_so_is_its_average(merged):
+    for place in ("", "ema"):
+        assert not (merged / place / "adapter_config.json").exists()
+        assert (merged / place / "export.json").is_file()
+        wanted = logits_of(open_for_use(str(merged / "checkpoint-3" / place)).model)
+        found = logits_of(AutoModelForCausalLM.from_pretrained(merged / place))
+        assert (found - wanted).abs().max() <= MERGED * wanted.abs().max()
+    assert (logits_of(AutoModelForCausalLM.from_pretrained(merged)) - found).abs().max() > 10 * MERGED  # twin
+    assert {"ema/model.safetensors", "ema/tokenizer.json"} <= read_manifest(merged)["files"].keys()
+    assert not {"ema/adapter_model.safetensors", "adapter_config.json"} & read_manifest(merged)["files"].keys()
+    assert verify_checkpoint(merged) == []
+    assert open_for_use(str(merged / "ema")).plan is not None  # known as the run's
+
+
+def test_the_disk_is_forecast_with_critic_and_average(merged):
+    config, plan = load_config(merged / "config.yaml").config, saved_plan(merged)
+    assert plan is not None
+
+    def weights(folder: Path) -> int:
+        return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+
+    forecast = disk_of(config, plan)
+    lies = weights(merged / "checkpoint-3")
+    assert forecast.checkpoint <= lies <= HEADERS * forecast.checkpoint
+    whole = (merged / "model.safetensors").stat().st_size
+    published = weights(merged) - lies
+    assert forecast.model <= published + whole <= HEADERS * forecast.model  # one more in the folder it is compared in
+    without = config.model_copy(update={"ppo": config.ppo.model_copy(update={"ema": None})})
+    assert HEADERS * disk_of(without, plan).model < published + whole  # twin
 
 
 def test_the_average_is_that_of_the_weights_after_each_step(world, tmp_path):

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.config.schema import RunConfig
+from surefoot.made_folders import CRITIC_FOLDER
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.cast import Cast, Part, ScoredPart
 from surefoot.models.checkpointing import enable_gradient_checkpointing
@@ -30,7 +31,6 @@ from surefoot.stages.policy import write_policy
 from surefoot.stages.ppo.parts import Source, critic_source, reward_source
 from surefoot.stages.stage import ACTOR, CRITIC, Built
 
-CRITIC_FOLDER = "critic"
 REWARD = "reward"  # the reward model's adapter on the trunk
 
 

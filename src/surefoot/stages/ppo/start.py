@@ -15,7 +15,7 @@ from surefoot.data.episodes import PpoBatch, episode_batches, with_texts
 from surefoot.data.loader import dealt
 from surefoot.data.order import ANSWERS
 from surefoot.data.rollout_order import Cycles, Place
-from surefoot.made_folders import AVERAGE
+from surefoot.made_folders import AVERAGE, CRITIC_FOLDER
 from surefoot.models.cast import Cast
 from surefoot.models.dropout import highest_dropout
 from surefoot.models.generate import Decoding
@@ -26,7 +26,6 @@ from surefoot.stages.ppo.checks import check_start, drawn_suffice, dropout_cauti
 from surefoot.stages.ppo.engine import RolloutEngine, rollout_engine
 from surefoot.stages.ppo.evaluation import evaluate_answers
 from surefoot.stages.ppo.memory import Limits, Numbers, PpoMemory
-from surefoot.stages.ppo.models import CRITIC_FOLDER
 from surefoot.stages.ppo.prior import say_prior
 from surefoot.stages.ppo.rollout import Asked, Terms, Weighing, answer_and_weigh, pulled_back, to_episodes
 from surefoot.stages.ppo.scores import Scores, make_scores
