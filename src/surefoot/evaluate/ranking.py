@@ -32,7 +32,8 @@ class Ranking:
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.accuracy:.1%} of {counted(self.pairs, 'pair')} (95 % interval {low:.1%} to {high:.1%})"
+        share = f"{self.accuracy:.1%} of {counted(self.pairs, 'pair')} (95 % interval {low:.1%} to {high:.1%})"
+        return f"the reward model prefers the better answer in {share}"
 
     @property
     def caution(self) -> str | None:
@@ -43,7 +44,7 @@ class Ranking:
             fault, to_do = "so few pairs do not tell it from a coin", "measure it on more (surefoot evaluate reward)"
         else:
             return None
-        return f"the reward model prefers the better answer in {self}: {fault}; {to_do}"
+        return f"{self}: {fault}; {to_do}"
 
 
 def evaluated_ranking(results: Mapping[str, Any]) -> Ranking | None:

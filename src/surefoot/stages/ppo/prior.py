@@ -38,7 +38,7 @@ def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
     assert named is not None, "a cast has the reward model that the config names"
     pairs = _held_out_pairs(run)
     if pairs is None:
-        folder, whose = resolve_folder(named, None, weights=True), f", as the run that made {named} was evaluated"
+        folder, whose = resolve_folder(named, None, weights=True), f" of the run that made {named}"
         ranking = evaluated_ranking(read_json_if_there(folder / ALL))
     else:
         ranking, whose = measure_prior(cast, pairs, run.plan, setup), ""
@@ -46,9 +46,8 @@ def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
         measure = f"surefoot evaluate reward {shlex.quote(named)} PAIRS"
         say(f"caution: how often the reward model prefers the better answer is not known here: {measure} measures it")
         return
-    say(f"held-out pairs: the reward model prefers the better answer in {ranking}{whose}", caution=False)
-    if ranking.caution:
-        say(f"caution: {ranking.caution}")
+    doubtful = ranking.caution
+    say(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
 
 
 def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
