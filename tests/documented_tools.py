@@ -634,6 +634,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "data": {
             "train": {"path": "yahma/alpaca-cleaned", "format": "alpaca"},
             "template": "alpaca",
+            "max_length": "model",
             "train_on": "everything",
         },
         "precision": {"compute": "bf16", "base": "bf16"},
@@ -726,6 +727,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "data": {
             "train": {"path": "yahma/alpaca-cleaned", "format": "alpaca"},
             "template": "alpaca",
+            "max_length": "model",
             "train_on": "everything",
         },
         "precision": {"compute": "bf16", "base": "bf16"},
@@ -781,7 +783,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
                 "path": "org/questions",
                 "format": "alpaca",
                 "columns": {"instruction": "question", "output": "answer"},
-            }
+            },
+            "max_length": "model",
         },
         "precision": {"compute": "bf16"},
         "compile": "default",

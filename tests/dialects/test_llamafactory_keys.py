@@ -85,11 +85,21 @@ def test_every_word_gets_exactly_one_fate(name):
 
 @pytest.mark.parametrize("name", KEYS)
 def test_null_is_as_if_the_word_were_not_there(name):
-    if name in BASE:
+    if name in BASE or ROWS[name].when_null is not None:
         return
     with_null, without = translate(BASE | {name: None}), translate(BASE)
     assert with_null.config == without.config
     assert len(with_null.notes) == len(without.notes) + 1
+
+
+@pytest.mark.parametrize("name", [name for name in KEYS if ROWS[name].when_null is not None])
+def test_null_where_it_means_something_is_that_or_refused(name):
+    found, faults = translated(BASE | {name: None})
+    if found is None:
+        assert any(name in fault for fault in faults)
+        return
+    assert found.config == translate(BASE | {name: ROWS[name].when_null}).config
+    assert found.given[name] is None
 
 
 @pytest.mark.parametrize("name", KEYS)

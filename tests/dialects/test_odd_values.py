@@ -36,9 +36,9 @@ def llama(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def file_reader(base: Mapping[str, Any]) -> Read:
+def file_reader(base: Mapping[str, Any], path: str = "x.json") -> Read:
     def read(name: str, value: Any) -> Translation:
-        return translate_file("x.json", json.dumps({**base, name: value}), [], Options())
+        return translate_file(path, json.dumps({**base, name: value}), [], Options())
 
     return read
 
@@ -113,7 +113,7 @@ READERS: dict[str, tuple[Mapping[str, Any], Read]] = {
     "llamafactory export": (dict.fromkeys(export._READ), file_reader({**CHAT, "export_dir": "o"})),
     "llamafactory chat": (dict.fromkeys(export._READ), chat),
     "axolotl": (axolotl.ROWS, file_reader(AXOLOTL)),
-    "trl": (trl.ROWS, file_reader(TRL)),
+    "trl": (trl.ROWS, file_reader(TRL, "sft.json")),
     "trl with PEFT": (trl.ROWS, file_reader({**TRL, "use_peft": True, "bf16": False})),
     "torchtune": (torchtune.ROWS, nested_reader(TUNE)),
     "script": (trl.ROWS, scripted),

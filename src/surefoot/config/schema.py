@@ -85,9 +85,11 @@ class DataConfig(Section):
     qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
     commonsense-eval, commonsense-sentence, or a .jinja file. by-record: what the first record is: raw for texts
     (human-assistant for pairs of such dialogues), tokenizer for conversations."""
-    max_length: Annotated[Literal["auto"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = "auto"
+    max_length: Annotated[Literal["auto", "model"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = (
+        "auto"
+    )
     """Longest example in tokens; a longer one loses prompt tokens first, but for a quarter of the room, then the end of
-    its answer. auto: 2048, or all positions of a model that has fewer."""
+    its answer. auto: 2048, or all positions of a model that has fewer. model: all positions."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
     """Use only the first N records of every training source that sets no max_samples itself."""
     train_on: Literal["responses", "last", "completion", "everything", "by-record"] = "responses"

@@ -80,7 +80,7 @@ class Draft:
             if name not in self.rows:
                 self._unknown(word)
             elif word.value is None:
-                self.note(name, "listed", "null: as if it were not there")
+                self._read_null(self.rows[name])
             else:
                 self._values[name] = self._typed(self.rows[name], word)
 
@@ -89,7 +89,7 @@ class Draft:
         return self._values.get(name, self.rows[name].default)
 
     def given(self, name: str) -> bool:
-        """Whether it was given a value; null means that it was not."""
+        """Whether it was given a value; null is none where the row says nothing else."""
         return name in self._values
 
     def where(self, name: str) -> str:
@@ -198,6 +198,14 @@ class Draft:
             else:
                 self.refuse(row.name, row.about, row.fix)
 
+    def _read_null(self, row: Row) -> None:
+        if isinstance(row.when_null, Refusal):
+            self.refuse(row.name, row.when_null.what, row.when_null.fix)
+        elif row.when_null is None:
+            self.note(row.name, "listed", "null: as if it were not there")
+        else:
+            self._values[row.name] = row.when_null
+
     def _typed(self, row: Row, word: Word) -> Any:
         value = word.value
         if row.is_text and word.written is not None and isinstance(value, bool | int | float):
@@ -232,7 +240,8 @@ class Draft:
 
     def _read_values(self) -> dict[str, Any]:
         values = {name: row.default for name, row in self.rows.items()} | self._values
-        values |= {name: word.value for name, word in self._given.items() if name not in self.rows}
+        unread = {name: word.value for name, word in self._given.items() if name not in self.rows or word.value is None}
+        values |= unread
         return {
             name: "…" if value is not None and self._secret(name) else veiled_value(value)
             for name, value in values.items()

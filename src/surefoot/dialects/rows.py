@@ -25,6 +25,9 @@ Read = Callable[[Any], Any]  # the value as given -> as meant; ValueError says w
 PACKED = "a batch counts packed rows there and examples here, so the steps would not be the same"
 UNPACKED = "leave it out, and give the batch in examples: data.packing packs by itself where that is faster"
 
+ALL_POSITIONS = "model"  # of data.max_length, where a tool cuts nothing
+NO_LIMIT = "no limit there; a longer example than the model has positions is cut here"
+
 AT_LEAST = f"{LEAST_KEPT} stay at least, as the newest may be damaged"  # of checkpoints
 
 
@@ -40,7 +43,7 @@ class Refusal(Exception):
 class Row:
     """name, default: the tool's; a tuple of values that mean the same as the default, `same`. type: how the value is
     checked. keys: ours that it decides. turn: its value -> ours, or Refusal. about: why, the end of a sentence.
-    secret: shown nowhere."""
+    secret: shown nowhere. null: what a null written out means; None: nothing, the default stands."""
 
     name: str
     default: Any
@@ -52,6 +55,12 @@ class Row:
     fix: str = ""
     same: tuple[Any, ...] = ()
     secret: bool = False
+    null: Any = None
+
+    @property
+    def when_null(self) -> Any:
+        """What a null written out means. A switch that is on by default is off then: null is false to Python."""
+        return False if self.null is None and self.default is True else self.null
 
     @property
     def is_text(self) -> bool:
@@ -60,13 +69,22 @@ class Row:
 
 
 def carried(
-    name: str, default: Any, key: str, turn: Callable[[Any], Any] | None = None, about: str = "", *, type: Any = None
+    name: str,
+    default: Any,
+    key: str,
+    turn: Callable[[Any], Any] | None = None,
+    about: str = "",
+    *,
+    type: Any = None,
+    null: Any = None,
 ) -> Row:
-    return Row(name, default, "carried", (key,), type or type_of(default), turn, about)
+    return Row(name, default, "carried", (key,), type or type_of(default), turn, about, null=null)
 
 
-def joint(name: str, default: Any, keys: Sequence[str] = (), about: str = "", *, type: Read | None = None) -> Row:
-    return Row(name, default, "joint", tuple(keys), type or type_of(default), None, about)
+def joint(
+    name: str, default: Any, keys: Sequence[str] = (), about: str = "", *, type: Read | None = None, null: Any = None
+) -> Row:
+    return Row(name, default, "joint", tuple(keys), type or type_of(default), None, about, null=null)
 
 
 def listed(name: str, default: Any, about: str, *, secret: bool = False) -> Row:

@@ -95,7 +95,7 @@ ROWS: tuple[Row, ...] = (
     joint("adam_beta1", 0.9, ("optim.betas",)),
     joint("adam_beta2", 0.999, ("optim.betas",)),
     joint("adam_epsilon", 1e-8, ("optim.eps",)),
-    carried("max_grad_norm", 1.0, "optim.max_grad_norm", _dropout),
+    carried("max_grad_norm", 1.0, "optim.max_grad_norm", _dropout, null=0.0),
     carried("neftune_noise_alpha", None, "optim.neftune_alpha", _dropout, type=number),
     refused("label_smoothing_factor", 0.0, "surefoot's loss smooths no labels", "leave it out"),
     joint("bf16", False, ("precision.compute",)),

@@ -56,13 +56,15 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
     )
 
 
-def plan_max_length(request: int | Literal["auto"], model: ModelFacts, notes: Notes) -> Choice[int]:
+def plan_max_length(request: int | Literal["auto", "model"], model: ModelFacts, notes: Notes) -> Choice[int]:
     """Tokens of the longest example; also what attention is measured at where the examples are not known yet."""
     positions = model.max_positions
     if request == "auto":
         if positions < USUAL_LENGTH:
             return Choice(positions, "all positions of the model", "default")
         return Choice(USUAL_LENGTH, f"the usual limit; the model has {positions} positions", "default")
+    if request == "model":
+        return Choice(positions, "asked for: all positions of the model", "user")
     if request > positions:
         what = f"is {request}, but the model has {positions} positions"
         notes.refuse("data.max_length", what, f"use at most {positions}")

@@ -42,7 +42,10 @@ def set_adapter(draft: Draft) -> None:
             draft.refuse(name, "is required with an adapter", "give it")
             return
         draft.set(f"adapter.{key}", draft[name], name)
-    draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    if draft["rl"] is None and not draft["reward_model"]:
+        draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    else:
+        draft.drop("TRL's trainers of this method turn every dropout off, the adapter's too", "lora_dropout")
     draft.set("adapter.rslora", draft["peft_use_rslora"], "peft_use_rslora")
     try:
         saved, named = (module_names(draft[name]) or [] for name in ("lora_modules_to_save", "lora_target_modules"))

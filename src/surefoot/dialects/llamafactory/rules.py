@@ -61,7 +61,10 @@ def set_adapter(draft: Draft) -> None:
     draft.set("adapter.rank", rank, "lora_rank")
     twice = "" if alpha is not None else "twice lora_rank, the default of LLaMA-Factory"
     draft.set("adapter.alpha", float(rank * 2 if alpha is None else alpha), "lora_alpha", why=twice)
-    draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    if draft["stage"] in ("dpo", "kto"):
+        draft.drop("its trainer of this stage turns every dropout off, the adapter's too", "lora_dropout")
+    else:
+        draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     targets = draft["lora_target"]
     draft.set("adapter.targets", "all-linear" if targets in ("all", ["all"]) else targets, "lora_target")
     draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")

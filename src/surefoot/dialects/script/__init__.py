@@ -61,7 +61,15 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
     own = {row.name: row for row in (*trl.ROWS.values(), *ROWS, *(() if reader.is_trl else PLAIN_TRAINER))}
     if reader.named_by_trainer:
         own["dtype"] = trl.ROWS["dtype"]  # SFTTrainer loads a model in fp32, from_pretrained as it was saved
-    rules = (data_rule(reader), trl.set_model, trl.set_adapter, precision_rule(reader), *SHARED, *trainer.RULES)
+    rules = (
+        data_rule(reader),
+        trl.set_model,
+        trl.set_length,
+        trl.set_adapter,
+        precision_rule(reader),
+        *SHARED,
+        *trainer.RULES,
+    )
     draft = Draft(
         Dialect(NAME, own, rules, trl.ALIASES),
         reader.words,

@@ -17,7 +17,7 @@ from surefoot.dialects.launch import Command, Options
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.torchtune.datasets import set_data
 from surefoot.dialects.torchtune.rows import ROWS
-from surefoot.dialects.torchtune.rules import set_adapter, set_model, set_precision, set_rest, set_steps
+from surefoot.dialects.torchtune.rules import set_adapter, set_length, set_model, set_precision, set_rest, set_steps
 from surefoot.dialects.translation import Translation, in_processes
 from surefoot.dialects.words import Word, parse_document, plain_count, read_pairs, top_keys
 from surefoot.errors import Fault, InputError
@@ -26,7 +26,7 @@ NAME = "torchtune"
 RECIPES = ("lora_finetune_single_device", "lora_finetune_distributed")
 RECIPES += ("full_finetune_single_device", "full_finetune_distributed")
 
-_DIALECT = Dialect(NAME, ROWS, (set_model, set_adapter, set_precision, set_data, set_steps, set_rest))
+_DIALECT = Dialect(NAME, ROWS, (set_model, set_length, set_adapter, set_precision, set_data, set_steps, set_rest))
 
 
 def claims_file(path: str, text: str) -> bool:

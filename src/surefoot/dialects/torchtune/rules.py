@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from surefoot.dialects.arithmetic import KEEP_ALL, counted, set_batch, switch
 from surefoot.dialects.draft import Draft
+from surefoot.dialects.rows import ALL_POSITIONS, NO_LIMIT
 from surefoot.dialects.torchtune.rows import last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
@@ -52,6 +53,14 @@ def set_adapter(draft: Draft) -> None:
         draft.refuse("model.lora_attn_modules", "names no module", "name at least one")
         return
     draft.set("adapter.targets", targets, *words[:2])
+
+
+def set_length(draft: Draft) -> None:
+    """Without a number, null or not, torchtune's tokenizers cut nothing."""
+    name = "tokenizer.max_seq_len"
+    why = NO_LIMIT if draft[name] is None else draft.rows[name].about
+    draft.set("data.max_length", draft[name] or ALL_POSITIONS, name, why=why)
+    draft.note(name, "carried", NO_LIMIT, "data.max_length")
 
 
 def set_precision(draft: Draft) -> None:

@@ -7,6 +7,7 @@ Facts: the dataclasses of TRL 1.16. `tests/equality` holds ids, masks, rates and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,21 @@ from surefoot.dialects.draft import Dialect, Draft
 from surefoot.dialects.launch import MORE, Command, FirstRecord, Options, inherited
 from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.modules import module_names, set_default_targets
-from surefoot.dialects.rows import PACKED, UNPACKED, Row, carried, joint, listed, number, refused, text, truth
+from surefoot.dialects.rows import (
+    ALL_POSITIONS,
+    NO_LIMIT,
+    PACKED,
+    UNPACKED,
+    Refusal,
+    Row,
+    carried,
+    joint,
+    listed,
+    number,
+    refused,
+    text,
+    truth,
+)
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Note, Translation, in_processes
 from surefoot.dialects.trl.data import reading
@@ -45,10 +60,18 @@ _PROFILES: Mapping[str, Mapping[str, Any]] = {
     "zero3": {"distributed_type": "DEEPSPEED", "zero_stage": 3},
 }
 
+HELD = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
 OWN_ROWS: tuple[Row, ...] = (
     carried("model_name_or_path", None, "model.path", type=text),
     carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
-    joint("dtype", "float32", ("precision.base",), "the type in which weights are held", type=text),
+    joint(
+        "dtype",
+        "float32",
+        ("precision.base",),
+        "the type in which weights are held",
+        type=text,
+        null=Refusal("null leaves the type to transformers", f"use one of {', '.join(HELD)}"),
+    ),
     joint("attn_implementation", None, ("attention.implementation",), type=text),
     joint("use_peft", False, ("adapter.kind",)),
     joint("lora_r", 16, ("adapter.rank",)),
@@ -83,7 +106,7 @@ OWN_ROWS: tuple[Row, ...] = (
     listed("dataset_num_proc", None, "is about speed, and changes no number"),
     refused("eos_token", None, "surefoot takes the tokenizer's own", "change the tokenizer's files"),
     carried("pad_token", None, "tokenizer.pad", type=text),
-    carried("max_length", 1024, "data.max_length"),
+    joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
     refused("truncation_mode", "keep_start", "surefoot cuts the end off", "leave it out"),
     listed("shuffle_dataset", False, "every epoch is shuffled by the seed"),
     refused("packing", False, PACKED, UNPACKED),
@@ -109,7 +132,6 @@ ALIASES = {
 }
 ELSEWHERE = {"lora_rank": "lora_r", "lora_target": "lora_target_modules", "cutoff_len": "max_length"}
 FORMS = ("eager", "sdpa", "flash_attention_2")
-HELD = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
 
 
 def set_model(draft: Draft) -> None:
@@ -122,6 +144,13 @@ def set_model(draft: Draft) -> None:
         draft.refuse("attn_implementation", f"surefoot has no {form}", f"it has {', '.join(FORMS)}")
 
 
+def set_length(draft: Draft) -> None:
+    limit = draft["max_length"]
+    if limit is None:  # a plain Trainer's script that cuts nothing itself
+        return
+    draft.set("data.max_length", limit, "max_length", why=NO_LIMIT if limit == ALL_POSITIONS else "")
+
+
 def set_adapter(draft: Draft) -> None:
     shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save")
     if not draft["use_peft"]:
@@ -132,7 +161,10 @@ def set_adapter(draft: Draft) -> None:
     draft.set("adapter.kind", "dora" if draft["use_dora"] else "lora", "use_peft", "use_dora")
     draft.set("adapter.rank", draft["lora_r"], "lora_r")
     draft.set("adapter.alpha", draft["lora_alpha"], "lora_alpha")
-    draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    if "disable_dropout" in draft.rows and draft["disable_dropout"]:
+        draft.drop("disable_dropout turns the adapter's off as well, as there", "lora_dropout")
+    else:
+        draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
     draft.set("adapter.modules_to_save", draft["lora_modules_to_save"] or [], "lora_modules_to_save")
     set_targets(draft, "lora_target_modules")
@@ -194,7 +226,7 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
 def dialect(first: FirstRecord, method: str = "sft") -> Dialect:
     """first: as in `Options`. method: the command's verb."""
     data = reading(first) if method == "sft" else reading_pairs(method, first)
-    rules = (set_model, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
+    rules = (set_model, set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
     if method == "sft":
         return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
     return Dialect(NAME, rows_of(method, OWN_ROWS), (*rules, *trainer.RULES, METHODS[method].rule), ALIASES, ELSEWHERE)
@@ -258,8 +290,31 @@ def from_command(command: Command, options: Options) -> Translation:
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     found = read_document(parse_document(text, path))
     command = Command(path, environment={**inherited(options), **_environment(found)})
-    words = [word for word in found if word.name != "env"]
-    return _translate([*words, *read_pairs(overrides)], options, command)
+    words = [*(word for word in found if word.name != "env"), *read_pairs(overrides)]
+    if (possible := _methods(path, words, options.first)) != ["sft"]:
+        fix = f"say which: surefoot run -- trl {' or '.join(possible)} --config {path}"
+        raise InputError(Fault(path, "TRL's command, and no word of its file, says which training this is", fix))
+    return _translate(words, options, command)
+
+
+def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
+    """Of `trl VERB --config path` the verbs that it could be for: by settings that not all of them have, by the file's
+    name, and by the first record of the data."""
+    settings = {"sft": set(ROWS)} | {name: set(rows_of(name, OWN_ROWS)) for name in METHODS}
+    given = {ALIASES.get(word.name, word.name) for word in words} & set().union(*settings.values())
+    fitting = [name for name, known in settings.items() if given <= known]
+    if not fitting or len(fitting) == 1:
+        return fitting or list(settings)
+    named = re.split(r"[^a-z]+", path.rpartition("/")[2].lower())
+    if said := [name for name in fitting if name in named]:
+        return said
+    source = next((word.value for word in words if word.name == "dataset_name"), None)
+    record = first(source) if isinstance(source, str) else None
+    if record is None:
+        return fitting
+    kind = "chosen" in record, "label" in record
+    of_kind = {(True, False): {"dpo", "reward", "orpo", "cpo"}, (False, True): {"kto"}, (False, False): {"sft"}}
+    return [name for name in fitting if name in of_kind.get(kind, settings)] or fitting
 
 
 def _environment(words: Sequence[Word]) -> dict[str, str]:

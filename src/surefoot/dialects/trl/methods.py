@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from surefoot.dialects import trainer
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.launch import FirstRecord
-from surefoot.dialects.rows import Row, carried, joint, listed, number, refused, text
+from surefoot.dialects.rows import ALL_POSITIONS, Row, carried, joint, listed, number, refused, text
 from surefoot.dialects.trl.data import set_sources, set_template
 
 _SYNCED = "the reference of surefoot stays as it is"
@@ -26,7 +26,7 @@ def _dropped(value: bool) -> float | str:
 
 _ALL: tuple[Row, ...] = (
     carried("disable_dropout", True, "model.dropout", _dropped),
-    carried("max_length", 1024, "data.max_length"),
+    joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
 )
 _RATE = carried("learning_rate", 1e-6, "optim.lr")
 _REFERENCE: tuple[Row, ...] = (
