@@ -619,6 +619,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "log_every": 1,
         "eval_every": "0.25 epochs",
         "checkpoint": {"every": "1 epoch", "keep": 4, "best": "none"},
+        "bos": {"prepend": "tokenizer"},
         "output": "./outputs/lora-out",
     },
     "tune-run": {
@@ -661,7 +662,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "model": {"path": "NousResearch/Llama-3.2-1B"},
         "tokenizer": {"pad": "<|end_of_text|>"},
         "adapter": {"kind": "lora", "rank": 32, "alpha": 16, "dropout": 0.05, "targets": "all-linear"},
-        "data": {"train": {"path": "data/chat.jsonl", "format": "sharegpt"}, "template": "chatml", "max_length": 4096},
+        "data": {
+            "train": {"path": "data/chat.jsonl", "format": "sharegpt"},
+            "template": "chatml",
+            "max_length": 4096,
+            "encoding": "whole",
+        },
         "precision": {"compute": "bf16", "base": "nf4"},
         "gradient_checkpointing": "off",
         "batch": {"size": 8, "micro": 2},
@@ -676,6 +682,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "checkpoint": {"every": "500 steps", "keep": 4},
         "report_to": ["wandb"],
         "tracking": {"project": "my-project", "name": "first"},
+        "bos": {"prepend": "off"},
         "output": "out",
     },
     "full.yml": {
@@ -696,6 +703,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "eval_every": "1 epoch",
         "checkpoint": {"every": "1 epoch", "keep": 4},
         "early_stopping": {"patience": 3},
+        "bos": {"prepend": "tokenizer"},
         "output": "./model-out",
     },
     "completion.yml": {
@@ -755,6 +763,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "adapter": {"kind": "dora", "rank": 16, "alpha": 32, "targets": ["q_proj", "v_proj"]},
         "data": {
             "train": {"path": "data/chats.json", "format": "sharegpt", "columns": {"conversations": "dialogue"}},
+            "template": "llama2",
             "max_length": 512,
         },
         "precision": {"compute": "fp32", "base": "nf4"},
@@ -784,6 +793,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
                 "format": "alpaca",
                 "columns": {"instruction": "question", "output": "answer"},
             },
+            "template": "chatml",
             "max_length": "model",
         },
         "precision": {"compute": "bf16"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from surefoot.errors import Fault
+from surefoot.families.axolotl_templates import AXOLOTL
 from surefoot.families.llamafactory_templates import LLAMAFACTORY
 from surefoot.families.template_row import Dialogue, Prompt, Row
 from surefoot.families.tool_layouts import LLAMA31, MISTRAL
@@ -16,6 +17,7 @@ from surefoot.locations import TEMPLATE_SUFFIX
 from surefoot.nearest import nearest_word
 
 OWN = "tokenizer"  # the tokenizer's chat template
+OWN_OR = f"{OWN}-or-"  # and the name of the one that is taken where the tokenizer brings none
 BY_RECORD = "by-record"  # of data.template and data.train_on: the first record of the data says it
 
 
@@ -201,13 +203,14 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 
+_OF_TOOLS = (*LLAMAFACTORY, *AXOLOTL)
 NAMES: tuple[str, ...] = (OWN, *(row.name for row in ROWS))
 ANYWHERE = "alpaca, vicuna or plain"  # rows that need nothing of a tokenizer but EOS
 
 
 def find_row(name: str) -> Row | None:
     """The row called `name`; None for the tokenizer's own template, a file, or an unknown name."""
-    return next((row for row in (*ROWS, *LLAMAFACTORY) if row.name == name), None)
+    return next((row for row in (*ROWS, *_OF_TOOLS) if row.name == name), None)
 
 
 def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
@@ -215,7 +218,7 @@ def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
     is_control: whether the tokenizer has this text as a special token."""
     row = find_row(name)
     if row is None:
-        near = nearest_word(name, [*NAMES, *(row.name for row in LLAMAFACTORY)])
+        near = nearest_word(name, [*NAMES, *(row.name for row in _OF_TOOLS)])
         known = f"use auto, {', '.join(NAMES)}, or a file that ends in {TEMPLATE_SUFFIX}"
         return Fault("data.template", f"unknown template {name!r}", f"did you mean {near}?" if near else known)
     if missing := [token for token in row.control if not is_control(token)]:

@@ -41,7 +41,7 @@ _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropou
 def facts_of(folder: Path) -> ModelFacts:
     """Facts of the model in `folder`. Raises InputError for a config that is damaged, hostile, or of no known class."""
     config = read_config(folder)  # refuses what would run code, and adapters
-    if isinstance(config.get("text_config"), dict):
+    if any(isinstance(config.get(part), dict) for part in ("text_config", "vision_config", "audio_config")):
         what = f"model_type {config.get('model_type')!r} sees more than text, and only text models are trained"
         fix = "use its text version (for gemma3: model_type gemma3_text)"
         raise InputError(Fault(str(folder / "config.json"), what, fix))

@@ -10,16 +10,22 @@ from surefoot.families.family import Family
 from surefoot.families.files import read_text
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.template_row import Dialogue
-from surefoot.families.templates import ANYWHERE, OWN, find_row, is_file, named_row
+from surefoot.families.templates import ANYWHERE, OWN, OWN_OR, find_row, is_file, named_row
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 
 
 def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> Choice[str]:
-    """request: auto, a name of the table, or a .jinja file. What cannot be used is a fault among the notes."""
+    """request: auto, a name of the table, `tokenizer-or-NAME`, or a .jinja file. What cannot be used is a fault among
+    the notes."""
     if request == "auto":
         choice = _auto(tokenizer)
+    elif request.startswith(OWN_OR):
+        name = OWN if tokenizer.chat_template is not None else request.removeprefix(OWN_OR)
+        _check_named(name, tokenizer, notes)
+        brings = "a" if name == OWN else "no"
+        choice = Choice(name, f"asked for, and the tokenizer brings {brings} chat template", "user")
     else:
         _check_named(request, tokenizer, notes)
         choice = Choice(request, "asked for", "user")

@@ -13,6 +13,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
+from surefoot.families.templates import find_row
 from surefoot.families.tokenizer_facts import Token, TokenizerFacts
 from surefoot.nearest import nearest_word
 from surefoot.planning.notes import Notes
@@ -22,6 +23,7 @@ from surefoot.planning.templates import fallback_templates, plan_template, templ
 ADDED_PAD = "<|pad|>"
 # Instruction examples are seldom longer; without any limit one stray example would decide the memory of the run.
 USUAL_LENGTH = 2048
+_CHATML = "<|im_start|>"
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,9 @@ def _as_the_tokenizer(template: str, tokenizer: TokenizerFacts, why: str, source
     if text := template_source(template, tokenizer):
         writes = writes_bos(text, tokenizer)
         return Choice(writes, f"{why}; the chat template writes {'it' if writes else 'none'}", source)
+    row = find_row(template)
+    if row is not None and _CHATML in row.control:
+        return Choice(False, f"{why}; ChatML begins without it", source)
     does = "begins" if tokenizer.adds_bos else "does not begin"
     return Choice(tokenizer.adds_bos, f"{why}; its tokenizer {does} a text with it", source)
 

@@ -10,19 +10,21 @@ from surefoot.dialects.axolotl.methods import method_of, stage_of
 from surefoot.dialects.axolotl.pairs import FIELDS, read_layout
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.rows import Refusal
+from surefoot.dialects.slices import first_of
+from surefoot.families.templates import OWN, OWN_OR
 from surefoot.locations import DATA_SUFFIXES
 from surefoot.nearest import nearest_word
 
-# Axolotl's chat_template -> ours. The others have templates of their own, whose texts nobody here has compared.
-TEMPLATES: Mapping[str, str] = {
-    "tokenizer_default": "tokenizer",
-    "chatml": "chatml",
-    "llama3": "llama3",
-    "alpaca": "alpaca",
-    "gemma": "gemma",
-    "phi_3": "phi3",
-    "qwen3": "qwen3",
+# Axolotl's chat_template -> ours, and whether it writes BOS. No row here writes the texts of the others.
+TEMPLATES: Mapping[str, tuple[str, str]] = {
+    "tokenizer_default": (OWN, "tokenizer"),
+    "chatml": ("chatml", "off"),
+    "llama3": ("llama3", "on"),
+    "alpaca": ("axolotl-alpaca", "on"),
+    "gemma": ("gemma", "on"),
+    "phi_3": ("axolotl-phi_3", "on"),
 }
+_FALLBACK = "tokenizer_default_fallback_"
 _LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_shards", "input_format")
 _LISTED_ONLY_IF_WHOLE = ("shards", "shards_idx")
 _SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
@@ -68,6 +70,7 @@ class Sources:
             return
         source: dict[str, Any] = {"path": self._file(number, path, given)}
         source |= {ours: given[theirs] for theirs, ours in _SOURCE.items() if theirs in given}
+        self._part(number, source)
         if str(source["path"]).endswith(DATA_SUFFIXES):
             source.pop("split", None)  # all of a file is one split
         elif self.name == "test_datasets":
@@ -76,6 +79,18 @@ class Sources:
             del source["split"]
         self._kind(number, given, source)
         self.sources.append(source)
+
+    def _part(self, number: int, source: dict[str, Any]) -> None:
+        """`split: train[:N]` as the split and the first N of its records."""
+        if "split" not in source:
+            return
+        try:
+            source["split"], count = first_of(str(source["split"]))
+        except Refusal as refusal:
+            self._refuse(number, "split", refusal.what, refusal.fix)
+            return
+        if count is not None:
+            source["max_samples"] = count
 
     def _file(self, number: int, path: str, given: Mapping[str, Any]) -> str:
         """`path: json` with data_files names files, as datasets.load_dataset does."""
@@ -97,6 +112,7 @@ class Sources:
         elif kind in ("chat_template", "chat_template.default"):
             self._turns(number, given, source)
             self._conversations(self._chat_template(number, given))
+            self.draft.set("data.encoding", "whole", why="Axolotl encodes a laid out conversation in one go")
         elif kind == "completion":
             source["format"] = "text"
             if (field := given.get("field", "text")) != "text":
@@ -168,12 +184,14 @@ class Sources:
             asked = str(self.draft["chat_template_jinja"] or "")
         if asked.endswith(".jinja"):
             return asked
-        asked = asked.removeprefix("tokenizer_default_fallback_")
-        if asked not in TEMPLATES:
-            fix = f"use one of {', '.join(TEMPLATES)}, or a .jinja file"
-            self._refuse(number, "chat_template", f"surefoot has no template like Axolotl's {shown(asked)}", fix)
-            return "tokenizer"
-        return TEMPLATES[asked]
+        name = asked.removeprefix(_FALLBACK)
+        if name not in TEMPLATES:
+            known = ", ".join(TEMPLATES)
+            fix = f"use one of {known}; or chat_template: jinja, with a copy of it as chat_template_jinja: FILE.jinja"
+            self._refuse(number, "chat_template", f"surefoot has no template like Axolotl's {shown(name)}", fix)
+            return OWN
+        ours = TEMPLATES[name][0]
+        return f"{OWN_OR}{ours}" if asked != name else ours
 
     def _conversations(self, template: str) -> None:
         self.kinds.add("conversations")
@@ -201,6 +219,9 @@ def set_data(draft: Draft) -> None:
         draft.refuse("datasets", f"one run has one template, and these ask for {', '.join(dict.fromkeys(templates))}")
     draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *(["datasets"] if stage is None else []))
     draft.set("data.train", _short(train.sources), "datasets")
+    if stage is None and templates:
+        bos = dict(TEMPLATES.values()).get(templates[0], "tokenizer")
+        draft.set("bos.prepend", bos, why="Axolotl leaves it to the chat template, or to the tokenizer for alpaca")
     words = ("chat_template", "chat_template_jinja")
     if templates:
         draft.set("data.template", templates[0], "datasets", *(words if rendered else ()))

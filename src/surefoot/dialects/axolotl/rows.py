@@ -135,9 +135,12 @@ _ROWS: tuple[Row, ...] = (
     joint("plugins", None, (), "Liger's and cut cross-entropy are about speed", type=names),
     *_listed(
         "surefoot reads what a model is from its own files",
-        "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy processor_type "
+        "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy "
         "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
         "lora_fan_in_fan_out strict",
+    ),
+    refused(
+        "processor_type", None, "is a training with images or sounds, and surefoot's are of text", "use a text model"
     ),
     listed("trust_remote_code", None, "surefoot runs no code that comes with a model"),
     *_listed(

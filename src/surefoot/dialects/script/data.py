@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from surefoot.dialects.rows import Refusal
 from surefoot.dialects.script.literals import Script, Unread
+from surefoot.dialects.slices import first_of
 from surefoot.errors import Fault, InputError
 
 _FILES = ("json", "csv", "parquet", "text")
-_SLICE = re.compile(r"(\w+)\[:(\d+)\]")
 _OF_CODE = ("map", "rename_column", "rename_columns", "remove_columns", "select_columns", "with_format", "cast")
 _ORDER = ("shuffle", "flatten_indices")
 _LONGEST = 100  # calls from the data set to the trainer
@@ -98,11 +98,10 @@ def _loaded(script: Script, node: ast.Call, where: str) -> Found:
 def _part(found: Found, split: str, where: str) -> Found:
     if found.share is not None and split in ("train", "test"):
         return replace(found, is_test=split == "test")
-    count = None
-    if cut := _SLICE.fullmatch(split):
-        split, count = cut[1], int(cut[2])
-    if not split.isidentifier():
-        raise InputError(Fault(where, f"takes the part {split!r}", "surefoot reads whole splits, and train[:N]"))
+    try:
+        split, count = first_of(split)
+    except Refusal as refusal:
+        raise InputError(Fault(where, refusal.what, refusal.fix)) from None
     source = dict(found.source)
     if found.files:
         if split not in found.files:

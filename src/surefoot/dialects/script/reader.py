@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ _LATER = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "PPOTrainer", "GRPOTraine
 _MACHINE = ("bf16", "fp16", "tf32", "use_cpu", "no_cuda", "dtype", "use_liger_kernel", "attn_implementation")
 _PLANNED = "is decided at run time there; surefoot's plan decides it on this machine"
 _CODE = "is code, which is not read"
+_SEES = re.compile(r"(Processor|ForImageTextToText|ForVision2Seq|ForMultimodalLM|VLFor\w+)\.from_pretrained$")
 
 
 class Reader:
@@ -46,6 +48,9 @@ class Reader:
             what = f"scripts around {later} are not read"
             fix = "give its arguments to `trl dpo`, `trl kto` or `trl reward`, or write a config of that stage"
             raise InputError(Fault(where, what, fix))
+        if sees := next(((name, call) for name, call in named if _SEES.search(name)), None):
+            what = f"{sees[0]}: a training with images or sounds, and surefoot's are of text"
+            raise InputError(Fault(self.script.where(sees[1]), what, "use a text model and its tokenizer"))
         arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
         trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
         for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):

@@ -7,11 +7,24 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.dialects.draft import Draft
+from surefoot.dialects.rows import Refusal
+from surefoot.dialects.slices import first_of
 from surefoot.dialects.torchtune.rows import last_name
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
-_WITHOUT_TURNS = ("llama2", "mistral", "gemma", "gemma2")  # their tokenizers add nothing to a message's text
 _WHY_WRAPPED = "torchtune wraps the prompt in the model's own turn tokens as well"
+_BARE = "torchtune puts the texts one after the other, between BOS and EOS"
+# What torchtune's tokenizers write around messages, by the family of the model -> the template that is nearest to it,
+# and what is not the same. Those of Gemma write nothing; Llama 2's and Mistral's have a template that can be left out.
+_LEARNS_HEADER = "torchtune learns what stands before an answer as well, and an EOS that surefoot leaves out is masked"
+_TURNS = {
+    "llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
+    "code_llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
+    "mistral": ("mistral", "the blank behind [/INST] belongs to the prompt there"),
+    "phi3": ("phi3", _LEARNS_HEADER),
+    **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "llama3_3"), ("llama3", _LEARNS_HEADER)),
+    **dict.fromkeys(("qwen2", "qwen2_5", "qwen3"), ("chatml", _LEARNS_HEADER)),
+}
 
 
 def set_data(draft: Draft) -> None:
@@ -36,18 +49,18 @@ def set_data(draft: Draft) -> None:
     elif kind == "chat_dataset":
         used = ["dataset.conversation_column", "dataset.conversation_style", "dataset.train_on_input"]
         _chat(draft, source)
+        _set_turns(draft)
     else:
         used = ["dataset.column_map", "dataset.train_on_input"]
         source["format"] = "alpaca" if kind != "instruct_dataset" else "auto"
         if kind == "instruct_dataset":
             _columns(source, draft["dataset.column_map"], {"input": "instruction", "output": "output"})
             source["format"] = "alpaca"
+            _set_turns(draft)
         else:
             _columns(source, draft["dataset.column_map"], {})
             whole_prompt = True if whole_prompt is None else whole_prompt
-            family = str(draft["model._component_"]).split(".")[-2:][0]
-            why = "" if family in _WITHOUT_TURNS else _WHY_WRAPPED
-            draft.set("data.template", "alpaca", "dataset._component_", why=why)
+            draft.set("data.template", "alpaca", "dataset._component_", why="" if _is_bare(draft) else _WHY_WRAPPED)
     if draft.has("stage") == "sft":
         usual = "torchtune's default for this data set" if draft["dataset.train_on_input"] is None else ""
         draft.set("data.train_on", "everything" if whole_prompt else "responses", "dataset.train_on_input", why=usual)
@@ -57,17 +70,43 @@ def set_data(draft: Draft) -> None:
     draft.drop(f"{kind} does not read it", *(f"dataset.{name}" for name in about if f"dataset.{name}" not in used))
 
 
+def _family(draft: Draft) -> str:
+    return str(draft["tokenizer._component_"] or draft["model._component_"]).split(".")[-2:][0]
+
+
+def _is_bare(draft: Draft) -> bool:
+    """Whether the tokenizer writes nothing around messages."""
+    left_out = bool(draft.where("tokenizer.prompt_template"))  # null: other values are refused
+    return _family(draft).startswith("gemma") or (left_out and _family(draft) in ("llama2", "code_llama2", "mistral"))
+
+
+def _set_turns(draft: Draft) -> None:
+    """data.template for messages that no data set's own prompt is put around."""
+    if _is_bare(draft):
+        draft.set("data.template", "raw", "dataset._component_", "tokenizer.prompt_template")
+        draft.set("bos.prepend", "on", why=_BARE)
+    elif (found := _TURNS.get(_family(draft))) is not None:
+        draft.set("data.template", found[0], "dataset._component_", why=found[1])
+    else:
+        what = f"how torchtune lays out messages for {_family(draft)} is not known"
+        draft.refuse("dataset._component_", what, "use alpaca_dataset or text_completion_dataset")
+
+
 def _source(draft: Draft, kind: str) -> dict[str, Any]:
     path = draft["dataset.source"] or _SETS.get(kind)
     files, split = draft["dataset.data_files"], draft["dataset.split"]
     if path is None:
         draft.refuse("dataset.source", "is required", "name a data set")
+    try:
+        split, count = first_of(str(split))
+    except Refusal as refusal:
+        draft.refuse("dataset.split", refusal.what, refusal.fix)
+        count = None
+    part = {} if count is None else {"max_samples": count}
     if files is not None:
-        return {"path": files}
-    if not str(split).isidentifier():
-        draft.refuse("dataset.split", f"takes a part of the data: {split}", "use max_samples in surefoot's config")
+        return {"path": files, **part}
     subset = {"subset": draft["dataset.name"]} if draft["dataset.name"] else {}
-    return {"path": path, **subset, **({"split": split} if split != "train" else {})}
+    return {"path": path, **subset, **({"split": split} if split != "train" else {}), **part}
 
 
 def _columns(source: dict[str, Any], given: Any, ours: Mapping[str, str]) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from surefoot.config.dump import shown
 from surefoot.dialects.draft import Draft
 from surefoot.dialects.launch import FirstRecord
+from surefoot.dialects.rows import Refusal
+from surefoot.dialects.slices import first_of
 from surefoot.families.templates import BY_RECORD
 
 Layout = Literal["text", "pairs", "completions", "turns"]  # pairs: of texts; completions: of lists of messages
@@ -86,9 +88,12 @@ def _source(path: str, subset: Any, split: str) -> Any:
     return source if len(source) > 1 else path
 
 
+def _entry(source: Any) -> dict[str, Any]:
+    return {"path": source} if isinstance(source, str) else source
+
+
 def _named(source: Any, field: str) -> dict[str, Any]:
-    entry = {"path": source} if isinstance(source, str) else source
-    return {**entry, "format": "text", "columns": {"text": field}}
+    return {**_entry(source), "format": "text", "columns": {"text": field}}
 
 
 def _mixture(draft: Draft) -> list[Any]:
@@ -108,7 +113,13 @@ def _mixture(draft: Draft) -> list[Any]:
         if not isinstance(files, str):
             draft.refuse("datasets", f"[{at}].data_files: {shown(files)} is not one file", "give each its own entry")
             continue
-        sources.append(_source(files, entry.get("name"), entry.get("split", "train")))
+        try:
+            split, count = first_of(str(entry.get("split", "train")))
+        except Refusal as refusal:
+            draft.refuse("datasets", f"[{at}].split: {refusal.what}", refusal.fix)
+            continue
+        source = _source(files, entry.get("name"), split)
+        sources.append(source if count is None else {**_entry(source), "max_samples": count})
     return sources or ["?"]
 
 
@@ -137,7 +148,7 @@ def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
     elif draft["eval_strategy"] == "no":
         draft.drop("eval_strategy is no", "dataset_test_split", "test_split_size")
     else:
-        held = [{**({"path": one} if isinstance(one, str) else one), "split": split} for one in sources]
+        held = [{**_entry(one), "split": split} for one in sources]
         draft.set("data.eval", held[0] if len(held) == 1 else held, "dataset_test_split")
         draft.drop("asks for nothing", "test_split_size")
 
