@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,27 @@ PRE_TOKENIZERS = {
 }
 GPT2_PRE_TOKENIZER = "gpt-2"  # the pattern that tokenizers has built in
 
+_BEGUN = "llama-bpe"  # the one of these whose texts llama.cpp begins with BOS where the metadata do not say
+
 CONVERTER = "python llama.cpp/convert_hf_to_gguf.py {folder} --outfile {file} --outtype {outtype}"
 
 
 def find_gguf_row(model_type: str) -> GgufRow | None:
     return next((row for row in ROWS if row.model_type == model_type), None)
+
+
+def ollama_puts_bos(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> bool:
+    """Whether Ollama puts BOS before every prompt of a folder of safetensors, as what `tokenizer_config.json` and
+    `tokenizer.json` hold decides. Its converter hands `add_bos_token` on where that is written (convert/tokenizer.go);
+    else llama.cpp goes by the kind of the vocabulary (src/llama-vocab.cpp). docs/export.md has the findings.
+    """
+    if isinstance(config.get("add_bos_token"), bool):
+        return config["add_bos_token"]
+    cuts = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or ()
+    named = {PRE_TOKENIZERS.get(cut["pattern"].get("Regex", "")) for cut in cuts if cut.get("type") == "Split"}
+    return is_sentencepiece(tokenizer) or _BEGUN in named
+
+
+def is_sentencepiece(tokenizer: Mapping[str, Any]) -> bool:
+    """Of what `tokenizer.json` holds: BPE over characters that falls back to bytes."""
+    return bool(tokenizer.get("model", {}).get("byte_fallback"))

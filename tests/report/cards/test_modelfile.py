@@ -162,3 +162,17 @@ def test_a_token_of_the_model_writes_no_directive(place, token):
 def test_twin_written_as_it_is_the_token_ends_the_text():
     text = go_template(find_row("zephyr"), eos=DIRECTIVE, bos="<s>")
     assert any(line.startswith("FROM") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("name", ["zephyr", "alpaca"])
+def test_a_bos_that_the_runner_does_not_write_begins_the_prompt_once(name):
+    row = find_row(name)
+    served = Served(".", row, "", "</s>", "<s>", ("</s>",), begins="<s>")
+    with_bos, without = (
+        re.search(r'TEMPLATE """(.*)"""', modelfile_text(one))[1] for one in (served, replace(served, begins=""))
+    )
+    turns = CONVERSATIONS[-1] if isinstance(row, Dialogue) else CONVERSATIONS[0]
+    assert render(with_bos, turns) == "<s>" + render(without, turns)
+    assert render(without, turns).count("<s>") == 0  # the twin: else it would be there already
+    directive = modelfile_text(replace(served, begins=DIRECTIVE))
+    assert not any(line.startswith("FROM /etc") for line in directive.splitlines())

@@ -506,3 +506,27 @@ def test_every_adapter_of_several_is_looked_at(over_its_parent, base, tmp_path):
     found = export_model(str(other), tmp_path / "both", adapters=[str(run), str(stranger)], merge=True)
     assert [("the adapter run" in one) for one in read(tmp_path / "both")["notes"] if "other weights" in one] == [True]
     assert sum("other weights" in one for one in found.cautions) == 1
+
+
+@pytest.mark.parametrize(
+    ("trained_with", "said", "begins", "notes"),
+    [
+        (True, None, True, 0),  # byte-level: Ollama puts none
+        (True, False, True, 0),
+        (True, True, False, 0),  # twice would be another prompt
+        (False, True, False, 1),
+        (False, None, False, 0),
+    ],
+)
+def test_ollama_s_prompt_begins_as_training_did(base, tmp_path, trained_with, said, begins, notes):
+    run = a_run(tmp_path / "run", base, a_plan("llama3", bos=trained_with))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, run / name)
+    config = json.loads((run / "tokenizer_config.json").read_text())
+    written = config | ({} if said is None else {"add_bos_token": said})
+    (run / "tokenizer_config.json").write_text(json.dumps(written))
+    found = export_model(str(run), tmp_path / "out", merge=True)
+    modelfile = (tmp_path / "out" / "Modelfile").read_text()
+    assert ('TEMPLATE """{{ "<|begin_of_text|>" }}' in modelfile) == begins
+    assert modelfile.count("begin_of_text") == begins
+    assert sum("Ollama puts BOS" in one for one in found.cautions) == notes

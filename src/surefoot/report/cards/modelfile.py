@@ -1,8 +1,8 @@
 """A Modelfile for Ollama: the weights, the template that trained, and the tokens that end an answer.
 
 Ollama's templates are Go's. A named template is a row of plain strings, so it is written out, not translated; what Go
-cannot do as the row does is left out with its reason, never replaced by something near. BOS is not written: the runner
-puts it in front as the model's metadata say.
+cannot do as the row does is left out with its reason, never replaced by something near. BOS is written where training
+began with it and the runner does not put it in front, as the model's metadata say.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from surefoot.families.templates import Dialogue, Prompt, Row
 @dataclass(frozen=True)
 class Served:
     """source: what FROM names. row: the template, None where there is none, and then `without` says why, as a sentence.
-    eos, bos: texts of these tokens. stops: tokens that end an answer."""
+    eos, bos: texts of these tokens. stops: tokens that end an answer. begins: what stands before every prompt and the
+    runner does not write, "" where there is none. notes: comments on what the runner does otherwise than training."""
 
     source: str
     row: Row | None
@@ -24,6 +25,8 @@ class Served:
     eos: str
     bos: str
     stops: tuple[str, ...]
+    begins: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def modelfile_text(served: Served) -> str:
@@ -35,11 +38,15 @@ def modelfile_text(served: Served) -> str:
             f"# TEMPLATE is left out: {obstacle}.",
             "# Ollama guesses one then, and it may be wrong: lay prompts out by the tokenizer's and send them raw.",
         ]
+        if served.begins.isprintable() and served.begins:
+            lines.append(f"# Begin them with {served.begins}, as training did: Ollama does not.")
     else:
-        lines.append(f'TEMPLATE """{go_template(served.row, eos=served.eos, bos=served.bos)}"""')
+        begins = f"{{{{ {_go(served.begins)} }}}}" if served.begins else ""
+        lines.append(f'TEMPLATE """{begins}{go_template(served.row, eos=served.eos, bos=served.bos)}"""')
         if isinstance(served.row, Dialogue) and served.row.default_system:
             lines.append(f'SYSTEM """{served.row.default_system}"""')
         lines += [f"# {note}" for note in _notes(served.row)]
+    lines += [f"# {note}" for note in served.notes]
     told = [stop for stop in served.stops if stop.isprintable() and '"' not in stop]
     lines += [f'PARAMETER stop "{stop}"' for stop in told]
     if len(told) < len(served.stops):
@@ -65,7 +72,8 @@ def template_obstacle(row: Row) -> str:
 
 def _token_obstacle(served: Served) -> str:
     """Tokens come with the model: one that closed the text it stands in could go on with directives of its own."""
-    if all(token.isprintable() and not set(token) & set('"\\') for token in (served.eos, served.bos)):
+    written = (served.eos, served.bos, served.begins)
+    if all(token.isprintable() and not set(token) & set('"\\') for token in written):
         return ""
     return "the model's first or last token holds quotes, backslashes or control characters"
 

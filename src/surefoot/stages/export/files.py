@@ -8,6 +8,8 @@ from typing import Any
 
 from surefoot import durable, hardware
 from surefoot.convert.source import VALUE_HEAD_FILE
+from surefoot.families.files import read_json_if_there
+from surefoot.families.gguf_rows import is_sentencepiece, ollama_puts_bos
 from surefoot.families.templates import OWN
 from surefoot.made_folders import run_of
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
@@ -57,6 +59,7 @@ def write_guides(
         durable.write_text(folder / MODELFILE, modelfile_text(served))
         if served.row is None:
             cautions.append(f"the Modelfile has no TEMPLATE: {served.without}")
+        cautions += [f"Modelfile: {note}" for note in served.notes]
     facts = ExportFacts(
         name=name,
         base=parts.base_name,
@@ -124,6 +127,8 @@ def _served(parts: ExportParts, folder: Path) -> Served:
     tokenizer = parts.encoder.tokenizer
     stops = tuple(str(tokenizer.convert_ids_to_tokens(number)) for number in parts.tokens.stop.value)
     found = sorted(path.name for path in folder.glob("*.gguf"))
+    bos = "" if parts.bos_id is None else str(tokenizer.convert_ids_to_tokens(parts.bos_id))
+    begins, notes = ("", ()) if found else _as_ollama_reads(folder, bos)
     return Served(
         source=f"./{found[0]}" if found else ".",
         row=row,
@@ -131,7 +136,25 @@ def _served(parts: ExportParts, folder: Path) -> Served:
         eos=stops[0] if stops else "",
         bos=str(tokenizer.bos_token or ""),
         stops=stops,
+        begins=begins,
+        notes=notes,
     )
+
+
+def _as_ollama_reads(folder: Path, bos: str) -> tuple[str, tuple[str, ...]]:
+    """What of BOS the template has to write, and what Ollama does otherwise than training. A GGUF file says it all in
+    its metadata; of a folder of safetensors Ollama makes one by itself.
+
+    bos: with which training began, "" where with none.
+    """
+    tokenizer = read_json_if_there(folder / "tokenizer.json")
+    puts = ollama_puts_bos(read_json_if_there(folder / "tokenizer_config.json"), tokenizer)
+    notes = []
+    if puts and not bos:
+        notes.append("Ollama puts BOS before every prompt, and training did not; a GGUF file (--gguf) forbids it")
+    if is_sentencepiece(tokenizer) and not (folder / "tokenizer.model").is_file():
+        notes.append("Ollama reads this kind of tokenizer from tokenizer.model: copy the base's to here, or use --gguf")
+    return ("" if puts else bos), tuple(notes)
 
 
 def _trained_sections(trained: Path) -> str:
