@@ -52,7 +52,7 @@ def test_a_scaler_skip_keeps_its_point_and_is_marked():
 
 def by_the_formula(values):
     """Every value weighted by its distance, in numpy."""
-    side = len(values) / 50
+    side = max(len(values) / 50, 1)
     weight = min(side / (1 + side), 0.9)
     places = np.arange(len(values))
     kernel = weight ** np.abs(places[:, None] - places[None, :])
@@ -95,6 +95,18 @@ def test_a_short_curve_is_shown_as_it_is():
     for count, smoothed in ((SMOOTH_FROM - 1, False), (SMOOTH_FROM, True)):
         (axes,) = draw(curve_of(make_rows(count), LOSS), LOSS, "short").figure.axes
         assert ("smoothed" in [line.get_label() for line in axes.lines]) is smoothed
+
+
+def test_an_evaluation_is_no_batch_and_is_smoothed_later():
+    (axes,) = draw(curve_of(make_rows(SMOOTH_FROM), LOSS), EVAL_LOSS, "few").figure.axes
+    assert [line.get_label() for line in axes.lines] == ["measured"]
+
+
+def test_a_short_curve_is_smoothed_visibly():
+    """LLaMA-Factory's picture, which people know, has both lines at any length."""
+    saw = [0.0, 1.0] * 6
+    inner = smooth(saw)[2:-2]
+    assert max(inner) - min(inner) < 0.5
 
 
 def test_the_picture_says_what_it_shows():

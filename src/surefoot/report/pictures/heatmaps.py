@@ -59,9 +59,14 @@ def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
     positive = norms[np.isfinite(norms) & (norms > 0)]
     low, high = (positive.min(), positive.max()) if positive.size else (1.0, 10.0)
     shades = LogNorm(low, high if high > low else low * 10)
-    image = axes.imshow(norms, aspect="auto", cmap=_COLOURS, norm=shades, interpolation="nearest")
+    edges = np.arange(norms.shape[1] + 1) + 1  # the first position reaches from 1 to 2
+    rows = np.arange(norms.shape[0] + 1) - 0.5
+    image = axes.pcolormesh(edges, rows, norms, cmap=_COLOURS, norm=shades)
+    axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=12)
-    axes.set_xlabel("position")
+    axes.set_xscale("log", base=2)  # the first positions are the point, and of 1,024 each would be a pixel wide
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("position (1 is the first token), log scale")
     axes.set_ylabel("residual stream")
     every = -(-len(layers) // 24)
     axes.set_yticks(range(0, len(layers), every), [layers[row] for row in range(0, len(layers), every)])

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by every kind of colour vision, and by lightness in print.
 _BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
-SMOOTH_FROM = 30  # points; fewer are seen best as they are
+SMOOTH_FROM = 5  # points of a training loss, each of which is another batch; fewer are seen best as they are
+_SMOOTH_OTHERS_FROM = 30  # of a quantity that is measured anew on the same data
 _SPAN = 1 / 50  # of the curve: how far the smoothed line looks to each side, in the mean
+_LEAST_SPAN = 1.0  # points: a short curve is smoothed visibly, too
 _LEAST_NEW = 0.1  # least share of the point itself against its side: a long curve keeps its bends
 _MARKED_UP_TO = 60  # points; more would run together
 
@@ -135,8 +137,8 @@ def smooth(values: Sequence[float]) -> list[float]:
     """The mean of all values, each weighted by w ** distance. What came before and what came after weigh the same, so
     that the line does not lag behind a loss that falls; and the weights are those of the values that there are, so that
     the first value does not stand for an endless past. w: so that the mean distance to one side is `_SPAN` of the
-    curve."""
-    side = _SPAN * len(values)
+    curve, and at least `_LEAST_SPAN`."""
+    side = max(_SPAN * len(values), _LEAST_SPAN)
     weight = min(side / (1 + side), 1 - _LEAST_NEW)
     before, after = _decayed(values, weight), _decayed(values[::-1], weight)[::-1]
     return [
@@ -162,7 +164,7 @@ def draw(curve: Curve, quantity: Quantity, name: str, evaluation: Curve | None =
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    _plot_values(axes, curve)
+    _plot_values(axes, curve, SMOOTH_FROM if quantity.key == "loss" else _SMOOTH_OTHERS_FROM)
     if evaluation is not None and evaluation.values:
         axes.plot(
             evaluation.steps, evaluation.values, "D", color=_ORANGE, mec="black", mew=0.6, ms=6, label="evaluation"
@@ -189,10 +191,11 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def _plot_values(axes: Axes, curve: Curve) -> None:
+def _plot_values(axes: Axes, curve: Curve, smooth_from: int) -> None:
+    """smooth_from: points, from which on a smoothed line lies over the measured one."""
     marker = "o" if len(curve.values) <= _MARKED_UP_TO else None
-    if len(curve.values) < SMOOTH_FROM:
+    if len(curve.values) < smooth_from:
         axes.plot(curve.steps, curve.values, color=_BLUE, linewidth=1.8, marker=marker, ms=4, label="measured")
         return
-    axes.plot(curve.steps, curve.values, color=_SKY, alpha=0.7, linewidth=1.0, label="measured")
+    axes.plot(curve.steps, curve.values, color=_SKY, alpha=0.7, linewidth=1.0, marker=marker, ms=3, label="measured")
     axes.plot(curve.steps, smooth(curve.values), color=_BLUE, linewidth=2.0, label="smoothed")
