@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ from surefoot.cli.main import main as cli
 from surefoot.cli.tune import _free_folder
 from surefoot.config.load import load_config
 from surefoot.errors import STOPPED_EXIT_CODE
+from surefoot.stages.run_folder import claim
 from surefoot.tune import gate
 from surefoot.tune.attempt import Answer, Request, Workshop, workshop
 
@@ -139,6 +142,45 @@ def test_what_is_faster_goes_to_a_folder_of_its_own(place, measured, there):
     output = load_config("run-tuned.yaml").config.output
     assert output == "runs/tuned" + ["", "-tuned", "-tuned-2"][len(there)]
     assert (f"runs/tuned is in use: what run-tuned.yaml trains goes to {output}\n" in result.output) == bool(there)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_where_the_plans_own_stays_the_command_offered_is_not_refused(place, measured, monkeypatch, there):
+    """What is printed as next is typed; a folder in use is the twin of one that is not."""
+    if there:
+        (place / "runs" / "tuned").mkdir(parents=True)
+        (place / "runs" / "tuned" / "config.yaml").touch()
+    monkeypatch.setattr(Workshop, "attempt", lambda self, request, *, limit=None: Answer(made_up(1.0)))
+    words = shlex.split(tune("run.yaml").output.partition("next: surefoot ")[2].splitlines()[0])
+    assert words == ["train", "run.yaml", *(["output=runs/tuned-tuned"] if there else [])]
+    assert claim(load_config(words[1], words[2:]).config, "new").folder == Path(
+        "runs/tuned-tuned" if there else "runs/tuned"
+    )
+
+
+def test_what_a_launcher_left_is_no_run(place):
+    """`tune` and `train` go by one rule."""
+    (place / "runs" / "tuned").mkdir(parents=True)
+    (place / "runs" / "tuned" / "training.log").touch()
+    assert _free_folder("runs/tuned") == "runs/tuned"
+    (place / "runs" / "tuned" / "other.log").touch()
+    assert _free_folder("runs/tuned") == "runs/tuned-tuned"
+
+
+def test_the_verdict_and_the_figures_beside_it_are_of_the_same_minutes(place, measured, monkeypatch):
+    """One example at once seemed twice as fast; in turns it is not."""
+    seen = []
+
+    def attempt(self, request, *, limit=None):
+        seen.append(request.config["batch"].get("micro"))
+        return Answer(made_up(0.5 if seen[-1] == 1 and seen.count(1) == 1 else 1.0))
+
+    monkeypatch.setattr(Workshop, "attempt", attempt)
+    result = tune("run.yaml", "--out", "found.yaml", "--json")
+    found = json.loads(result.stdout)
+    assert found["tried"][1]["rate"] == 2 * found["tried"][0]["rate"]
+    assert [one["rate"] for one in found["turns"]] == [found["start"]["rate"]] * 2
+    assert found["best"] == found["start"]
 
 
 def test_a_slash_at_its_end_leads_into_no_other_run(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from surefoot.report import tuning
@@ -27,13 +29,23 @@ def test_a_line_for_each():
 
 
 def test_the_account():
-    lines = list(outcome_lines(START, FAST, [("data.workers", "the config sets it")], held_up=0.4))
+    left_out = [("data.workers", "the config sets it")]
+    lines = list(outcome_lines((START, FAST), (), FAST, left_out, held_up=0.4))
     assert lines[0] == "not varied: data.workers, the config sets it"
     assert "other programs had the processor for 40% of the time" in lines[1]
     assert lines[2] == "best: batch.micro 8: 1,500 tokens/s and 2.0 MiB, 1.50 times the plan's own 1,000 and 1.0 MiB"
-    assert list(outcome_lines(START, START, [])) == [
+    assert list(outcome_lines((START,), (), START, [])) == [
         "the plan's own choices stay: nothing is clearly faster than 1,000 tokens/s"
     ]
+
+
+def test_what_decides_has_lines_of_its_own_under_the_numbers_it_had():
+    again = replace(START, rate=600.0), replace(FAST, rate=606.0)
+    own, fast, verdict = outcome_lines((START, SLOW, FAST), again, again[0], [])
+    assert own.split()[:2] == ["1", "600"]
+    assert (fast.split()[0], fast.split()[1], fast.split()[3]) == ("3", "606", "+1%")
+    assert "600 tokens/s" in verdict
+    assert "1,000" not in f"{own}{fast}{verdict}"  # of the first minutes, beside which 606 would be -39 %
 
 
 def test_a_picture_of_whatever_there_is():

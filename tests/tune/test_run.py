@@ -128,7 +128,7 @@ def test_the_last_word_takes_a_second_turn_where_the_first_one_is_close(monkeypa
 def test_a_machine_that_others_use_is_told_of():
     def tuned(*shares: float) -> Tuned:
         tried = tuple(Tried({}, 1.0, held_up=share) for share in shares)
-        return Tuned(tried[0], tried[0], {}, tried, (), 2)
+        return Tuned(tried[0], tried[0], {}, tried, (), (), 2)
 
     assert tuned(0.0, 0.4, 0.5).held_up == 0.4
     assert tuned(0.0, 0.05, 0.5).held_up == 0.0

@@ -64,37 +64,38 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     found = search(loaded.given, seconds=seconds, told=told, said=console.say, kept=kept)
     about = _ABOUT if found.finished else f"{_BROKEN_OFF} on {{machine}}: {_FOUND}"
     about = about.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
-    written = {**found.config, "output": _free_folder(str(found.config["output"]))}
+    own = str(found.config["output"])
+    output = _free_folder(own)
+    written = {**found.config, "output": output}
     durable.write_text(out, about + dump_plain(written))
     durable.write_bytes(drawn, picture(found.tried, found.start, found.best, config.stem, held_up=found.held_up))
     if as_json:
         echo_json({"config": str(out), **_as_json(found)})
     else:
-        for line in outcome_lines(found.start, found.best, found.left_out, held_up=found.held_up):
+        for line in outcome_lines(found.tried, found.turns, found.best, found.left_out, held_up=found.held_up):
             console.say(line)
         console.say(f"wrote {out} and {drawn.name}")
-        if written["output"] != found.config["output"]:
-            console.say(f"{found.config['output']} is in use: what {out.name} trains goes to {written['output']}")
+        if output != own:
+            console.say(f"{own} is in use: what {out.name} trains goes to {output}")
     if not found.finished:
         console.say(
             f"broken off after {counted(len(found.tried), 'setting')}, which {kept} keeps: the same command goes on"
         )
         return STOPPED_EXIT_CODE
     if not as_json:
-        words = [str(out)] if found.best is not found.start else [str(config), *overrides]
+        elsewhere = [f"output={output}"] if output != own else []
+        words = [str(out)] if found.best is not found.start else [str(config), *overrides, *elsewhere]
         console.say(f"next: surefoot train {shlex.join(words)}")
     return 0
 
 
 def _free_folder(output: str) -> str:
     """Where the tuned run may go: with other settings it is another run, which replaces nothing."""
+    from surefoot.stages.run_folder import is_free
+
     beside = f"{Path(output)}-tuned"  # without a slash at its end, behind which it would lie in the first run's folder
     names = itertools.chain([output, beside], (f"{beside}-{number}" for number in itertools.count(2)))
-    return next(name for name in names if _is_free(Path(name)))
-
-
-def _is_free(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    return next(name for name in names if is_free(Path(name)))
 
 
 def _require_free(out: Path) -> None:
@@ -117,6 +118,7 @@ def _as_json(found: Tuned) -> dict[str, Any]:
         "gain": found.gain,
         "start": asdict(found.start),
         "best": asdict(found.best),
+        "turns": [asdict(one) for one in found.turns],
         "tried": [asdict(one) for one in found.tried],
         "left_out": [list(one) for one in found.left_out],
     }

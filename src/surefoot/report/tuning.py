@@ -48,15 +48,26 @@ def difference(settings: Mapping[str, Any], start: Mapping[str, Any]) -> str:
 
 
 def outcome_lines(
-    start: Tried, best: Tried, left_out: Sequence[tuple[str, str]], *, held_up: float = 0.0
+    tried: Sequence[Tried],
+    turns: Sequence[Tried],
+    best: Tried,
+    left_out: Sequence[tuple[str, str]],
+    *,
+    held_up: float = 0.0,
 ) -> Iterator[str]:
-    """start, best: as they were measured last. held_up: share of the time in which others had the processor."""
+    """tried: the plan's own choices first. turns: these and the fastest as they were timed again, if they were, with
+    the numbers of their lines. best: what is taken. held_up: share of the time in which others had the processor."""
+    start = turns[0] if turns else tried[0]
+    for one in turns:
+        (number,) = [number for number, line in enumerate(tried, start=1) if line.settings == one.settings]
+        yield trial_line(number, one, start)
     for key, why in left_out:
         yield f"not varied: {key}, {why}"
     if held_up:
         yield f"caution: {_disturbance(held_up)}; tune again on an idle machine"
     if best is start:
-        yield f"the plan's own choices stay: nothing is clearly faster than {start.rate:,.0f} tokens/s"
+        beside = " in turns" if turns else ""
+        yield f"the plan's own choices stay: nothing is clearly faster{beside} than {start.rate:,.0f} tokens/s"
         return
     yield (
         f"best: {difference(best.settings, start.settings)}: {best.rate:,.0f} tokens/s and {readable(best.memory)}, "

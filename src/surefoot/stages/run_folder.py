@@ -57,7 +57,7 @@ def claim(config: RunConfig, mode: Mode) -> Claim:
     folder = Path(config.output)
     if folder.exists() and not folder.is_dir():
         raise InputError(Fault("output", f"{folder} is a file", "name a folder"))
-    occupied = _is_occupied(folder)
+    occupied = not is_free(folder)
     if occupied:
         _refuse_occupied(folder, mode)
         if mode == "overwrite":
@@ -77,7 +77,7 @@ def occupy(claim: Claim) -> Iterator[list[Path]]:
             raise EnvironmentFault(
                 Fault(str(folder), "another process trained in it meanwhile", "start this one again")
             )
-        if _is_occupied(folder):
+        if not is_free(folder):
             _refuse_occupied(folder, claim.mode)
         if claim.mode == "overwrite":
             durable.empty_folder(folder, last=PLAN)
@@ -89,9 +89,10 @@ def _steps(folder: Path) -> tuple[int, ...]:
     return tuple(checkpoint.step for checkpoint in list_checkpoints(folder))
 
 
-def _is_occupied(folder: Path) -> bool:
-    return folder.is_dir() and not all(
-        durable.is_temporary(path) or path.name in _OF_LAUNCHERS for path in folder.iterdir()
+def is_free(folder: Path) -> bool:
+    """Whether a new run takes it without a word: there is nothing, or a folder that nobody has put anything into."""
+    return not folder.exists() or (
+        folder.is_dir() and all(durable.is_temporary(path) or path.name in _OF_LAUNCHERS for path in folder.iterdir())
     )
 
 

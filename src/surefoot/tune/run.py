@@ -26,7 +26,7 @@ from surefoot.tune.attempt import Answer, Request, can_fork, workshop
 from surefoot.tune.gate import Numbers
 from surefoot.tune.journal import Journal
 from surefoot.tune.reference import choose_reference
-from surefoot.tune.search import GAIN, Search, Tried
+from surefoot.tune.search import Search, Tried, better
 from surefoot.tune.space import Space, given_keys, make_space
 from surefoot.tune.trials import ROUNDS, Attempt, Terms, Trials, refusal
 
@@ -39,14 +39,16 @@ _BUSY = 0.1  # share of a trial in which others have the processor: from here on
 
 @dataclass(frozen=True)
 class Tuned:
-    """start, best: as they were measured last, in turns where the search came to its end. config: plain values, what
-    was given and what was found. tried: all, in order. left_out: key and why it was not varied. steps: timed ones of a
-    trial. finished: False where Ctrl-C ended the search."""
+    """start, best: as they were measured last. turns: the plan's own and the fastest setting, timed again in turns,
+    which decides; none where nothing seemed faster, or the search did not come so far. config: plain values, what was
+    given and what was found. tried: all, in order, as they were measured first. left_out: key and why it was not
+    varied. steps: timed ones of a trial. finished: False where Ctrl-C ended the search."""
 
     start: Tried
     best: Tried
     config: dict[str, Any]
     tried: tuple[Tried, ...]
+    turns: tuple[Tried, ...]
     left_out: tuple[tuple[str, str], ...]
     steps: int
     finished: bool = True
@@ -95,13 +97,14 @@ def tune(
             return journal.answer(request, lambda: shop.attempt(request, limit=limit))
 
         trials, steps = _first_trials(given, seconds, clock, run, space, attempt, said)
-        search = Search(space, trials.look, told)
+        search, turns = Search(space, trials.look, told), ()
         try:
             best = search.run()
             start, finished = search.tried[0], True
             if best is not start:
-                start, best = trials.in_turns(start, best)
-                best = best if best.rate > GAIN * start.rate else start
+                said("once more in turns, which decides: the plan's own choices and the fastest")
+                turns = start, best = trials.in_turns(start, best)
+                best = better(start, best)
         except KeyboardInterrupt:
             if not search.tried:
                 raise
@@ -111,7 +114,7 @@ def tune(
     if finished:
         journal.finish()
     tuned = with_settings(given, best.settings)
-    return Tuned(start, best, tuned, tuple(search.tried), _left_out(space, search), steps, finished)
+    return Tuned(start, best, tuned, tuple(search.tried), turns, _left_out(space, search), steps, finished)
 
 
 def _about(given: Mapping[str, Any], seconds: float, clock: Clock, run: Prepared, space: Space) -> dict[str, Any]:
