@@ -815,7 +815,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "simple_finetune.py": {
         "stage": "sft",
         "model": {"path": "distilgpt2"},
-        "data": {"train": "train.json", "max_length": 256, "train_on": "everything"},
+        "data": {"train": "train.json", "max_length": 256, "train_on": "everything", "encoding": "whole"},
         "gradient_checkpointing": "off",
         "batch": {"size": 16, "micro": 4},
         "optim": {"lr": 2e-05, "schedule": "linear", "warmup": 0.1, "warmup_from_zero": True},
@@ -828,7 +828,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "stage": "sft",
         "model": {"path": "org/model"},
         "adapter": {"kind": "lora", "rank": 8, "alpha": 16, "dropout": 0.05, "targets": ["q_proj", "v_proj"]},
-        "data": {"train": {"path": "org/data", "subset": "main"}, "eval": 0.1, "train_on": "everything"},
+        "data": {
+            "train": {"path": "org/data", "subset": "main"},
+            "eval": 0.1,
+            "train_on": "everything",
+            "encoding": "whole",
+        },
         "precision": {"compute": "bf16", "base": "nf4"},
         "attention": {"implementation": "sdpa"},
         "gradient_checkpointing": "off",

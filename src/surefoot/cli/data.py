@@ -38,7 +38,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     model = loaded.config.model
     folder, notes = resolve_folder(model.path, model.revision, weights=False), Notes()
-    tokens = _plan_tokens(loaded.config, folder, notes)
+    tokens = plan_tokens(loaded.config, folder, notes)
     prepared = prepare_examples(loaded.config, tokens, planned_tokenizer(folder, tokens))
     if as_json:
         echo_json(audit_to_json(prepared), allow_nan=False)
@@ -49,7 +49,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         console.say(f"caution: {caution}", style="yellow")
 
 
-def _plan_tokens(config: RunConfig, folder: Path, notes: Notes) -> TokenizerPlan:
+def plan_tokens(config: RunConfig, folder: Path, notes: Notes) -> TokenizerPlan:
     """The tokenizer's part of the plan: that of another machine may be looked at here."""
     from surefoot.errors import InputError
     from surefoot.families.tokenizer_facts import read_tokenizer_facts

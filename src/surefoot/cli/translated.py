@@ -63,7 +63,28 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
 
     folder = Path.cwd().as_posix()
     environment = process.launch_environment()
-    return Options(allow_unknown, hardware.accelerators(), read, environment, newest, folder, first)
+    return Options(allow_unknown, hardware.accelerators(), read, environment, newest, folder, first, _trained_text)
+
+
+def _trained_text(config: Mapping[str, Any]) -> str | None:
+    """Of the first record, with the template that the tokenizer has; nothing is downloaded for it."""
+    from surefoot.cli.data import plan_tokens
+    from surefoot.config.load import check_config
+    from surefoot.planning.notes import Notes
+    from surefoot.stages.examples import prepare_examples
+    from surefoot.stages.setup import planned_tokenizer
+
+    folder = Path(config["model"]["path"])
+    if not folder.is_dir():
+        return None
+    try:
+        one = {**config, "data": {**config["data"], "max_samples": 1, "eval": "none"}}
+        checked = with_first_record(check_config(one))
+        tokens = plan_tokens(checked, folder, Notes())
+        prepared = prepare_examples(checked, tokens, planned_tokenizer(folder, tokens))
+    except (SurefootError, OSError):
+        return None  # the run says what is wrong
+    return "".join(part.text for part in prepared.audit.samples[0].parts)
 
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:

@@ -42,6 +42,10 @@ def unseen(path: str) -> None:
     """`Options.first` where no data may be read."""
 
 
+def untrained(config: Mapping[str, Any]) -> None:
+    """`Options.example` where no tokenizer may be read."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What a translation may know and ask beside the words themselves.
@@ -51,7 +55,8 @@ class Options:
     where it cannot be had. environment: what of this process's own a tool would read; a NAME=value in the command goes
     before it. newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be seen.
     folder: the working folder, by which tools are known whose programs have the same name. first: the first record of
-    a data file or folder, whatever its size; None where none can be seen.
+    a data file or folder, whatever its size; None where none can be seen. example: the text that a config would train
+    of its first record; None where model or data are not here.
     """
 
     allow_unknown: bool = False
@@ -61,6 +66,7 @@ class Options:
     newest: Callable[[str], str | None] | None = None
     folder: str = ""
     first: FirstRecord = unseen
+    example: Callable[[Mapping[str, Any]], str | None] = untrained
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def read_command(words: Sequence[str], options: Options) -> Command:
         raise InputError(Fault("", "there is no command to read", "give one behind --"))
     told = {**inherited(options), **environment}
     command = _program(left, told, options)
-    notes = (*(_environment_note(name, value) for name, value in told.items()), *command.notes)
+    notes = (*(environment_note(name, value) for name, value in told.items()), *command.notes)
     facts, devices = _settled(command, told)
     environment = {**told, **devices, **command.environment}
     return replace(command, environment=environment, facts=facts, notes=notes, folder=options.folder)
@@ -265,6 +271,7 @@ _KNOWN_NAMES = {
 }
 
 
-def _environment_note(name: str, value: str) -> Note:
+def environment_note(name: str, value: str) -> Note:
+    """On a variable that is set for the run."""
     shown = f"{name}=…" if hides(name) else redacted(f"{name}={value}")
     return Note(shown, "carried", (), _KNOWN_NAMES.get(name, "set for the run; libraries that know it read it"), name)

@@ -19,7 +19,8 @@ from surefoot.dialects.llamafactory.voice import trainer_row
 from surefoot.dialects.script.literals import Script
 from surefoot.dialects.script.reader import Reader
 from surefoot.dialects.script.rows import PLAIN_TRAINER, ROWS
-from surefoot.dialects.script.rules import SHARED, data_rule, precision_rule
+from surefoot.dialects.script.rules import SHARED, data_rule, precision_rule, set_kernels
+from surefoot.dialects.script.texts import code_notes
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.translation import Translation
 from surefoot.dialects.voice import Voice
@@ -64,6 +65,7 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
     rules = (
         data_rule(reader),
         trl.set_model,
+        set_kernels,
         trl.set_length,
         trl.set_adapter,
         precision_rule(reader),
@@ -75,11 +77,14 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
         reader.words,
         allow_unknown=options.allow_unknown,
         read=options.read,
-        environment=command.environment,
+        environment={**reader.machine.defaults, **command.environment, **reader.machine.environment},
         facts=command.facts,
     )
     found = draft.finish("train", environment=draft.environment)
-    return replace(found, notes=(*found.notes, *reader.notes))
+    assert reader.train is not None
+    record = options.first(reader.train.source["path"])
+    code = code_notes(script, reader.train.code, reader.formatting, record, lambda: options.example(found.config))
+    return replace(found, notes=(*found.notes, *reader.notes, *code))
 
 
 SCRIPT = Tool(

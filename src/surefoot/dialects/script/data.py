@@ -27,7 +27,7 @@ class Found:
     files: dict[str, str] = field(default_factory=dict)
     share: float | int | None = None
     is_test: bool = False
-    code: tuple[str, ...] = ()
+    code: tuple[ast.Call, ...] = ()
 
 
 def trace(script: Script, node: ast.expr, links: int = 0) -> Found:
@@ -52,7 +52,7 @@ def trace(script: Script, node: ast.expr, links: int = 0) -> Found:
         raise _lost(script, node, "makes the data in the script")
     found = trace(script, node.func.value, links + 1)
     if name in _OF_CODE:
-        return replace(found, code=(*found.code, f".{name}(…)"))
+        return replace(found, code=(*found.code, node))
     if name in _ORDER:
         return found
     if name == "train_test_split":

@@ -46,11 +46,12 @@ class Unread:
 
 @dataclass(frozen=True)
 class Script:
-    """names: what each name is bound to, line by line, where that can be told."""
+    """names: what each name is bound to, line by line, where that can be told. imports: what an import calls it."""
 
     path: str
     tree: ast.Module
     names: Mapping[str, list[Binding]]
+    imports: Mapping[str, str]
 
     @classmethod
     def parse(cls, text: str, path: str) -> Script:
@@ -63,7 +64,11 @@ class Script:
             line = getattr(error, "lineno", None)
             where = f"{path}:{line}" if line else path
             raise InputError(Fault(where, "is not valid Python", "give a script that runs")) from None
-        return cls(path, tree, _bindings(tree))
+        return cls.of_tree(tree, path)
+
+    @classmethod
+    def of_tree(cls, tree: ast.Module, path: str) -> Script:
+        return cls(path, tree, _bindings(tree), _imports(tree))
 
     def where(self, node: ast.AST) -> str:
         return f"{self.path}:{getattr(node, 'lineno', 1)}:{getattr(node, 'col_offset', 0) + 1}"
@@ -113,6 +118,17 @@ class Script:
     def callee(self, node: ast.Call) -> str:
         """ "AutoModelForCausalLM.from_pretrained"; without what a call returned or an item of something."""
         return _source(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+
+    def dotted(self, node: ast.expr) -> str:
+        """ "torch.backends.cuda.enable_flash_sdp", whatever it was imported or assigned as; "" for what has no name."""
+        node = self.bound(node)
+        match node:
+            case ast.Name():
+                return self.imports.get(node.id, node.id)
+            case ast.Attribute():
+                holder = self.dotted(node.value)
+                return f"{holder}.{node.attr}" if holder else ""
+        return ""
 
     def bound(self, node: ast.expr) -> ast.expr:
         """What a name stands for, as far as that can be followed; else the node itself."""
@@ -208,6 +224,16 @@ def _bindings(tree: ast.Module) -> dict[str, list[Binding]]:
         if len(bindings) == len(found) and (len(found) == 1 or in_order):
             plain[name] = bindings
     return plain
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {one.asname: one.name for one in node.names if one.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return found
 
 
 def _names(target: ast.AST) -> list[str]:

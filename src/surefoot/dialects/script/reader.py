@@ -10,7 +10,8 @@ from typing import Any
 from surefoot.dialects import trl
 from surefoot.dialects.script.data import Found, trace
 from surefoot.dialects.script.literals import Script, Unread
-from surefoot.dialects.script.rows import HANDLED, LOADED, LORA, OF_THE_TRAINER, OLD_TRL, QUANTISED
+from surefoot.dialects.script.machine import read_machine
+from surefoot.dialects.script.rows import HANDLED, LOADED, LORA, OF_THE_TRAINER, OLD_TRL, QUANTISED, TOKENIZING
 from surefoot.dialects.script.statements import Statements
 from surefoot.dialects.translation import Note
 from surefoot.dialects.words import Word
@@ -35,6 +36,7 @@ class Reader:
         self.faults: list[Fault] = []
         self.train: Found | None = None
         self.evaluation: Found | None = None
+        self.formatting: ast.expr | None = None  # how the trainer makes texts of records
         self.learned: str | None = None  # by the collator, as data.train_on says it
         self.is_trl = self.named_by_trainer = False
         self.undecided: set[str] = set()
@@ -74,7 +76,10 @@ class Reader:
         self.words += self.statements.words
         self.notes += self.statements.notes
         self.faults += self.statements.faults
-        self._token_lengths(named)
+        self.machine = read_machine(self.script, trainers[0])
+        self.words += self.machine.words
+        self.notes += self.machine.notes
+        self._tokenizing(named)
 
     def _keywords(self, call: ast.Call, names: Mapping[str, str] | None) -> None:
         """names: what their words are called in the rows; None: as they are."""
@@ -170,8 +175,6 @@ class Reader:
                     self.train = found
                 else:
                     self.evaluation = found
-                for one in found.code:
-                    self.notes.append(Note(one, "listed", (), f"{_CODE}: look at `surefoot data`", found.where))
             elif name == "callbacks":
                 self.statements.read_callbacks(self.script.bound(word.value))
             elif name == "data_collator":
@@ -180,9 +183,10 @@ class Reader:
                 self.notes.append(
                     Note(f"{name}=…", fate, ("data.train_on",), _why(name) if fate == "changed" else "", where)
                 )
+            elif name == "formatting_func":
+                self.formatting = word.value
             elif name in OF_THE_TRAINER:
-                fate: Any = OF_THE_TRAINER[name]
-                self.notes.append(Note(f"{name}=…", fate, (), _why(name), where))
+                self.notes.append(Note(f"{name}=…", "listed", (), _why(name), where))
             elif name in OLD_TRL:
                 self._word(name, word.value)
             elif name not in HANDLED:
@@ -190,25 +194,36 @@ class Reader:
         if self.train is None and not self.faults:
             self.faults.append(Fault(self.script.where(call), "names no train_dataset", "add it"))
 
-    def _token_lengths(self, named: Sequence[tuple[str, ast.Call]]) -> None:
-        """`tokenizer(text, max_length=512)` of a plain Trainer's preparation."""
-        if self.is_trl:
-            return
-        lengths = {}
+    def _tokenizing(self, named: Sequence[tuple[str, ast.Call]]) -> None:
+        """`tokenizer(text, truncation=True, max_length=512)` of a preparation, and how the tokenizer is loaded."""
+        lengths: list[ast.expr] = []
         for name, call in named:
-            if name.rpartition(".")[2] in ("tokenizer", "tok", "encode", "encode_plus"):
-                lengths |= {
-                    self.script.where(word.value): word.value for word in call.keywords if word.arg == "max_length"
-                }
-        if lengths:
-            self._word("max_length", next(iter(lengths.values())))
+            last = name.rpartition(".")[2]
+            loads = last == "from_pretrained" and "Tokenizer" in name
+            if not loads and last not in ("tokenizer", "tok", "encode", "encode_plus"):
+                continue
+            for word in call.keywords:
+                if word.arg == ("model_max_length" if loads else "max_length"):
+                    lengths.append(word.value)
+                elif word.arg in TOKENIZING:
+                    self._tokenizing_word(word)
+        if lengths and not self.is_trl:
+            self._word("max_length", next(iter(lengths)))
+        elif lengths:
+            where = self.script.where(lengths[0])
+            shown = f"max_length={self.script.text(lengths[0])}"
+            self.notes.append(Note(shown, "changed", (), "max_length of SFTConfig decides", where))
+
+    def _tokenizing_word(self, word: ast.keyword) -> None:
+        told = TOKENIZING[str(word.arg)]
+        value, shown = self.script.value(word.value), f"{word.arg}={self.script.text(word.value)}"
+        fate, why = told.get(value, told[None]) if isinstance(value, str | bool) else told[None]
+        self.notes.append(Note(shown, fate, (), why, self.script.where(word.value)))
 
 
 def _why(name: str) -> str:
     if name in ("tokenizer", "processing_class"):
         return "the tokenizer that belongs to the model"
-    if name == "formatting_func":
-        return f"{_CODE}: data.template decides how records become texts"
     if name == "data_collator":
         return f"{_CODE}: data.train_on decides what is learned"
     return _CODE

@@ -6,6 +6,7 @@ from typing import Any
 
 from surefoot.dialects import trainer, trl
 from surefoot.dialects.draft import Draft
+from surefoot.dialects.script.machine import KERNELS
 from surefoot.dialects.script.reader import Reader
 from surefoot.dialects.trl.data import set_examples
 
@@ -29,6 +30,7 @@ def data_rule(reader: Reader) -> Any:
             draft.set("data.train_on", "everything", why=collator)
         _set_stopping(draft)
         if not reader.is_trl:
+            draft.set("data.encoding", "whole", why="a text is encoded in one go, and what is too long loses its end")
             return
         learned = reader.learned
         set_examples(draft, None)
@@ -59,6 +61,20 @@ _TRL_DATA = (
     "test_split_size",
     "dataset_config",
 )
+
+
+def set_kernels(draft: Draft) -> None:
+    """After attention.implementation. A kernel that is allowed is left to the plan, as torch chooses among them."""
+    named = [f"enable_{kernel}_sdp" for kernel in KERNELS]
+    if draft["attn_implementation"] not in (None, "sdpa"):
+        draft.drop(f"{draft['attn_implementation']} attention has no kernels to choose from", *named)
+        return
+    for kernel, name in zip(KERNELS, named, strict=True):
+        if draft.given(name):
+            allowed = draft[name]
+            checked = "allowed, and taken only where it passes the accuracy check" if kernel == "cudnn" else ""
+            value = allowed if allowed == "on" else "auto" if allowed else "off"
+            draft.set(f"attention.{kernel}", value, name, why=checked if allowed is True else "")
 
 
 def precision_rule(reader: Reader) -> Any:

@@ -37,6 +37,9 @@ _MEANINGLESS = ("use_cache", "pretraining_tp", "pad_token_id", "bos_token_id", "
 _CALLBACK = "is code, which is not read: what it changes is not known"
 _FOLLOW = "is set where its effect cannot be followed"
 _PAD = "padding is masked by position, and tokenizer.pad names its token"
+_BEGIN = ("what is too long loses its begin there, and its end here", "changed")
+_END = ("what is too long loses its end, here too", "listed")
+_LONGEST_TEXT = "data.max_length is the longest text here"
 _AFTERWARDS = {
     "save_model": "the run folder holds the model",
     "save_pretrained": "the run folder holds the model and its tokenizer",
@@ -91,10 +94,13 @@ class Statements:
             self._note(node, shown, "changes no step of a training")
         elif name.startswith(("pad_token", "padding_side")):
             self._note(node, shown, _PAD)
+        elif name == "truncation_side":
+            begin = node.value is None or self.script.value(node.value) != "right"
+            self._note(node, shown, *(_BEGIN if begin else _END))
+        elif name == "model_max_length":
+            self._note(node, shown, _LONGEST_TEXT, "changed")
         elif name == "chat_template":
             self._fault(node, f"{shown}: a template of the script's own", "write it into a .jinja file: data.template")
-        elif name == "allow_tf32":
-            self._word(node, "tf32", node.value, shown)
         elif isinstance(holder, ast.Name) and holder.id != "self" and name in self.known:
             self._fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
 
