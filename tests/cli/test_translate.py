@@ -140,6 +140,27 @@ def test_translate_refuses_the_values_that_run_refuses_and_no_absent_file():
         assert line in ran.stderr
 
 
+def test_keys_of_our_own_stand_before_the_dashes():
+    command = ["--", "LOG=1", "finetune.py", "--base_model=org/m", "--learning_rate=1e-4", "--bf16"]
+
+    def found(*own):
+        return json.loads(translate("--json", *own, *command).stdout)
+
+    plain, other = found(), found("optim.lr=2e-5", "log_every=1", "data.eval=none")
+    assert (other["config"]["optim"]["lr"], other["config"]["log_every"]) == (2e-5, 1)
+    assert (other["environment"], plain["config"]["optim"]["lr"]) == ({"LOG": "1"}, 1e-4)
+    told = {note["word"]: (note["fate"], note["keys"]) for note in other["notes"]}
+    assert told["optim.lr=2e-5"] == ("carried", ["optim.lr"])
+    assert told["--learning_rate 1e-4"] == ("listed", [])
+    assert [note["word"] for note in other["notes"] if "log_every" in note["keys"]] == ["log_every=1"]
+    for own, said in (("log_evry=1", "log_every"), ("optim.lr=x", "optim.lr=x"), ("nothing", "key=value")):
+        for name in ("translate", "run"):
+            result = CliRunner().invoke(main, [name, own, *command])
+            assert (result.exit_code, said in result.stderr, own in result.stderr) == (2, True, True)
+    exported = CliRunner().invoke(main, ["run", "log_every=1", "--", "llamafactory-cli", "export", "x.yaml"])
+    assert exported.exit_code == 2
+
+
 def test_a_file_of_ours_is_no_file_of_another_tool(tmp_path):
     (tmp_path / "ours.yaml").write_text("stage: sft\nmodel: m\n")
     result = translate(str(tmp_path / "ours.yaml"))

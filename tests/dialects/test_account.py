@@ -97,6 +97,15 @@ def test_twin_that_prints_words_as_they_are(monkeypatch):
     assert yaml.safe_load(as_yaml(found)) != dict(found.config)
 
 
+def test_a_fault_is_at_the_word_that_says_the_key_and_not_at_one_that_says_more():
+    words = f"{LLAMA}use_bos_zero_training: true\nbos_scaling_factor: -1\n"
+    found = translate_file("x.yaml", words, [], Options())
+    assert locate(found, Fault("bos.scale", "odd")).where == "x.yaml:8:1"
+    assert locate(found, Fault("bos.prepend", "odd")).where == "x.yaml:7:1"
+    alone = translate_file("x.yaml", words.replace("bos_scaling_factor: -1\n", ""), [], Options())
+    assert locate(alone, Fault("bos.scale", "odd")).where == "x.yaml:7:1"
+
+
 SECRET = "SECRETVALUE9"
 LLAMA = "model_name_or_path: m\nstage: sft\ndo_train: true\ndataset: d\ntemplate: alpaca\nfinetuning_type: lora\n"
 

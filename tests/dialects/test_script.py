@@ -8,7 +8,7 @@ import pytest
 
 from surefoot.dialects.launch import Options
 from surefoot.dialects.script.literals import Script, Unread
-from surefoot.dialects.tools import translate_file
+from surefoot.dialects.tools import translate_command, translate_file
 from surefoot.errors import InputError
 
 SCRIPT = """\
@@ -161,3 +161,33 @@ def test_twin_the_other_split_is_another_file() -> None:
     before = "raw = load_dataset('json', data_files={'train': 'a.json', 'test': 'b.json'})"
     found = translated(script(before=before, data="raw['test']"))
     assert found.config["data"]["train"] == "b.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("from surefoot.cli.main import main\nmain(['run'])", "python s.py"),
+        ("import surefoot\nsurefoot.train({})", "python s.py"),
+        ("from llamafactory.train.tuner import run_exp\nC = 'a/b.yaml'\nrun_exp()", "llamafactory-cli train a/b.yaml"),
+        ("import subprocess\nsubprocess.run(['llamafactory-cli', 'train', 'c.yaml'])", "llamafactory-cli train c.yaml"),
+    ],
+)
+def test_a_script_that_hands_on_to_another_program_is_told_what_runs(text, fix):
+    with pytest.raises(InputError) as caught:
+        translate_file("s.py", text, [], Options())
+    assert fix in caught.value.faults[0].fix
+    with pytest.raises(InputError) as caught:  # twin: a script of another kind
+        translate_file("s.py", "import os", [], Options())
+    assert fix not in caught.value.faults[0].fix
+
+
+@pytest.mark.parametrize("name", ["debug_bos_zero.py", "train_phi3_bos_zero.py"])
+def test_a_script_of_a_document_that_is_not_here_is_told_where_it_comes_from(name):
+    def fix(program):
+        with pytest.raises(InputError) as caught:
+            translate_command(["python", program], Options())
+        return caught.value.faults[0].fix
+
+    assert "surefoot compat" in fix(name)
+    assert name in fix(name)
+    assert "surefoot compat" not in fix(f"other_{name}")

@@ -206,6 +206,8 @@ class TestBos:
         plan, _ = decide(small(bos_by_processor=True), bos={"scale": 0.1})
         assert (plan.bos.value, plan.bos.reason) == (True, "bos.scale 0.1 needs it")
         assert (plan.bos_scale.value, plan.bos_scale.source) == (0.1, "user")
+        assert not decide(small(bos_by_processor=True), bos={"scale": 0.1})[1].cautions
+        assert "bos.scale 2" in decide(small(bos_by_processor=True), bos={"scale": 2.0})[1].cautions[0]
         plan, _ = decide(small(bos_by_processor=True), bos={"scale": 1.0})
         assert (plan.bos.value, plan.bos_scale.value) == (False, 1.0)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import click
 
 from surefoot.cli.printing import echo
-from surefoot.cli.translated import WordsCommand, reading_options
+from surefoot.cli.translated import WordsCommand, own_and_command, reading_options, translated_command
 
 
 @click.command(cls=WordsCommand)
-@click.argument("words", nargs=-1, required=True, metavar="-- [NAME=value]... COMMAND...")
+@click.argument("words", nargs=-1, required=True, metavar="[KEY=VALUE]... -- [NAME=value]... COMMAND...")
 @click.option("--allow-unknown", is_flag=True, help="Pass by words that the tool does not know.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
@@ -32,17 +32,20 @@ def run(
 
     surefoot run -- CUDA_VISIBLE_DEVICES=0 llamafactory-cli train my-config.yaml
 
-    surefoot translate shows what becomes of it.
+    surefoot run log_every=1 -- python finetune.py --base_model ...
+
+    Keys of surefoot's own stand before --, variables of the environment behind it. surefoot translate shows what
+    becomes of a command.
     """
     from surefoot.cli.train import train_translation
-    from surefoot.dialects.tools import command_help, translate_command
+    from surefoot.dialects.tools import command_help
 
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
-    if flags := command_help(words, reading_options()):
+    if flags := command_help(own_and_command(ctx, words)[1], reading_options()):
         _show_flags(*flags)
         return 0
-    found = translate_command(words, reading_options(allow_unknown=allow_unknown))
+    found = translated_command(ctx, words, allow_unknown=allow_unknown)
     if resume or overwrite:
         kept = [word for word in found.arguments if word not in ("--resume", "--overwrite")]
         found = replace(found, arguments=("--resume" if resume else "--overwrite", *kept))

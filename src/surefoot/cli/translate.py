@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from surefoot.cli.printing import echo
-from surefoot.cli.translated import WordsCommand, is_command, reading_options, values_checked
+from surefoot.cli.translated import WordsCommand, is_command, reading_options, translated_command, values_checked
 from surefoot.printable import shown_json
-
-if TYPE_CHECKING:
-    from surefoot.dialects.translation import Translation
 
 
 @click.command(cls=WordsCommand, context_settings={"ignore_unknown_options": False})
-@click.argument("words", nargs=-1, required=True, metavar="FILE [KEY=VALUE]... | -- COMMAND...")
+@click.argument("words", nargs=-1, required=True, metavar="FILE [KEY=VALUE]... | [KEY=VALUE]... -- COMMAND...")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the YAML there, if nothing is.")
 @click.option("--json", "as_json", is_flag=True, help="Print config and account as JSON.")
 @click.option(
@@ -29,11 +25,18 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
     surefoot translate examples/llama3_lora_sft.yaml lora_rank=16
 
     surefoot translate -- llamafactory-cli train --stage sft --do_train ...
+
+    KEY=VALUE behind a file are the tool's own words; before -- they are keys of surefoot's.
     """
     from surefoot.dialects.account import as_yaml, to_json
+    from surefoot.dialects.tools import translate_file
     from surefoot.errors import Fault, InputError
 
-    found = _translation(words, command=is_command(ctx), allow_unknown=allow_unknown)
+    if is_command(ctx):
+        found = translated_command(ctx, words, allow_unknown=allow_unknown)
+    else:
+        options = reading_options(allow_unknown=allow_unknown)
+        found = translate_file(words[0], options.read(words[0]), words[1:], options)
     if found.config:
         values_checked(found)
     if as_json:
@@ -50,12 +53,3 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
 
     durable.write_text(out, f"{shown}\n")
     echo(f"{out}: {summary(found)}")
-
-
-def _translation(words: tuple[str, ...], *, command: bool, allow_unknown: bool) -> Translation:
-    from surefoot.dialects.tools import translate_command, translate_file
-
-    options = reading_options(allow_unknown=allow_unknown)
-    if command:
-        return translate_command(words, options)
-    return translate_file(words[0], options.read(words[0]), words[1:], options)

@@ -22,19 +22,36 @@ if TYPE_CHECKING:
 
 
 class WordsCommand(click.Command):
-    """Takes every word as it is behind `--`, and remembers whether there was one."""
+    """Takes every word as it is behind `--`, and remembers which stood before."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_DASHES] = "--" in args
-        return super().parse_args(ctx, args)
+        behind = len(args) - args.index("--") - 1 if "--" in args else None
+        left = super().parse_args(ctx, args)
+        words = ctx.params.get("words", ())
+        ctx.meta[_BEFORE] = None if behind is None else words[: len(words) - behind]
+        return left
 
 
-_DASHES = "surefoot.dashes"
+_BEFORE = "surefoot.before_the_dashes"
 
 
 def is_command(ctx: click.Context) -> bool:
-    """Whether the words stand behind `--`."""
-    return ctx.meta[_DASHES]
+    """Whether words stand behind `--`."""
+    return ctx.meta[_BEFORE] is not None
+
+
+def own_and_command(ctx: click.Context, words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(keys of surefoot's own before `--`, the command behind it); without `--` all is command."""
+    own = ctx.meta[_BEFORE] or ()
+    return own, words[len(own) :]
+
+
+def translated_command(ctx: click.Context, words: tuple[str, ...], *, allow_unknown: bool) -> Translation:
+    from surefoot.dialects.own_keys import with_own_keys
+    from surefoot.dialects.tools import translate_command
+
+    own, command = own_and_command(ctx, words)
+    return with_own_keys(translate_command(command, reading_options(allow_unknown=allow_unknown)), own)
 
 
 def reading_options(*, allow_unknown: bool = False) -> Options:

@@ -79,13 +79,19 @@ def locate(translation: Translation, fault: Fault) -> Fault:
     for name in _upwards(key):
         found = [note for note in translation.notes if any(_same(name, own) for own in note.keys)]
         if found:
-            given = next((note for note in found if note.where), None)
+            told = [note for note in found if note.where]
+            given = min(told, key=lambda note: _rank(note, name), default=None)
             if given is None:
                 return replace(fault, what=f"{fault.what} ({translation.tool}'s default: {found[0].word})")
             where, word = given.where, given.word
             key_word = "" if word.startswith(where) else f"{word.partition(':')[0]}: "
             return replace(fault, where=where, what=f"{key_word}{fault.what}")
     return fault
+
+
+def _rank(note: Note, key: str) -> int:
+    """How far from its first key a word says this one: what decides more besides is not what is meant."""
+    return next(place for place, own in enumerate(note.keys) if _same(key, own))
 
 
 def _lines(group: Mapping[str, Any], path: str, notes: Iterable[Note]) -> Iterator[str]:

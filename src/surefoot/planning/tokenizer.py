@@ -234,6 +234,8 @@ def _bos_scale(scale: float, model: ModelFacts, notes: Notes) -> Choice[float]:
         notes.caution(f"bos.scale {what}")
     if scale == 1:
         return Choice(1.0, "as the model has it", "default")
+    if scale > 1:
+        notes.caution(f"bos.scale {scale:g} makes the embedding of the first token larger; below 1 it is made smaller")
     return Choice(scale, "asked for: the embedding of the first token of every sequence times this", "user")
 
 

@@ -27,6 +27,11 @@ from surefoot.dialects.voice import Voice
 from surefoot.errors import Fault, InputError
 
 NAME = "Hugging Face"
+_COMPAT = {
+    "train_phi3_bos_zero.py": "examples/train_lora/train_phi3_bos_zero.py",
+    "debug_bos_zero.py": "debug_bos_zero.py",
+}
+"""Scripts that people's documents name, and that surefoot has its own of."""
 
 
 def claims_file(path: str, text: str) -> bool:
@@ -47,7 +52,13 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 
 def from_command(command: Command, options: Options) -> Translation:
     """A script with arguments of its own is another program for each of them: only one without can be read."""
-    text = options.read(command.program)
+    try:
+        text = options.read(command.program)
+    except InputError as error:
+        if command.name in _COMPAT:
+            fix = "surefoot compat FOLDER writes it: then python FOLDER/" + _COMPAT[command.name]
+            raise InputError([replace(fault, fix=fix) for fault in error.faults]) from None
+        raise
     if command.arguments:
         what = "a script's own arguments cannot be followed through its code"
         raise InputError(Fault(" ".join(command.arguments), what, "write their values into the script"))

@@ -230,7 +230,10 @@ def _imports(tree: ast.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {one.asname: one.name for one in node.names if one.asname}
+            found |= {
+                one.asname or one.name.partition(".")[0]: one.name if one.asname else one.name.partition(".")[0]
+                for one in node.names
+            }
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
     return found

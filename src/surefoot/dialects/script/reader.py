@@ -55,6 +55,8 @@ class Reader:
             raise InputError(Fault(self.script.where(sees[1]), what, "use a text model and its tokenizer"))
         arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
         trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
+        if not trainers and (runs := _what_runs_it(self.script)) is not None:
+            raise InputError(Fault(self.script.path, *runs))
         for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
             if len(found) != 1:
                 where = self.script.where(found[1]) if found else self.script.path
@@ -219,6 +221,19 @@ class Reader:
         value, shown = self.script.value(word.value), f"{word.arg}={self.script.text(word.value)}"
         fate, why = told.get(value, told[None]) if isinstance(value, str | bool) else told[None]
         self.notes.append(Note(shown, fate, (), why, self.script.where(word.value)))
+
+
+def _what_runs_it(script: Script) -> tuple[str, str] | None:
+    """(what a script without a trainer is, the command in its place) where it hands on to another program."""
+    nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    texts = [str(node.value) for node in nodes]
+    modules = {name.partition(".")[0] for name in script.imports.values()}
+    if "surefoot" in modules:
+        return "is a script that runs surefoot itself", f"start it as it is: python {script.path}"
+    if "llamafactory" in modules or any("llamafactory-cli" in text for text in texts):
+        config = next((text for text in texts if text.endswith((".yaml", ".yml"))), "CONFIG.yaml")
+        return "hands a config on to LLaMA-Factory", f"surefoot run -- llamafactory-cli train {config}"
+    return None
 
 
 def _why(name: str) -> str:
