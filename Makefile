@@ -9,7 +9,7 @@ TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint types contracts test-slow soak audit lock harness conformance bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint types contracts test-older-cpus test-slow soak audit lock harness conformance bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -34,8 +34,14 @@ $(TRITON_SETUP): constraints.txt | $(SETUP)
 		--target $(TRITON) "$$(grep '^triton==' constraints.txt)" || echo "no Triton here: tests of its kernels are skipped"
 	@touch $@
 
+SUITE := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not soak"
+
 test: $(SETUP) $(TRITON_SETUP) lint contracts types  ## lint, import contracts, types, tests
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not soak"
+	$(SUITE)
+
+test-older-cpus: $(SETUP) $(TRITON_SETUP)  ## the same tests as processors without bf16 run them: AVX-512 alone, then AVX2 alone
+	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(SUITE)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(SUITE)
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
@@ -47,7 +53,7 @@ types: $(SETUP)
 contracts: $(SETUP)
 	$(BIN)/lint-imports
 
-test-slow: $(SETUP)  ## the long versions: more kills, rebuilding the embedded model
+test-slow: $(SETUP) test-older-cpus  ## the long versions: more kills, rebuilding the embedded model, the suite as on older processors
 	$(BIN)/pytest -n 2 -m slow
 
 soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; begins with an estimate; SOAK="--scale 0.01" for less

@@ -45,6 +45,22 @@ def test_this_machine():
     assert found.name
 
 
+@pytest.mark.parametrize(
+    ("variable", "limit", "fast"),
+    [
+        ("ONEDNN_MAX_CPU_ISA", "AVX2", False),
+        ("DNNL_MAX_CPU_ISA", "avx512_core", False),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True),  # twin: a limit that leaves bf16
+        ("ONEDNN_MAX_CPU_ISA", "", True),
+    ],
+)
+def test_16_bits_that_a_limit_of_instructions_has_emulated_are_not_fast(monkeypatch, variable, limit, fast):
+    monkeypatch.setattr(hardware, "_cpu_flags", lambda: {"amx_bf16", "avx512_bf16", "amx_fp16"})
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setenv(variable, limit)
+    assert (detect().bf16, detect().fp16) == (fast, fast)
+
+
 class TestContainerLimit:
     def limits(self, tmp_path, membership, files):
         root = tmp_path / "cgroup"

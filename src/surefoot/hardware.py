@@ -39,6 +39,8 @@ _CPU_FLAGS = (
     "bf16",
     "sve",
 )
+# Limits of oneDNN's instructions under which it emulates products of 16 bits, whatever the processor has.
+_EMULATING = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,14 @@ def detect() -> Hardware:
         )
     total, free = host_memory()
     flags = _cpu_flags()
+    emulated = process.cpu_limit() in _EMULATING
     return Hardware(
         name=_cpu_model(),
         kind="cpu",
         memory=total,
         capability=None,
-        bf16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}),
-        fp16="amx_fp16" in flags,  # avx512_fp16 was measured at the speed of fp32
+        bf16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}) and not emulated,
+        fp16="amx_fp16" in flags and not emulated,  # avx512_fp16 was measured at the speed of fp32
         tf32=False,
         cores=threads,
         preset=False,

@@ -58,6 +58,11 @@ def read_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}
 
 
+def cpu_limit() -> str:
+    """The newest instructions that oneDNN may use, by its name for them; "" where the environment sets no limit."""
+    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+
+
 def environment_without(names: Collection[str]) -> dict[str, str]:
     """This process's environment for a child that is to do without some variables."""
     return {name: value for name, value in os.environ.items() if name not in names}

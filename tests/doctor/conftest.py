@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from doctor_runs import clean_base, clean_run
+from surefoot import process
 from surefoot.doctor.steps import STEPS
 from surefoot.stages.trial import ready
+
+# Set by `make test-older-cpus`: the processor that a test shall have, and nothing that its run has wrong.
+OLDER_CPU = [(name, os.environ.get(name)) for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
+
+
+@pytest.fixture(autouse=True)
+def _older_cpu_is_no_finding(monkeypatch):
+    read = process.read_environment
+    monkeypatch.setattr(
+        process, "read_environment", lambda: dict(one for one in read().items() if one not in OLDER_CPU)
+    )
 
 
 @pytest.fixture(scope="module")
