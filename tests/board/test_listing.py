@@ -42,15 +42,18 @@ def test_status_step_and_numbers(root):
 
 
 def check_against_the_report(root):
-    """An ended run has the figures of its report, not those of its last step."""
+    """An ended run has the figures of its report, not those of its last step; but for the training loss, which is the
+    newest as in a run at work."""
     folder, results = root / "ended", {"train_loss": 0.25, "train_tokens_per_second": 812.4, "eval_loss": 0.4375}
     (folder / "all_results.json").write_text(json.dumps({**results, "eval_step": 10, "eval_accuracy": 0.5}))
     found = seen(root)["ended"]
-    assert (found.loss, found.evaluation, found.speed) == ("0.25", "0.4375", "812")
+    assert (found.evaluation, found.speed) == ("0.4375", "812")
     record = read_run(folder)
     shown = {one.name: one.value for one in figures(record.rows, "finished", record.results)}
-    named = ("training loss", "evaluation loss", "tokens per second")
-    assert (found.loss, found.evaluation, found.speed) == tuple(shown[name] for name in named)
+    named = ("evaluation loss", "tokens per second")
+    assert (found.evaluation, found.speed) == tuple(shown[name] for name in named)
+    assert found.loss == {one.name: one.value for one in figures(record.rows, "running", {})}["training loss"]
+    assert found.loss != shown["training loss"]
 
 
 def test_an_ended_run_has_the_figures_of_its_report(root):
@@ -70,9 +73,9 @@ def test_figures_that_cannot_be_read_are_left_out(root):
 
 def test_new_figures_are_noticed(root):
     overview = Overview(root)
-    before = {glance.name: glance.loss for glance in overview.glances()}
-    (root / "ended" / "all_results.json").write_text('{"train_loss": 0.125}')
-    assert {glance.name: glance.loss for glance in overview.glances()} == {**before, "ended": "0.125"}
+    before = {glance.name: glance.evaluation for glance in overview.glances()}
+    (root / "ended" / "all_results.json").write_text('{"eval_loss": 0.125, "eval_step": 3}')
+    assert {glance.name: glance.evaluation for glance in overview.glances()} == {**before, "ended": "0.125"}
 
 
 def test_a_run_at_work_is_running_until_its_process_ends(root):
@@ -133,3 +136,14 @@ def test_a_hundred_runs(tmp_path):
         write_run(tmp_path / f"run-{k:03d}", log_rows(3))
     glances = Overview(tmp_path).glances()
     assert len({glance.id for glance in glances}) == len(glances) == 100
+
+
+def test_runs_are_found_in_folders_of_the_folder(root):
+    """As below a project; of the same name too, but no deeper than a project has them, and none within a run."""
+    write_run(root / "sweep" / "ended", log_rows(5))
+    write_run(root / "ended" / "inner", log_rows(3))
+    write_run(root / "a" / "b" / "c", log_rows(3))
+    assert set(seen(root.parent)) == {f"{root.name}/{name}" for name in ("ended", "broken", "killed", "sweep/ended")}
+    runs = list_runs(root.parent)
+    assert len({run.id for run in runs}) == len(runs)
+    assert set(seen(root)) == {"ended", "broken", "killed", "sweep/ended", "a/b/c"}

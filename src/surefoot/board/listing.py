@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +23,16 @@ from surefoot.report.status import WORDS, Status, progress, status_of
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.views import figures, guarded
 
+_DEPTH = 3  # folders from the one that is named down to a run, as runs/sweep/lr-1e-4 below a project
 _ORDER: tuple[Status, ...] = ("running", "diverged", "failed", "stopped", "finished")
 
 
 @dataclass(frozen=True)
 class Run:
+    """name: of its folder, as seen from the one that the board shows."""
+
     id: str
+    name: str
     folder: Path
 
 
@@ -51,15 +55,24 @@ class Glance:
 
 
 def list_runs(root: Path) -> list[Run]:
-    """The run folders directly in `root`, or `root` itself if it is one. Links and hidden folders are left out."""
+    """The run folders in `root` and in folders of it, or `root` itself if it is one. Links and hidden folders are left
+    out, and what a run holds is no run."""
     if is_run(root):
-        return [_run(root)]
+        return [_run(root, Path(os.path.abspath(root)).name)]
+    return [_run(folder, folder.relative_to(root).as_posix()) for folder in _below(root, _DEPTH)]
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
     try:
-        with os.scandir(root) as entries:
-            folders = [Path(entry.path) for entry in entries if _is_candidate(entry)]
+        with os.scandir(folder) as entries:
+            found = sorted(Path(entry.path) for entry in entries if _is_candidate(entry))
     except OSError:
-        return []
-    return [_run(folder) for folder in sorted(folders) if is_run(folder)]
+        return
+    for one in found:
+        if is_run(one):
+            yield one
+        elif depth > 1:
+            yield from _below(one, depth - 1)
 
 
 def is_run(folder: Path) -> bool:
@@ -93,17 +106,20 @@ class Overview:
 
 
 def _look(run: Run) -> Glance:
+    """The training loss is the newest of any run, so that those at work compare with those that have ended; a finished
+    run's report has the mean over the run."""
     rows = sound_rows(last_records(run.folder / LOG))
     status = status_now(run.folder, sound_events(last_records(run.folder / EVENTS)))
     done, total = progress(rows)
     left = rows[-1].get("remaining_time") if rows and status == "running" else None
     results = results_of(run.folder)
-    found = guarded("the row of figures", lambda: figures(rows, status, results), [], [])
+    without_mean = {key: value for key, value in results.items() if key != "train_loss"}
+    found = guarded("the row of figures", lambda: figures(rows, status, without_mean), [], [])
     shown = {one.name: one.value for one in found}
     changed = _signature(run.folder / LOG) or _signature(run.folder / "plan.json")
     return Glance(
         id=run.id,
-        name=Path(os.path.abspath(run.folder)).name,
+        name=run.name,
         status=status,
         word=WORDS[status],
         done=done,
@@ -116,8 +132,8 @@ def _look(run: Run) -> Glance:
     )
 
 
-def _run(folder: Path) -> Run:
-    return Run(hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:12], folder)
+def _run(folder: Path, name: str) -> Run:
+    return Run(hashlib.sha256(os.fsencode(name)).hexdigest()[:12], name, folder)
 
 
 def _is_candidate(entry: os.DirEntry[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,6 +43,27 @@ _SAMPLING = (
 def model_options(command: Command) -> Command:
     """Decorator: MODEL and --adapter."""
     return _apply(_MODEL, command)
+
+
+def said_either_way(name: str, help: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """Decorator: what is measured on, behind MODEL or by an option of the same name, in every measurement alike."""
+    shown, option = name.upper(), f"--{name}"
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def called(**words: Any) -> Any:
+            named = words.pop("by_option")
+            if named is not None and words[name] is not None:
+                raise click.UsageError(f"give {shown} once: behind MODEL or by {option}")
+            words[name] = words[name] if named is None else named
+            if required and words[name] is None:
+                raise click.MissingParameter(param_hint=f"'{shown}'", param_type="argument")
+            return command(**words)
+
+        about = f"{help}  [or {shown}, behind MODEL]"
+        return _apply((click.argument(name, required=False), click.option(option, "by_option", help=about)), called)
+
+    return decorate
 
 
 def sampling_options(command: Command) -> Command:

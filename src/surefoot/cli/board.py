@@ -14,7 +14,7 @@ from surefoot.cli.printing import echo
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; a free one by default.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in your browser.")
 def board(runs: Path, port: int, open_page: bool) -> None:
-    """Show the runs in RUNS, running and ended ones, on a page that keeps itself up to date.
+    """Show the runs in RUNS and in folders of it, running and ended ones, on a page that keeps itself up to date.
 
     The page is served to this machine alone, and only to whoever has the printed address. It changes nothing. Ctrl-C
     ends it. To see it from elsewhere: ssh -L PORT:127.0.0.1:PORT this-machine.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, introduce, model_options
+from surefoot.cli.answering import check_models, introduce, model_options, said_either_way
 from surefoot.cli.printing import echo_json
 
 _ROWS = {"published": 8, "fast": 16}
@@ -14,12 +14,7 @@ _ROWS = {"published": 8, "fast": 16}
 
 @click.command()
 @model_options
-@click.option(
-    "--data",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Folder that holds dataset/SET/test.json or SET/test.json.",
-)
+@said_either_way("data", "Folder that holds dataset/SET/test.json or SET/test.json.", required=True)
 @click.option("--sets", default="all", show_default=True, help="Names with commas between them, such as boolq,piqa.")
 @click.option(
     "--mode",
@@ -49,7 +44,7 @@ _ROWS = {"published": 8, "fast": 16}
 def commonsense(
     model: str,
     adapter: str | None,
-    data: Path,
+    data: str,
     sets: str,
     mode: str,
     template: str,
@@ -80,7 +75,7 @@ def commonsense(
     if template != TRAINED:
         require_template(template)
     for one in chosen:
-        read_set(data, one, max_samples)
+        read_set(Path(data), one, max_samples)
     out = out or Path("experiment" if mode == "published" else "experiment-fast")
     durable.require_writable(out)
 
@@ -100,7 +95,7 @@ def commonsense(
     introduce(opened, *([f"caution: {otherwise}"] if otherwise else ()), template=False)
     whole = opened.trained == opened.base
     asked = CommonsenseRequest(
-        data,
+        Path(data),
         chosen,
         out,
         mode=mode,  # pyright: ignore[reportArgumentType]

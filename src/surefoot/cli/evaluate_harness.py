@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, claim_out, introduce, model_options
+from surefoot.cli.answering import check_models, claim_out, introduce, model_options, said_either_way
 from surefoot.cli.printing import echo_json
 
 
 @click.command()
 @model_options
-@click.option("--tasks", required=True, help="Names of tasks, with commas between them.")
+@said_either_way("tasks", "Names of tasks, with commas between them.", required=True)
 @click.option(
     "--include-path",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, claim_out, introduce, model_options
+from surefoot.cli.answering import check_models, claim_out, introduce, model_options, said_either_way
 from surefoot.cli.printing import echo_json
 
 
 @click.command()
 @model_options
-@click.argument("data")
+@said_either_way("data", "Data as in data.train.", required=True)
 @click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
 @click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
 @click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import bos_option, check_models, claim_out, introduce, model_options
+from surefoot.cli.answering import bos_option, check_models, claim_out, introduce, model_options, said_either_way
 from surefoot.cli.printing import echo_json
 
 
 @click.command()
 @model_options
-@click.option("--data", help="Data as in data.train.  [default: a built-in text]")
+@said_either_way("data", "Data as in data.train.  [default: a built-in text]")
 @click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
 @bos_option
 @click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")

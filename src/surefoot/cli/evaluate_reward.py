@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from surefoot.cli.answering import check_models, claim_out, introduce, model_options
+from surefoot.cli.answering import check_models, claim_out, introduce, model_options, said_either_way
 from surefoot.cli.printing import echo_json
 from surefoot.errors import Fault, InputError
 
 
 @click.command()
 @model_options
-@click.argument("data", required=False)
+@said_either_way("data", "Pairs, as in data.train.  [default: those that the run held out]")
 @click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
 @click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
 @click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")

@@ -191,7 +191,8 @@ class OptimConfig(Section):
 
 class CheckpointConfig(Section):
     every: Duration = Duration(200, "steps")
-    """How often a checkpoint is written. The last step always gets one."""
+    """How often a checkpoint is written. The last step always gets one, and so does the best evaluation so far unless
+    `checkpoint.best` is none."""
     keep: Count = 3
     """How many to keep, newest first, 2 at least; the best one is kept besides."""
     best: Annotated[Text, Field(examples=["exact_match"])] = "loss"

@@ -114,8 +114,10 @@ class RunObserver:
         self.progress.evaluation(report, improved=improved)
 
     def saved(self, folder: Path, state: RunState) -> None:
-        self._note("saved", f"saved {folder.name}")
-        self.progress.event(f"saved {folder.name}")
+        best = state.best is not None and state.best.step == state.step  # saved whatever checkpoint.every says
+        said = f"saved {folder.name}" + (" (the best evaluation so far)" if best else "")
+        self._note("saved", said)
+        self.progress.event(said)
 
     def caution(self, sentence: str) -> None:
         """Something went less well, and the run goes on."""
