@@ -16,7 +16,7 @@ from surefoot.report.events import append_event, append_samples, cut_events, las
 from surefoot.report.journal import salvage
 from surefoot.report.observer import RunObserver
 from surefoot.training.report import EvalReport, StepReport
-from surefoot.training.state import RunState
+from surefoot.training.state import Best, RunState
 
 
 def of(run: Path, name: str = "events.jsonl") -> list[dict]:
@@ -74,6 +74,15 @@ def test_a_session_tells_its_story(tmp_path):
     for event in of(tmp_path):
         assert datetime.fromisoformat(event["time"]).utcoffset() == timedelta(0)
         assert event["text"]
+
+
+def test_a_checkpoint_that_is_saved_as_the_best_says_so(tmp_path):
+    """It may be one that checkpoint.every does not ask for."""
+    with observe(tmp_path) as observer:
+        for step, best in ((3, Best(3, 0.5)), (4, Best(3, 0.5)), (5, None)):
+            observer.saved(tmp_path / f"checkpoint-{step}", RunState(step=step, best=best))
+    told = [event["text"] for event in of(tmp_path) if event["kind"] == "saved"]
+    assert ["best" in text for text in told] == [True, False, False]
 
 
 @pytest.mark.parametrize(
