@@ -8,8 +8,11 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+import zoo
+from pages import ROOT, table
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Batch, Example, collate
+from surefoot.kernels import documents
 from surefoot.models import forward
 from surefoot.models.adapters import add_adapter
 from surefoot.models.forward import hidden_states, output_head
@@ -58,6 +61,26 @@ def test_right_padding_runs_causal_kernels_without_a_mask(model, seen):
     seen.clear()
     hidden_states(model, batch("left"))  # twin: left padding does need one
     assert seen == [(True, False)] * 2
+
+
+def test_what_the_page_says_of_masks_is_what_attention_gets(model, seen, tmp_path):
+    rows = table(ROOT / "docs" / "fast-paths.md", "rows", "mask", "`is_causal`", "because")
+    told = {row[0]: ({"none": False, "given": True}[row[1]], {"True": True, "False": False}[row[2]]) for row in rows}
+    folder = zoo.mistral(tmp_path / "window", attention_dropout=0.0)
+    window = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    assert window.config.sliding_window in range(min(LENGTHS), max(LENGTHS))
+    q = torch.randn(1, 2, sum(LENGTHS), 8)
+    ways = (
+        lambda: hidden_states(model, batch("right")),
+        lambda: documents.sdpa(q, q, q, documents.documents_of(LENGTHS, q.device), 1.0),
+        lambda: hidden_states(window, batch("right")),
+        lambda: hidden_states(window, collate([Example(np.arange(5, 13), np.ones(8, bool), 0)], pad_id=0)),
+        lambda: hidden_states(model, batch("left")),
+    )
+    for (name, expected), way in zip(told.items(), ways, strict=True):
+        seen.clear()
+        way()
+        assert set(seen) == {expected}, name  # the other rows are each one's twin
 
 
 def test_both_padding_sides_give_the_same_hidden_states(model, monkeypatch):
