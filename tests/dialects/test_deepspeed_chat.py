@@ -163,7 +163,7 @@ WRONG = {
     ("sft", "--deepspeed_config ds.json"): "settings that surefoot does not read",
     ("sft", "--add_eot_token"): "adds no tokens but a PAD",
     ("sft", "--lr_scheduler_type polynomial"): "has no polynomial",
-    ("sft", "--max_grad_norm 1.0"): "has no such setting",
+    ("sft", "--max_grad_norm 1.0"): "--max_grad_norm",
     ("sft", "--data_path stanfordnlp/SHP"): "records of a form of its own",
     ("sft", "--data_split 1,2"): "expected three shares",
     ("sft", "--dtype fp8"): "use fp16 or bf16",

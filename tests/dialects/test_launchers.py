@@ -91,7 +91,7 @@ def test_each_key_of_the_file_has_a_note():
         ("distributed_type: XLA", "does not train with XLA"),
         ("parallelism_config: {parallelism_config_tp_size: 2}", "parallel.engine"),
         ("megatron_lm_config: {megatron_lm_tp_degree: 2}", "no Megatron"),
-        ("learning_rate: 1.0", "accelerate has no such setting"),
+        ("learning_rate: 1.0", "learning_rate"),
     ],
 )
 def test_what_one_process_cannot_give_is_refused_at_its_line(line, said):

@@ -146,7 +146,7 @@ def test_trls_methods(words, stage, section, expected):
         ("dpo --loss_weights 0.5", "has weight 1"),
         ("dpo --sync_ref_model", "stays as it is"),
         ("dpo --f_divergence_type js_divergence", "reverse KL"),
-        ("dpo --packing", "has no such setting"),
+        ("dpo --packing", "--packing"),
         ("kto --loss_type apo_zero_unpaired", "KTO's own loss"),
         ("cpo", "no CPO with sigmoid"),
         ("grpo", "another method than surefoot's"),

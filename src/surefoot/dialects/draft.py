@@ -221,12 +221,14 @@ class Draft:
 
     def _unknown(self, word: Word) -> None:
         if self._allow_unknown:
-            self.note(word.name, "listed", f"{self.dialect.tool} has no such setting, as far as surefoot knows")
+            self.note(word.name, "listed", f"surefoot knows no such setting of {self.dialect.tool}")
             return
         near = self.dialect.elsewhere.get(word.name)
         near = near or (nearest_word(word.name, self.rows) if len(self.faults) < MOST else None)
         known = f"did you mean {near}?" if near else "check the name, or pass it by: surefoot run --allow-unknown"
-        self.faults.append(_fault(word.where, word.name, f"{self.dialect.tool} has no such setting", known))
+        self.faults.append(
+            _fault(word.where, word.name, f"surefoot knows no such setting of {self.dialect.tool}", known)
+        )
 
     def _shown(self, word: Word) -> str:
         if self._secret(word.name):

@@ -178,7 +178,7 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
         where = path if position is None else f"{path}:{position.line}:{position.column}"
         group, _, last = key.rpartition(".")
         if not group and key not in _KEYS:
-            faults.append(Fault(where, f"{key}: accelerate has no such setting, as far as surefoot knows", _LEAVE))
+            faults.append(Fault(where, f"{key}: surefoot knows no such setting of accelerate", _LEAVE))
         elif why := refusal(key, value) or refusal(group or key, value) or refusal(last, value):
             faults.append(Fault(where, f"{key}: {why}", _LEAVE))
         else:

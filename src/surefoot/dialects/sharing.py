@@ -135,13 +135,16 @@ def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None
         elif name in deepspeed_file.LISTED.get(group, {}):
             inside.listed(key, value, deepspeed_file.LISTED[group][name])
         elif (fix := deepspeed_file.unknown(key)) is not None:
-            inside.refuse(key, "DeepSpeed has no such setting, as far as surefoot knows", fix)
+            inside.refuse(key, "surefoot knows no such setting of DeepSpeed", fix)
         elif group.startswith("zero_optimization"):
             several = draft.has("parallel.engine") is not None
             if several:
                 inside.carried(key, value, *_ENGINE)
             else:
                 inside.listed(key, value, _ALONE)
+        elif key == "bf16.enabled" and plain_truth(value) and draft.has("precision.compute") == "auto":
+            draft.set("precision.compute", "bf16", "deepspeed")  # which the tool's own auto comes to beside such a file
+            inside.carried(key, value, "precision.compute")
         elif key in expected:
             _compare(inside, key, value, *expected[key])
         elif key == "optimizer.type":
@@ -178,7 +181,7 @@ def _compare(inside: _Inside, key: str, value: Any, wanted: Any, ours: str) -> N
     if value == "auto" or _same(value, wanted):
         inside.carried(key, value, ours)
     else:
-        what = f"is {shown(value)}, and the other words say {shown(wanted)}; Trainer refuses such a file, too"
+        what = f"is {shown(value)}, and the other words say {shown(wanted)}"
         inside.refuse(key, what, "write auto")
 
 
@@ -256,7 +259,7 @@ def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
         if name not in known:
             near = nearest_word(name, known)
             fix = f"did you mean {near}?" if near else "leave it out"
-            inside.refuse(name, "FSDP has no such setting, as far as surefoot knows", fix)
+            inside.refuse(name, "surefoot knows no such setting of FSDP", fix)
         elif name == "xla" and value:
             inside.refuse(name, "surefoot does not train with XLA", "leave it out")
         elif name == "activation_checkpointing" and value:

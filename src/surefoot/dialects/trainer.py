@@ -15,6 +15,8 @@ from surefoot.dialects.rows import names
 from surefoot.dialects.sharing import in_trainer
 from surefoot.dialects.trainer_rows import ALIASES, OPTIMIZERS, ROWS, SCHEDULES, TRACKERS
 
+BEST = "surefoot keeps the best checkpoint besides the newest ones"
+
 
 def set_length(draft: Draft) -> None:
     set_duration(draft, "num_train_epochs", "max_steps")
@@ -23,7 +25,7 @@ def set_length(draft: Draft) -> None:
 def set_optimizer(draft: Draft) -> None:
     name = str(draft["optim"])
     if (ours := OPTIMIZERS.get(name)) is None:
-        draft.refuse("optim", f"surefoot has no {name}", f"it reads {', '.join(OPTIMIZERS)}")
+        draft.refuse("optim", f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(OPTIMIZERS)}")
         return
     paged = "its moments are not paged to the CPU" if name.startswith("paged") else ""
     draft.set("optim.name", ours, "optim", why=paged)
@@ -38,7 +40,9 @@ def set_optimizer(draft: Draft) -> None:
 def set_schedule(draft: Draft) -> None:
     name = str(draft["lr_scheduler_type"])
     if (ours := SCHEDULES.get(name)) is None:
-        draft.refuse("lr_scheduler_type", f"surefoot has no {name}", f"it reads {', '.join(SCHEDULES)}")
+        draft.refuse(
+            "lr_scheduler_type", f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(SCHEDULES)}"
+        )
         return
     once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
     draft.set("optim.schedule", ours, "lr_scheduler_type", why=once)
@@ -120,7 +124,7 @@ def set_saving(draft: Draft) -> None:
     strategy, limit = draft["save_strategy"], draft["save_total_limit"]
     if strategy == "best":
         fix = "use save_strategy: steps with load_best_model_at_end: true"
-        draft.refuse("save_strategy", "surefoot keeps the best checkpoint besides the newest ones", fix)
+        draft.refuse("save_strategy", BEST, fix)
         return
     if strategy == "epoch":
         draft.set("checkpoint.every", "1 epoch", "save_strategy")
@@ -207,7 +211,7 @@ def set_do_train(draft: Draft) -> None:
     draft.note("do_train", "carried", "a run trains")
 
 
-__all__ = ["ALIASES", "OPTIMIZERS", "ROWS", "RULES", "SCHEDULES"]
+__all__ = ["ALIASES", "BEST", "OPTIMIZERS", "ROWS", "RULES", "SCHEDULES"]
 
 RULES = (
     set_size,

@@ -12,7 +12,7 @@ from surefoot.dialects.draft import Draft
 from surefoot.dialects.modules import module_names, set_default_targets
 from surefoot.dialects.resuming import resume_argument
 from surefoot.dialects.sharing import Names, set_sharing
-from surefoot.dialects.trainer import OPTIMIZERS, SCHEDULES
+from surefoot.dialects.trainer import BEST, OPTIMIZERS, SCHEDULES
 
 USUAL_WARMUP = 0.03  # of all steps, where neither a number nor a share is given
 _RISE = "surefoot rounds to the nearest step, Axolotl down"
@@ -120,7 +120,7 @@ def set_steps(draft: Draft) -> None:
     set_duration(draft, "num_epochs", "max_steps")
     optimizer, schedule = draft["optimizer"], draft["lr_scheduler"]
     if optimizer not in OPTIMIZERS:
-        draft.refuse("optimizer", f"surefoot has no {optimizer}", f"it reads {', '.join(OPTIMIZERS)}")
+        draft.refuse("optimizer", f"surefoot reads no {optimizer} of Axolotl", f"it reads {', '.join(OPTIMIZERS)}")
         return
     ours = OPTIMIZERS[optimizer]
     paged = "its moments are not paged to the CPU" if optimizer.startswith("paged") else ""
@@ -131,7 +131,7 @@ def set_steps(draft: Draft) -> None:
         draft.set("optim.betas", [draft["adam_beta1"], draft["adam_beta2"]], "adam_beta1", "adam_beta2")
         draft.set("optim.eps", draft["adam_epsilon"], "adam_epsilon")
     if schedule not in SCHEDULES:
-        draft.refuse("lr_scheduler", f"surefoot has no {schedule}", f"it reads {', '.join(SCHEDULES)}")
+        draft.refuse("lr_scheduler", f"surefoot reads no {schedule} of Axolotl", f"it reads {', '.join(SCHEDULES)}")
         return
     draft.set("optim.schedule", SCHEDULES[schedule], "lr_scheduler")
     _set_warmup(draft, schedule)
@@ -222,8 +222,11 @@ def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: st
         draft.set(key, value, strategy, why=why)
     elif word in (None, "epoch"):
         draft.set(key, usual, strategy, why="" if word else "Axolotl's default is each epoch")
+    elif word == "best":
+        fix = f"give {per_epoch} or {steps}, and load_best_model_at_end: true"
+        draft.refuse(strategy, BEST, fix)
     else:
-        draft.refuse(strategy, f"{word} needs a number", f"give {per_epoch} or {steps}")
+        draft.refuse(strategy, f"{word} says no number of steps", f"give {per_epoch} or {steps}")
     draft.drop("asks for nothing", *(name for name in (per_epoch, steps) if draft.given(name) and not draft[name]))
 
 

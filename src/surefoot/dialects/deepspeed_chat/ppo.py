@@ -8,7 +8,9 @@ from surefoot.dialects.draft import Draft
 
 EMA = 0.992
 _CONSTANTS = "kl_ctl 0.1, clip_reward 5, cliprange 0.2, cliprange_value 0.2, gamma 1, lam 0.95"
-_GREEDY = "drawn at temperature 1; the original answers greedily with Llama, which explores nothing"
+_GREEDY = (
+    "drawn at temperature 1; the original asks for no sampling, and then the model's generation_config.json decides"
+)
 _LONG = "a longer prompt is cut; the original leaves it out"
 
 

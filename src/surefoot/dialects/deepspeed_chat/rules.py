@@ -129,7 +129,9 @@ def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...
         if not 0 <= value < 1:
             draft.refuse(next(iter(asked)), f"expected a share below 1, got {value:g}")
             return
-        draft.set("model.dropout", value, *asked)
+        others = [name for name in shares if not any(name.endswith(given.removeprefix("disable_")) for given in asked)]
+        both = f"for both models; there the one of {others[0]} keeps its own" if others else ""
+        draft.set("model.dropout", value, *asked, why=both)
     elif draft.has("stage") in ("reward", "dpo"):
         draft.set("model.dropout", "own", *shares, why="as there, where --dropout is not given")
     elif draft.has("stage") == "ppo":

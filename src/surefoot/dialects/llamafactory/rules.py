@@ -145,7 +145,8 @@ def set_packing(draft: Draft) -> None:
         return
     draft.drop("asks for nothing", "packing")
     if draft["stage"] == "pt" and packing is None:
-        draft.assume("packing: true", "texts are not joined here: each is one example", "batch.size")
+        joined = "LLaMA-Factory joins texts in this stage, so a batch counts rows of cutoff_len there and texts here"
+        draft.note("stage", "changed", joined, "batch.size")
 
 
 def set_precision(draft: Draft) -> None:

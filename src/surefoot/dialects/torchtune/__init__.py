@@ -13,7 +13,7 @@ from typing import Any
 from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document
 from surefoot.dialects.draft import Dialect, Draft
-from surefoot.dialects.launch import Command, Options
+from surefoot.dialects.launch import MORE, Command, Options
 from surefoot.dialects.tool import Tool
 from surefoot.dialects.torchtune.datasets import set_data
 from surefoot.dialects.torchtune.rows import ROWS
@@ -33,6 +33,8 @@ def claims_file(path: str, text: str) -> bool:
     return {"model", "tokenizer", "checkpointer"} <= top_keys(path, text)
 
 
+_RENDEZVOUS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
+               "max_restarts", "monitor_interval")  # fmt: skip
 _SHARED = {"engine": "fsdp2"}  # as its distributed recipes share weights out
 
 
@@ -49,12 +51,7 @@ def from_command(command: Command, options: Options) -> Translation:
     if left[:1] != ["run"]:
         raise InputError(Fault(" ".join(("tune", *left[:1])), "is no training", "surefoot reads `tune run`"))
     del left[0]
-    count = 1
-    if left[:1] in (["--nproc_per_node"], ["--nproc-per-node"]):
-        count = plain_count("".join(left[1:2])) or 0
-        if count < 1:
-            raise InputError(Fault(" ".join(left[:2]), "expected a number of processes from 1"))
-        del left[:2]
+    count = _launched(left)
     recipe = left.pop(0) if left else ""
     if recipe not in RECIPES:
         raise InputError(
@@ -67,6 +64,25 @@ def from_command(command: Command, options: Options) -> Translation:
         raise InputError(Fault(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml"))
     words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
     return in_processes(_translate(words, options, count), count, _SHARED)
+
+
+def _launched(left: list[str]) -> int:
+    """How many processes torchrun's own flags ask for, which stand before the recipe and are taken out of `left`."""
+    count = 1
+    while left and left[0].startswith("--"):
+        flag, _, value = left.pop(0).partition("=")
+        value = value or (left.pop(0) if left else "")
+        name = flag.removeprefix("--").replace("-", "_")
+        number = plain_count(value.partition(":")[2] or value)  # --nnodes MIN:MAX
+        if name == "nproc_per_node":
+            if not number:
+                raise InputError(Fault(f"{flag} {value}", "expected a number of processes from 1"))
+            count = number
+        elif name == "nnodes" and number != 1:
+            raise InputError(Fault(f"{flag} {value}", "asks for several machines", MORE))
+        elif name not in _RENDEZVOUS:
+            raise InputError(Fault(flag, "surefoot knows no such flag of tune run", "leave it out"))
+    return count
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")

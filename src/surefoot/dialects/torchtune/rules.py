@@ -90,7 +90,9 @@ def set_steps(draft: Draft) -> None:
         draft.set("duration", counted(epochs, "epoch"), "epochs")
     optimizer = draft["optimizer._component_"]
     if optimizer not in _OPTIMIZERS:
-        draft.refuse("optimizer._component_", f"surefoot has no {optimizer}", f"it reads {', '.join(_OPTIMIZERS)}")
+        draft.refuse(
+            "optimizer._component_", f"surefoot reads no {optimizer} of torchtune", f"it reads {', '.join(_OPTIMIZERS)}"
+        )
         return
     paged = "its moments are not paged to the CPU" if "Paged" in optimizer else ""
     draft.set("optim.name", _OPTIMIZERS[optimizer], "optimizer._component_", why=paged)
@@ -100,7 +102,11 @@ def set_steps(draft: Draft) -> None:
     draft.set("optim.weight_decay", usual if decay is None else decay, "optimizer.weight_decay", why=why)
     schedule, warmup = last_name(draft["lr_scheduler._component_"]), draft["lr_scheduler.num_warmup_steps"]
     if schedule not in ("", "get_cosine_schedule_with_warmup"):
-        draft.refuse("lr_scheduler._component_", f"surefoot has no {schedule}", "use get_cosine_schedule_with_warmup")
+        draft.refuse(
+            "lr_scheduler._component_",
+            f"surefoot reads no {schedule} of torchtune",
+            "use get_cosine_schedule_with_warmup",
+        )
         return
     constant = "without lr_scheduler the rate stays as it is"
     draft.set(

@@ -106,7 +106,9 @@ def _mixture(draft: Draft) -> list[Any]:
     for at, entry in enumerate(entries):
         for key in entry:
             if key not in known:
-                draft.refuse("datasets", f"[{at}].{key}: TRL has no such setting", f"it has {', '.join(known)}")
+                draft.refuse(
+                    "datasets", f"[{at}].{key}: surefoot knows no such setting of TRL", f"it has {', '.join(known)}"
+                )
         if entry.get("data_dir") or entry.get("fraction") not in (None, 1, 1.0):
             draft.refuse("datasets", f"[{at}]: takes a part of the data", "use max_samples in surefoot's config")
         files = entry.get("data_files") or entry["path"]
