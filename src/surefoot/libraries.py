@@ -42,12 +42,17 @@ def import_bitsandbytes() -> Any:
         return importlib.import_module("bitsandbytes")
 
 
+def require_deepspeed() -> None:
+    """Raises InputError where it is not installed; imports nothing."""
+    if not is_installed("deepspeed"):
+        fix = "pip install 'surefoot[deepspeed]', or parallel.engine=fsdp2, which shares the same out"
+        raise InputError(Fault("parallel.engine", "deepspeed is not installed", fix))
+
+
 def import_deepspeed(kind: str) -> Any:
     """The module, set to the kind of device that the run is on. kind: cpu | cuda. Nothing is compiled by that. Raises
     InputError where it is not installed."""
-    if not is_installed("deepspeed"):
-        what = "deepspeed is not installed"
-        raise InputError(Fault("parallel.engine", what, "pip install 'surefoot[deepspeed]', or take fsdp2 or ddp"))
+    require_deepspeed()
     with _silent("DeepSpeed"):
         deepspeed = importlib.import_module("deepspeed")
         if kind == "cpu":  # it would take a GPU that is there and not asked for

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command, translate_file
@@ -80,6 +81,13 @@ def test_without_a_limit_all_positions_of_the_model_count(base):
     config = RunConfig.model_validate({"stage": "sft", "model": {"path": str(base)}, "data": data,
                            "output": "o"})  # fmt: skip
     assert make_plan(config, measure=False).tokenizer.max_length.value == positions
+
+
+def test_all_positions_hold_any_answer():
+    """What is compared with a number of tokens is a number."""
+    ppo = {"stage": "ppo", "model": {"path": "m"}, "data": {"train": [{"path": "d.jsonl"}], "max_length": "model"},
+           "ppo": {"reward": "r"}, "output": "o"}  # fmt: skip
+    assert not [problem for problem in contradictions(RunConfig.model_validate(ppo)) if "max_length" in problem.key]
 
 
 def test_settings_or_names_say_which_training_a_file_of_trls_is_for():

@@ -78,7 +78,11 @@ def migrate(
 def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The keys that the file and the overrides set, short forms written out; of another tool's file what it means."""
     from surefoot.config.overrides import expand_short_forms
+    from surefoot.errors import Fault, InputError
 
+    if config.suffix in (".sh", ".bash"):
+        fix = "surefoot translate -- ITS COMMAND > run.yaml, and migrate that"
+        raise InputError(Fault(str(config), "is a script of commands, and no config", fix))
     translation = recognised(config, overrides)
     if translation is not None:
         return expand_short_forms(dict(translation.config))

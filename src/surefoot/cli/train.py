@@ -20,6 +20,7 @@ from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.printing import echo
 from surefoot.cli.translated import checked, recognised, with_command
 from surefoot.errors import STOPPED_EXIT_CODE
+from surefoot.libraries import require_deepspeed
 from surefoot.redaction import veiled_words
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _train(
     read_from: Path | None = None,
 ) -> int:
     """profile: steps to profile, and every how many steps to print times."""
+    if config.parallel.engine == "deepspeed" and not dry_run:
+        require_deepspeed()  # before anything is planned, read or started
     launch = process.find_launch()
     if launch is None and (config.parallel.nproc or 1) > 1:
         from surefoot.cli.launching import start_ranks

@@ -139,12 +139,13 @@ def checked(translation: Translation) -> RunConfig:
 
 def show_at_words(translation: Translation) -> None:
     """From here on a fault that names a key of ours is shown at the word that set it."""
-    from surefoot.dialects.account import locate
+    from surefoot.dialects.account import in_its_words, locate
 
     invocation = click.get_current_context().ensure_object(Invocation)
 
     def at_its_word(fault: Fault) -> Fault:
         found = locate(translation, fault)
+        found = replace(found, fix=in_its_words(translation, found.fix))
         return replace(found, fix=with_command(found.fix, invocation.typed)) if fault.where == "output" else found
 
     invocation.locate = at_its_word

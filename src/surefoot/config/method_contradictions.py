@@ -161,7 +161,7 @@ def ppo(config: RunConfig) -> Iterator[Problem]:
         what = "the coefficient is steered only towards ppo.kl_target, and that is not set"
         yield problem("ppo.kl_horizon", what, "set ppo.kl_target, or leave it out", "ppo.kl_target")
     length = config.data.max_length
-    if length != "auto" and length <= given.max_new_tokens:
+    if isinstance(length, int) and length <= given.max_new_tokens:
         what = f"{length} tokens hold no prompt beside an answer of up to {given.max_new_tokens} (ppo.max_new_tokens)"
         yield problem("data.max_length", what, "raise it, or lower ppo.max_new_tokens", "ppo.max_new_tokens")
 

@@ -60,12 +60,13 @@ def laid_out(record: Mapping[str, Any], kind: Kind) -> tuple[str, Learned]:
 
 
 def _records(path: Path, name: str, kind: str) -> Iterator[tuple[int, Any]]:
-    with gzip.open(path, "rb") if name.lower().endswith(".gz") else path.open("rb") as file:
-        if kind == ".parquet":
+    if kind == ".txt":
+        yield 1, {"text": ""}  # one record, whatever stands in it
+    elif kind == ".parquet":
+        with path.open("rb") as file:
             yield from read_parquet(name, file)
-        elif kind == ".txt":
-            yield 1, {"text": ""}  # one record, whatever stands in it
-        else:
+    else:
+        with gzip.open(path, "rb") if name.lower().endswith(".gz") else path.open("rb") as file:
             yield from _whole(file, name, kind)
 
 

@@ -71,7 +71,8 @@ def shared(one: Loaded, seed: int) -> Loaded:
         files.append((file, replace(facts, part=words, dropped=dropped)))
     found = replace(one, files=tuple(files), examples=one.examples.subset(np.flatnonzero(np.concatenate(places))))
     if not len(found.examples):
-        raise InputError(Fault(one.name, f"has nothing to learn in {words}", "take another part, or raise its size"))
+        what = f"{one.name} has nothing to learn in {words}"
+        raise InputError(Fault("data.train.share", what, "take another part, or raise its size"))
     return found
 
 

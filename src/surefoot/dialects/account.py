@@ -94,6 +94,23 @@ def _rank(note: Note, key: str) -> int:
     return next(place for place, own in enumerate(note.keys) if _same(key, own))
 
 
+def in_its_words(translation: Translation, advice: str) -> str:
+    """Advice that names keys of ours, with the words that set them where one word alone does."""
+    as_flags = any(note.where.startswith("--") for note in translation.notes)
+    words: dict[str, set[str]] = {}
+    for note in translation.notes:
+        alone = note.fate != "assumed" or ", " not in note.word  # a default may be of several words
+        name = re.split(r"[:= ]", note.word.lstrip("-"), maxsplit=1)[0] if alone else ""
+        for key in (key for key in note.keys if "." in key):
+            words.setdefault(key, set()).add(name)
+    for key, names in words.items():
+        if len(names) == 1 and (name := next(iter(names))).isidentifier():
+            word, between = (f"--{name}", " ") if as_flags else (name, ": ")
+            pattern = rf"(?<![\w.]){re.escape(key)}(?![\w.])(: ?|=)?"
+            advice = re.sub(pattern, lambda found, word=word, sep=between: word + (sep if found[1] else ""), advice)
+    return advice
+
+
 def _lines(group: Mapping[str, Any], path: str, notes: Iterable[Note]) -> Iterator[str]:
     indent = "  " * path.count(".")
     for name, value in group.items():

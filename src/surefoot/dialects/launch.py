@@ -95,6 +95,9 @@ class Command:
 
 def read_command(words: Sequence[str], options: Options) -> Command:
     """Take the words that start a program away from those that it gets. Raises InputError."""
+    if blank := next((place for place, word in enumerate(words) if word.isspace()), None):
+        what = f"nothing but blanks behind {words[blank - 1]}: a blank or a comment behind a backslash ends a command"
+        raise InputError(Fault(repr(words[blank]), what, "let nothing follow a backslash at the end of a line"))
     environment: dict[str, str] = {}
     left = list(words)
     while left:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from surefoot import hardware, process
 from surefoot.config.load import LoadedConfig, check_config, load_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenise import ReadRecord
-from surefoot.errors import Fault, InputError
+from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.evaluate.answers import Metric
 from surefoot.families.files import read_json
 from surefoot.objectives.base import Objective
@@ -70,7 +71,7 @@ def train(
     under which metrics.names lists them. read_record: what reads a record where data.format is custom. reward: scores
     answers in stage ppo: (prompts, responses) -> a number for each. stream: where to talk, stdout unless given.
 
-    Raises surefoot.errors.SurefootError, whose text is what the command line would print.
+    Raises surefoot.errors.SurefootError, whose text is what the command line would print, but for its flags.
     """
     if resume and overwrite:
         raise InputError(Fault("train", "resume continues a run and overwrite replaces it", "give one of them"))
@@ -78,7 +79,7 @@ def train(
     # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
     console = open_console(stream or sys.stdout, replace(process.terminal_wishes(), force_color=False))
     custom = Custom(objective, metrics or {}, read_record, reward)
-    with _torch_as_it_was():
+    with _torch_as_it_was(), _told_in_python():
         mode = "resume" if resume else "overwrite" if overwrite else "new"
         code = train_run(chosen, mode, console, typed=(), custom=custom)
     folder = Path(chosen.output)
@@ -110,6 +111,22 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
     if isinstance(config, LoadedConfig):
         return config.config
     return config if isinstance(config, RunConfig) else check_config(config)
+
+
+@contextlib.contextmanager
+def _told_in_python() -> Iterator[None]:
+    """Errors whose advice names flags of the command line name arguments in their place."""
+    try:
+        yield
+    except SurefootError as error:
+        faults = (replace(fault, what=_in_python(fault.what), fix=_in_python(fault.fix)) for fault in error.faults)
+        error.faults = tuple(faults)
+        error.args = ("\n".join(map(str, error.faults)),)
+        raise
+
+
+def _in_python(text: str) -> str:
+    return re.sub(r"--(resume|overwrite)\b", r"\1=True", text)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,8 @@ def prepare_examples(
     data = config.data
     evaluation = specs_of(data.eval, data.format, TO_EVALUATE) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
+    learned = data.train_on
+    assert learned != "by-record", "settled before the plan: surefoot.stages.by_record"
     return prepare_data(
         specs_of(data.train, data.format, "train"),
         None if evaluation == "none" else evaluation,
@@ -53,7 +55,7 @@ def prepare_examples(
         stop_ids=tokens.stop.value,
         max_length=_max_length(config, tokens),
         max_samples=data.max_samples,
-        train_on=data.train_on,
+        train_on=learned,
         encoding=data.encoding,
         seed=config.seed,
         cache=process.cache_folder(),

@@ -60,6 +60,8 @@ def _set_data(draft: Draft, step: Step, first: FirstRecord, folder: str) -> None
     words = ("data_path", "data_split", *(["sft_only_data_path"] if step in ("sft", "dpo") else []))
     if train:
         draft.set("data.train", _short(train), *words)
+    if share is not None:
+        draft.note("data_split", "carried", "", "data.train.share")
     if step == "ppo":
         return  # the prompts are only answered, and nothing is held out there
     if held:

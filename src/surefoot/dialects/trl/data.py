@@ -128,7 +128,7 @@ def _mixture(draft: Draft) -> list[Any]:
 def _layout(sources: Sequence[Any], field: str, first: FirstRecord) -> Layout | None:
     """By the first record of every source that can be seen, where all say the same; else None."""
     records = [first(source if isinstance(source, str) else source["path"]) for source in sources]
-    kinds = {_kind(record, field) for record in records}
+    kinds: set[Layout | None] = {_kind(record, field) for record in records}
     return kinds.pop() if len(kinds) == 1 else None
 
 

@@ -9,12 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from surefoot.dialects.deepspeed_chat.pipeline import runs_of
+from surefoot.dialects.deepspeed_chat.pipeline import ROWS, runs_of
+from surefoot.dialects.flags import asks_for_help, described
 from surefoot.errors import SurefootError
 
 
 def run_all(words: list[str]) -> int:
     """The exit code of the step that failed, else 0."""
+    if asks_for_help(words):
+        print("e2e_rlhf.py: one script after another, one for each step. Its flags, with their defaults:")
+        for flag, about in described(ROWS):
+            print(f"  {flag:32} {about}")
+        return 0
     here = Path(__file__).resolve().parent
     for run in runs_of(words):
         missing = [folder for folder in run.needs if not Path(folder, "config.json").is_file()]
