@@ -51,6 +51,11 @@ class Translation:
     resumes: str | None = None
 
 
+def said_keys(found: Translation) -> tuple[str, ...]:
+    """The keys that given words decide, and no default of the tool's."""
+    return tuple(dict.fromkeys(key for note in found.notes if note.fate != "assumed" for key in note.keys))
+
+
 def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | None = None) -> Translation:
     """With as many processes as the launcher starts, where it starts several and the tool has not settled it."""
     if count == 1 or found.command != "train" or "parallel" in found.config:

@@ -186,6 +186,14 @@ class EnvironmentFinding:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """said: keys that words of its user decide; all others are the tool's defaults."""
+
+    tool: str
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunPlan:
     device: Choice[str]  # cpu | cuda | mps
     precision: PrecisionPlan
@@ -210,6 +218,7 @@ class RunPlan:
     ppo: PpoPlan | None = None  # of stage ppo
     dropout: Choice[Dropout] | None = None  # of the model's own layers; None: made before there was the choice
     kernels: KernelsPlan = KernelsPlan()
+    origin: Origin | None = None  # of a config that was another tool's
 
     @property
     def with_adapter(self) -> int:

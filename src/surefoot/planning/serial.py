@@ -45,7 +45,8 @@ def _where(location: tuple[int | str, ...]) -> str:
 
 
 def diff_plans(old: RunPlan, new: RunPlan) -> list[Difference]:
-    """Values that differ, in the order of the fields. Reasons, cautions and measurements are not compared."""
+    """Values that differ, in the order of the fields. Reasons, cautions, measurements and whose words it was are not
+    compared."""
     return diff_values(_decisions(old), _decisions(new))
 
 
@@ -57,7 +58,7 @@ def diff_values(old: Any, new: Any) -> list[Difference]:
 
 def _decisions(plan: RunPlan) -> dict[str, Any]:
     values = asdict(plan)
-    del values["measurements"], values["cautions"]
+    del values["measurements"], values["cautions"], values["origin"]
     return values
 
 

@@ -19,7 +19,7 @@ from surefoot.models.hub import resolve_folder
 from surefoot.models.load import layout_caution
 from surefoot.objectives.neftune import with_neftune
 from surefoot.planning.packing import without_packing
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import Origin, RunPlan
 from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
 from surefoot.report.tables.plan import plan_changes, plan_table
@@ -56,9 +56,11 @@ def prepare(
     custom: Custom,
     commits: Commits | None = None,
     phases: Phases | None = None,
+    origin: Origin | None = None,
 ) -> Prepared:
     """Plan, read the data; show each, of a resumed run what is new. Every refusal that needs no weights happens here.
-    commits: those that another rank found, in place of the hub's word. phases: is told how long each part took."""
+    commits: those that another rank found, in place of the hub's word. phases: is told how long each part took.
+    origin: as in RunPlan."""
     asked, phases = config, phases or Phases()
     with _together_with(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
@@ -76,6 +78,7 @@ def prepare(
     lengths = lengths_of(config, data)
     phases.end("data")
     plan = with_template(plan_of(config, found, lengths), data)
+    plan = replace(plan, origin=origin) if origin else plan
     phases.end("probes")
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")

@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot import hardware
 from surefoot.config.schema import RunConfig
-from surefoot.dialects.translation import Translation
+from surefoot.dialects.translation import Translation, said_keys
 from surefoot.dialects.voice import Voice
 from surefoot.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 from surefoot.few import counted
+from surefoot.planning.plan import Origin
 from surefoot.redaction import veiled
 from surefoot.report import footer
 from surefoot.report.capture import captured_libraries
@@ -104,6 +105,10 @@ def train_run(
             return code
 
 
+def _origin(found: Translation | None) -> Origin | None:
+    return None if found is None else Origin(found.tool, said_keys(found))
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a caller of `train_run` wants besides the config."""
@@ -132,7 +137,7 @@ def _lead(
         if _is_untouched(found):
             console.say(f"{found.folder} is finished; nothing to do")
             return hand_over_end(session)
-        run = prepare(config, found, console, asked.custom, phases=phases)
+        run = prepare(config, found, console, asked.custom, phases=phases, origin=_origin(asked.origin))
     if _is_done(run):
         console.say(f"{run.folder} is finished; nothing to do")
         return hand_over_end(session)

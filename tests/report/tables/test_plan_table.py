@@ -7,10 +7,16 @@ import pytest
 from rich.console import Console
 
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from plans import run_plan
+from surefoot.dialects.launch import Options
+from surefoot.dialects.tools import translate_command
+from surefoot.dialects.translation import said_keys
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.hardware import preset
+from surefoot.planning.plan import Origin
 from surefoot.planning.resolve import resolve
-from surefoot.report.tables.plan import choice_rows, plan_changes, plan_table
+from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.report.tables.plan import choice_rows, plan_changes, plan_table, who_and_why
 
 ENVIRONMENT = {"SDPA_BACKEND": "flash\x1b[31m\rX", "ACCELERATE_MIXED_PRECISION": "no"}
 
@@ -94,3 +100,30 @@ def test_values_as_people_say_them(plan):
     assert rows["max_length"] == "2048"
     assert rows["batch.micro"] == "2 x 1"
     assert rows["adapter.modules_to_save"] == "lm_head"
+
+
+def test_what_no_word_of_another_tool_says_is_by_the_dialect(plan):
+    words = ["finetune.py", "--base_model", "m", "--batch_size", "2", "--micro_batch_size", "1", "--lora_r", "32"]
+    found = translate_command(words, Options())
+    made = dataclasses.replace(plan, origin=Origin(found.tool, said_keys(found)))
+    by = {what: (source, reason) for what, _, source, reason in choice_rows(made)}
+    before = {what: (source, reason) for what, _, source, reason in choice_rows(plan)}
+    assert before["adapter"][0] == before["batch.size"][0] == before["adapter.scale"][0] == "user"
+    assert by["batch.size"] == before["batch.size"]
+    assert by["adapter.scale"] == before["adapter.scale"]  # the rank is the user's
+    assert by["adapter"][0] == by["adapter.modules_to_save"][0] == "dialect"
+    assert {what for what in by if by[what] != before[what]} <= {what for what in by if before[what][0] == "user"}
+    assert plan_from_json(plan_to_json(made)) == made
+    assert plan_from_json({key: value for key, value in plan_to_json(plan).items() if key != "origin"}) == plan
+
+
+def test_a_default_of_the_tool_is_not_asked_for():
+    tool = Origin("tool", ("data.train", "optim.lr"))
+    plan = run_plan(trainable=1, parameters=2)
+    made = dataclasses.replace(plan, origin=tool)
+    assert who_and_why(made, "template", "user", "asked for; seen") == ("dialect", "tool's default; seen")
+    assert who_and_why(made, "template", "family", "asked for") == ("family", "asked for")
+    said = dataclasses.replace(made, origin=Origin("tool", ("data",)))  # a group is said as a whole
+    assert who_and_why(said, "template", "user", "asked for") == ("user", "asked for")
+    assert who_and_why(made, "threads", "user", "as the environment says") == ("user", "as the environment says")
+    assert who_and_why(plan, "template", "user", "asked for") == ("user", "asked for")

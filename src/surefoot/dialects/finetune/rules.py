@@ -88,7 +88,7 @@ def _original_rule(source: Source) -> Rule:
         draft.set("data.encoding", "whole", why=_ONE_TEXT)
         if source.name == ALPACA_LORA:
             draft.set("adapter.kind", "lora", why="it has no other adapter")
-            draft.tell(Note("load_in_8bit=True", "changed", ("precision.base",), _EIGHT_BITS, source.where))
+            draft.tell(Note("load_in_8bit=True", "changed", (), _EIGHT_BITS, source.where))
         else:
             draft.set("data.template", "commonsense", why="its prompts, byte for byte")
 

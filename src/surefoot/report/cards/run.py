@@ -20,6 +20,7 @@ from surefoot.planning.plan import Choice, RunPlan
 from surefoot.report.cards.reward import scoring_lines
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.rows import UNITS
+from surefoot.report.tables.plan import who_and_why
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
 _METRICS = {
@@ -230,22 +231,24 @@ def _prompt_lines(facts: CardFacts) -> list[str]:
 
 
 def _plan_table(plan: RunPlan) -> str:
-    rows: list[tuple[str, Choice]] = [
-        ("matrix products", plan.precision.compute),
-        ("frozen weights" if plan.adapter else "weights", plan.precision.base),
-        ("trained weights", plan.precision.trainable),
-        ("attention", plan.attention.implementation),
-        ("padding token", plan.tokenizer.pad_token),
-        ("BOS prepended", plan.tokenizer.bos),
-        *([("first embedding times", plan.tokenizer.bos_scale)] if plan.tokenizer.bos_scale.value != 1 else []),
-        ("template", plan.tokenizer.template),
-        ("examples per optimizer step", plan.batch.size),
-        ("gradient checkpointing", plan.memory.gradient_checkpointing),
-        *([("reference", plan.reference)] if plan.reference else []),
+    scaled = plan.tokenizer.bos_scale.value != 1
+    rows: list[tuple[str, str, Choice]] = [
+        ("matrix products", "precision.compute", plan.precision.compute),
+        ("frozen weights" if plan.adapter else "weights", "precision.base", plan.precision.base),
+        ("trained weights", "precision.trainable", plan.precision.trainable),
+        ("attention", "attention", plan.attention.implementation),
+        ("padding token", "tokenizer.pad", plan.tokenizer.pad_token),
+        ("BOS prepended", "tokenizer.bos", plan.tokenizer.bos),
+        *([("first embedding times", "bos.scale", plan.tokenizer.bos_scale)] if scaled else []),
+        ("template", "template", plan.tokenizer.template),
+        ("examples per optimizer step", "batch.size", plan.batch.size),
+        ("gradient checkpointing", "gradient_checkpointing", plan.memory.gradient_checkpointing),
+        *([("reference", "alignment.reference", plan.reference)] if plan.reference else []),
     ]
     if plan.adapter:
-        rows.insert(0, ("method", plan.adapter.kind))
-    return _table(("choice", "value", "why"), ((what, _word(c.value), c.reason) for what, c in rows))
+        rows.insert(0, ("method", "adapter", plan.adapter.kind))
+    told = ((label, _word(c.value), who_and_why(plan, what, c.source, c.reason)[1]) for label, what, c in rows)
+    return _table(("choice", "value", "why"), told)
 
 
 def _data_table(files: Iterable[DataFile]) -> str:

@@ -5,12 +5,13 @@ Tables without frames: the same text lines up on a terminal, in a pipe and in ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from surefoot.config.keys import all_keys
 from surefoot.planning.memory import fits, readable, usable
 from surefoot.planning.plan import PLAIN, Choice, ParallelPlan, RunPlan
 
@@ -59,7 +60,41 @@ def plan_changes(before: RunPlan, now: RunPlan) -> list[str]:
 
 
 def choice_rows(plan: RunPlan) -> Iterator[Row]:
-    """Every choice of the plan in the order in which a run meets them."""
+    """Every choice of the plan in the order in which a run meets them. What no word of another tool's config says, and
+    its default does, is by the dialect and not by the user."""
+    for what, value, source, reason in _rows(plan):
+        yield what, value, *who_and_why(plan, what, source, reason)
+
+
+def who_and_why(plan: RunPlan, what: str, source: str, reason: str) -> tuple[str, str]:
+    """what: as the rows call it."""
+    keys = _KEYS.get(what, (what,) if what in all_keys() else ())
+    if source != "user" or plan.origin is None or not keys or any(_within(one, keys) for one in plan.origin.said):
+        return source, reason
+    return "dialect", reason.replace("asked for", f"{plan.origin.tool}'s default")
+
+
+def _within(said: str, keys: Iterable[str]) -> bool:
+    """Whether it is one of the keys, a part of one or the group of one."""
+    return any(f"{said}.".startswith(f"{key}.") or key.startswith(f"{said}.") for key in keys)
+
+
+_KEYS = {
+    "attention": ("attention.implementation",),
+    "attention.kernels": tuple(f"attention.{kernel}" for kernel in ("flash", "mem_efficient", "cudnn", "math")),
+    "tokenizer.bos": ("bos.prepend", "bos.scale"),
+    "template": ("data.template",),
+    "max_length": ("data.max_length",),
+    "adapter": ("adapter.kind",),
+    "adapter.scale": ("adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.rslora"),
+    "optimizer": ("optim.name",),
+    "alignment.reference": ("alignment.reference",),
+    "parallel.ranks": ("parallel.nproc",),
+}
+"""The keys of a config that a choice comes from, where it has another name."""
+
+
+def _rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("device", plan.device)
     if plan.parallel.engine.value != "single":
         yield from _parallel_rows(plan.parallel)
