@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -61,7 +61,8 @@ def said_either_way(name: str, help: str, *, required: bool = False) -> Callable
             return command(**words)
 
         about = f"{help}  [or {shown}, behind MODEL]"
-        return _apply((click.argument(name, required=False), click.option(option, "by_option", help=about)), called)
+        both = click.argument(name, required=False), click.option(option, "by_option", help=about)
+        return _apply(both, cast(Command, called))
 
     return decorate
 

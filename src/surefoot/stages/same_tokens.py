@@ -43,7 +43,12 @@ def _written(own: PreTrainedTokenizerBase, plan: RunPlan | None) -> list[tuple[s
     """The tokens that training may have written, with their ids: of texts, and the special ones that begin and end
     texts or stand in the chat template."""
     added = own.added_tokens_decoder
-    marks = {own.eos_token_id, *(plan.tokenizer.stop.value if plan else ())}
-    marks.add(plan.tokenizer.bos_id if plan else own.bos_token_id)
-    marks |= {number for number, token in added.items() if token.content in str(own.chat_template)}
-    return [(text, number) for text, number in own.get_vocab().items() if number not in added or number in marks]
+    named = [own.bos_token, own.eos_token]
+    marks = {number for number, token in added.items() if token.content in str(own.chat_template)}
+    marks |= set(plan.tokenizer.stop.value) if plan else set()
+    marks |= {plan.tokenizer.bos_id} if plan and plan.tokenizer.bos_id is not None else set()
+    return [
+        (text, number)
+        for text, number in own.get_vocab().items()
+        if number not in added or number in marks or text in named
+    ]
