@@ -470,7 +470,7 @@ def test_lengths_of_examples(tmp_path: Path, value: str) -> None:
 )
 def test_what_is_no_length_of_an_example(tmp_path: Path, value: str, advice: str) -> None:
     (message,) = faults(write_config(tmp_path), f"data.max_length={value}")
-    assert "expected auto or a whole number of at least 8" in message
+    assert "expected auto or model, or a whole number of at least 8" in message
     assert advice in message
 
 
