@@ -90,8 +90,8 @@ for example `duration: 3 epochs`
     "three tokens": (
         {"data": "{train: train.jsonl, max_length: 3}"},
         """\
-…/run.yaml:4:40: error: data.max_length: expected auto or a whole number of at least 8, got 3 (a whole number); \
-for example `max_length: 2048`
+…/run.yaml:4:40: error: data.max_length: expected auto or model, or a whole number of at least 8, \
+got 3 (a whole number); for example `max_length: 2048`
   4 | data: {train: train.jsonl, max_length: 3}
     |                                        ^
 """,
