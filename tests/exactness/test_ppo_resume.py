@@ -40,6 +40,9 @@ def world(tmp_path_factory):
     (folder / "score.py").write_text(SCORE)
     rows = [{"prompt": f"Say number {n}."} for n in range(11)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tiny_llama(folder / "judge", seed=1)
+    head = {"v_head.summary.weight": torch.linspace(-1, 1, 32)[None], "v_head.summary.bias": torch.zeros(1)}
+    save_file(head, folder / "judge" / "value_head.safetensors")
     return folder
 
 
@@ -67,7 +70,9 @@ def write_config(world, adapter, output, **changes):
         "output": str(output),
     }
     if adapter != "full":
-        config["adapter"] = {"kind": adapter, "rank": 4, "alpha": 8}
+        config["adapter"] = {"kind": "lora", "rank": 4, "alpha": 8}
+    if adapter == "shared":
+        config["ppo"] |= {"reward": str(world / "judge"), "critic_lr": 3e-3}
     config["ppo"] |= changes
     path = output.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(config))
@@ -103,11 +108,15 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize("adapter", ["full", "lora"])
+KILLS_OF = {"full": KILLS, "lora": KILLS, "shared": [KILLS[2], KILLS[4], KILLS[7]]}
+
+
+@pytest.mark.parametrize("adapter", KILLS_OF)
 def test_killed_anywhere_and_resumed_equals_uninterrupted(server, world, uninterrupted, adapter):
+    """shared: critic and reward model have one base, which is not the policy's."""
     output = world / f"broken-{adapter}"
     config, log = write_config(world, adapter, output), output.with_suffix(".txt")
-    for kill in KILLS:
+    for kill in KILLS_OF[adapter]:
         assert server.run(["train", config, "--resume"], log, kill) == KILLED, (kill, log.read_text())
     assert server.run(["train", config, "--resume"], log) == 0, log.read_text()
     assert compare_folders(uninterrupted(adapter), output) == []

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
+from surefoot.config.adapters import AdapterShape
 from surefoot.config.mixture import Sources, plain_sources
 from surefoot.config.types import Count, Flag, NonNegative, Number, Positive, Section, Text
 
@@ -54,6 +55,12 @@ class PpoConfig(Section):
     caller may pass a function instead."""
     critic: Annotated[Text | None, Field(examples=["runs/reward"])] = None
     """Model that the critic starts from; null: the reward model where there is one, else the policy."""
+    critic_adapter: Annotated[
+        Literal["as_policy", "none"] | AdapterShape, Field(examples=[{"kind": "lora", "rank": 8}])
+    ] = "as_policy"
+    """What of the critic trains beside its value head. as_policy: an adapter like the policy's, or all weights where
+    the policy has none. none: all weights. Or an adapter of its own, with keys as in `adapter`. A critic that starts
+    from an adapter goes on with that one."""
     critic_lr: Positive = 5e-6
     """Highest learning rate of the critic; its schedule is the policy's."""
     critic_weight_decay: NonNegative = 0.0

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
+from surefoot.config.adapters import AdapterShape
 from surefoot.config.durations import Duration
 from surefoot.config.methods import AlignmentConfig, PpoConfig, RewardConfig
 from surefoot.config.mixture import DataFormat, Sources, plain_sources
@@ -47,22 +48,7 @@ class TokenizerConfig(Section):
     add: append <|pad|> and an embedding row. Anything else names an existing token."""
 
 
-class AdapterConfig(Section):
-    kind: Annotated[Literal["lora", "dora"], Field(examples=["lora"])]
-    """lora: W + scale * B A.  dora: the same, with the norm of each row of W learned separately."""
-    rank: Count = 16
-    """Rank of A and B."""
-    alpha: Positive = 32.0
-    """Scale is alpha / rank (alpha / sqrt(rank) with rslora)."""
-    dropout: Share = 0.0
-    """Dropout on the adapter's input."""
-    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
-    """all-linear (every linear layer but the output head), or module names such as [q_proj, v_proj]; with a dot at its
-    end, as [decoder.layers.], a name takes every linear layer that lies there."""
-    rslora: Flag = False
-    """Rank-stabilised scale: alpha / sqrt(rank)."""
-    modules_to_save: list[Text] = Field(default=[], examples=[["lm_head"]])
-    """Modules trained in full and saved with the adapter, such as [lm_head]."""
+class AdapterConfig(AdapterShape):
     publish: Literal["adapter", "merged"] = "adapter"
     """What the run folder holds at the end: the adapter, or the whole model with the adapter merged into its weights.
     Checkpoints hold the adapter either way."""

@@ -67,7 +67,7 @@ def add_adapter(
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     if plan.kind.value == "dora":
-        _start_at_exact_norms(adapted)
+        _start_at_exact_norms(adapted, ADAPTER)
     elif autocast:
         leave_casts_to_autocast(adapted)
     return adapted
@@ -85,6 +85,21 @@ def add_copy(model: PeftModel, name: str, like: str) -> None:
                 group[name] = copy.deepcopy(group[like], memo)
 
 
+def add_another(model: PeftModel, name: str, plan: AdapterPlan, *, seed: int) -> None:
+    """Another adapter, of a shape and on modules of its own, as `add_adapter` begins one. PEFT sets requires_grad of
+    the other adapters on the way. Raises InputError as `add_adapter` does."""
+    base = model.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    _check_targets(base, plan.targets.value)
+    if plan.kind.value == "dora":
+        _check_norms(base, plan.targets.value)
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.add_adapter(name, _lora_config(base, plan))
+    if plan.kind.value == "dora":
+        _start_at_exact_norms(model, name)
+
+
 def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
     """Those that carry an adapter, or a module that trains in full beside one."""
     return [module for module in model.modules() if isinstance(module, AdaptedLayer)]
@@ -99,7 +114,7 @@ def zero_norm_rows(model: nn.Module, targets: Collection[str]) -> list[ZeroRows]
     """Rows by whose norm DoRA would divide and get NaN, for the modules named in `targets`."""
     found = []
     for name in targets:
-        rows = (_row_norms(model.get_submodule(name)) == 0).nonzero().flatten().tolist()
+        rows = (_row_norms(_linear(model.get_submodule(name))) == 0).nonzero().flatten().tolist()
         if rows:
             found.append(ZeroRows(name, tuple(rows)))
     return found
@@ -131,7 +146,7 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
         use_rslora=plan.rslora,
         use_dora=plan.kind.value == "dora",
         target_modules=compact_targets(names, plan.targets.value),
-        fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in plan.targets.value),
+        fan_in_fan_out=any(isinstance(_linear(model.get_submodule(name)), Conv1D) for name in plan.targets.value),
         modules_to_save=sorted(saved) or None,
         ensure_weight_tying=ties,
     )
@@ -145,7 +160,7 @@ def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
             near = nearest_word(target, modules)
             fix = f"did you mean {near}?" if near else "see `surefoot plan` for the model's linear layers"
             faults.append(Fault("adapter.targets", f"the model has no module {target}", fix))
-        elif not isinstance(modules[target], nn.Linear | Conv1D):
+        elif not isinstance(_linear(modules[target]), nn.Linear | Conv1D):
             what = f"{target} is no linear layer but {type(modules[target]).__name__}"
             faults.append(Fault("adapter.targets", what, "name linear layers"))
     if faults or not targets:
@@ -163,10 +178,10 @@ def _check_norms(model: nn.Module, targets: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def _start_at_exact_norms(model: PeftModel) -> None:
+def _start_at_exact_norms(model: PeftModel, name: str) -> None:
     for module in model.modules():
-        if isinstance(module, LoraLayer):
-            magnitude = module.lora_magnitude_vector[ADAPTER].get_parameter("weight")
+        if isinstance(module, LoraLayer) and name in module.lora_magnitude_vector:
+            magnitude = module.lora_magnitude_vector[name].get_parameter("weight")
             magnitude.copy_(_row_norms(module.get_base_layer()))
 
 
@@ -178,6 +193,11 @@ def leave_casts_to_autocast(model: PeftModel) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = bool(module.lora_variant)
+
+
+def _linear(module: nn.Module) -> nn.Module:
+    """The layer itself, where an adapter is around it."""
+    return module.get_base_layer() if isinstance(module, LoraLayer) else module
 
 
 @torch.no_grad()

@@ -2,10 +2,11 @@
 
     shared     one trunk: actor and critic are adapters of it, the reference is the trunk without one (or a frozen
                adapter, where the policy to stay close to is one itself), the reward model a frozen adapter with a head
+    two        a trunk for actor and reference, and another for critic and reward model, whose base is another
     separate   a model for each, as full fine-tuning needs it
 
-and anything between: a reward model over another base stands apart while the others share. What learns is registered in
-the module, so that an engine holds it; what is frozen and stands apart is not. Frozen parts run without gradients and
+and anything between. What learns is registered in the module with the trunk that it plays on, so that an engine holds
+it; what is frozen and stands apart is not. Frozen parts run without gradients and
 without dropout, and those apart can wait in host memory while they are not asked.
 
 Shapes: B rows, T tokens of the longest one, N places asked for, V vocabulary.
@@ -45,11 +46,12 @@ class ScoredPart:
 
 
 class Cast(nn.Module):
-    """trunk: where parts share one. A part whose model, or scored model's backbone, is `trunk.model` plays on it; any
-    other stands apart. reward: None where scores come from elsewhere. offload: frozen models that stand apart wait in
+    """trunk: of the actor. critic_trunk: of the critic, where that is another. A part whose model, or scored model's
+    backbone, is a trunk's model plays on it; any other stands apart. reward: None where scores come from elsewhere. offload: frozen models that stand apart wait in
     host memory and come to the actor's device to be asked.
 
-    Parameters are named trunk.… and critic_head.… of parts on the trunk, actor.… and critic.… of those apart.
+    Parameters are named trunk.…, critic_trunk.… and critic_head.… of parts on trunks, actor.… and critic.… of those
+    apart.
     Raises ValueError where a frozen part would learn, or two parts would learn the same parameters.
     """
 
@@ -61,18 +63,23 @@ class Cast(nn.Module):
         reference: Part,
         reward: ScoredPart | None = None,
         trunk: Trunk | None = None,
+        critic_trunk: Trunk | None = None,
         offload: bool = False,
     ):
         super().__init__()
-        self._trunk = trunk
+        self._trunks = {
+            name: one for name, one in (("trunk", trunk), ("critic_trunk", critic_trunk)) if one is not None
+        }
         self._actor, self._critic, self._reference, self._reward = actor, critic, reference, reward
         if trunk is None:
             self.actor = actor.model
-        elif self._on_trunk(actor):
+        elif _language_model(actor) is trunk.model:
             self.trunk = actor.model
         else:
             raise ValueError("the actor plays on the trunk, where there is one")
-        if self._on_trunk(critic):
+        if critic_trunk is not None:
+            self.critic_trunk = critic_trunk.model
+        if self._trunk_of(critic):
             self.critic_head = critic.model.v_head
         else:
             self.critic = critic.model
@@ -86,13 +93,13 @@ class Cast(nn.Module):
     @property
     def actor_parameters(self) -> frozenset[str]:
         """Names of what the actor learns."""
-        return self._learned(self._actor, "trunk", "actor")
+        return self._learned(self._actor, "actor")
 
     @property
     def critic_parameters(self) -> frozenset[str]:
         """Names of what the critic learns, its head included."""
         head = {name for name, one in self.named_parameters() if one.requires_grad and name.startswith("critic_head.")}
-        return self._learned(self._critic, "trunk", "critic") | head
+        return self._learned(self._critic, "critic") | head
 
     def actor_logits_at(self, batch: Batch, places: torch.Tensor) -> torch.Tensor:
         """[N, V], differentiable; see `forward.logits_at`."""
@@ -151,11 +158,12 @@ class Cast(nn.Module):
     def _device(self) -> torch.device:
         return next(self._actor.model.parameters()).device
 
-    def _on_trunk(self, part: Part | ScoredPart) -> bool:
-        return self._trunk is not None and _language_model(part) is self._trunk.model
+    def _trunk_of(self, part: Part | ScoredPart) -> Trunk | None:
+        return next((one for one in self._trunks.values() if _language_model(part) is one.model), None)
 
     def _playing(self, part: Part | ScoredPart) -> AbstractContextManager[None]:
-        return self._trunk.playing(part.adapter) if self._trunk and self._on_trunk(part) else nullcontext()
+        trunk = self._trunk_of(part)
+        return trunk.playing(part.adapter) if trunk else nullcontext()
 
     @contextmanager
     def _asked(self, part: Part | ScoredPart) -> Iterator[None]:
@@ -169,7 +177,7 @@ class Cast(nn.Module):
             yield
 
     def _freeze(self, part: Part | ScoredPart, offload: bool) -> None:
-        if not self._on_trunk(part):
+        if not self._trunk_of(part):
             if part.model in (self._actor.model, self._critic.model):
                 raise ValueError("a part that learns cannot be frozen as well")
             part.model.requires_grad_(False)
@@ -178,7 +186,7 @@ class Cast(nn.Module):
             return
         if isinstance(part, ScoredPart):
             part.model.v_head.requires_grad_(False)
-        if any(self.get_parameter(name).requires_grad for name in self._of_adapter(part.adapter)):
+        if any(self.get_parameter(name).requires_grad for name in self._of_adapter(part)):
             raise ValueError(f"adapter {part.adapter} learns, and a frozen part would play it")
 
     def _rest_critics_output(self) -> None:
@@ -191,19 +199,25 @@ class Cast(nn.Module):
             if module not in inside
             for one in module.parameters(recurse=False)
         }
-        own = self._of_adapter(self._critic.adapter) if self._on_trunk(self._critic) else None
+        own = self._of_adapter(self._critic) if self._trunk_of(self._critic) else None
         for name, parameter in self.named_parameters():
             mine = name.startswith("critic.") if own is None else name in own
             if mine and id(parameter) in set(map(id, head.parameters())) - others:
                 parameter.requires_grad = False
 
-    def _of_adapter(self, adapter: str | None) -> frozenset[str]:
-        if adapter is None or self._trunk is None:
+    def _of_adapter(self, part: Part | ScoredPart) -> frozenset[str]:
+        """Names of what belongs to the adapter that the part plays on its trunk."""
+        if part.adapter is None:
             return frozenset()
-        return frozenset(f"trunk.{name}" for name in self._trunk.parameters_of(adapter))
+        return frozenset(
+            f"{place}.{name}"
+            for place, trunk in self._trunks.items()
+            if trunk is self._trunk_of(part)
+            for name in trunk.parameters_of(part.adapter)
+        )
 
-    def _learned(self, part: Part | ScoredPart, shared: str, apart: str) -> frozenset[str]:
-        own = self._of_adapter(part.adapter) if self._on_trunk(part) else None
+    def _learned(self, part: Part | ScoredPart, apart: str) -> frozenset[str]:
+        own = self._of_adapter(part) if self._trunk_of(part) else None
         return frozenset(
             name
             for name, parameter in self.named_parameters()

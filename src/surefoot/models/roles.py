@@ -22,10 +22,18 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from surefoot.models.adapters import ADAPTER, AdaptedLayer, adapted_layers, add_copy, leave_casts_to_autocast
+from surefoot.models.adapters import (
+    ADAPTER,
+    AdaptedLayer,
+    adapted_layers,
+    add_another,
+    add_copy,
+    leave_casts_to_autocast,
+)
 from surefoot.models.checkpointing import checkpointed_layers, enable_gradient_checkpointing
 from surefoot.models.peft import LoraLayer, PeftModel
 from surefoot.models.saved_adapter import SavedAdapter, add_saved
+from surefoot.planning.plan import AdapterPlan
 
 
 class Trunk:
@@ -65,6 +73,11 @@ class Trunk:
         learn, whatever `like` does."""
         with self._adding(name, trainable):
             add_copy(self.model, name, like)
+
+    def add_new(self, name: str, plan: AdapterPlan, *, seed: int, trainable: bool) -> None:
+        """Another adapter of a shape of its own, at its start. Raises InputError where it does not fit."""
+        with self._adding(name, trainable):
+            add_another(self.model, name, plan, seed=seed)
 
     def add_saved(self, name: str, saved: SavedAdapter, *, trainable: bool) -> None:
         """The adapter of a folder, over modules of its own choice, in fp32. Raises InputError where it does not fit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.config.schema import AdapterConfig
+from surefoot.config.adapters import AdapterShape
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.nearest import nearest_word
@@ -17,12 +17,14 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
 
 
-def plan_adapter(request: AdapterConfig, model: ModelFacts, added_rows: int, notes: Notes) -> AdapterPlan:
-    """added_rows: embedding rows that the run appends to the model."""
+def plan_adapter(
+    request: AdapterShape, model: ModelFacts, added_rows: int, notes: Notes, key: str = "adapter"
+) -> AdapterPlan:
+    """added_rows: embedding rows that the run appends to the model. key: where the request stands in the config."""
     model = _with_rows(model, added_rows)
-    targets = _targets(request, model, notes)
-    saved = _saved_in_full(request.modules_to_save, targets, model, notes)
-    _look_at_rank(request.rank, targets, notes)
+    targets = _targets(request, model, notes, key)
+    saved = _saved_in_full(request.modules_to_save, targets, model, notes, key)
+    _look_at_rank(request.rank, targets, notes, key)
     per_output = 1 if request.kind == "dora" else 0
     added = sum(request.rank * sum(_sizes(target)) + per_output * _sizes(target)[1] for target in targets)
     names = tuple(target.name for target in targets)
@@ -42,7 +44,7 @@ def plan_adapter(request: AdapterConfig, model: ModelFacts, added_rows: int, not
     )
 
 
-def _look_at_rank(rank: int, targets: Sequence[ModuleFact], notes: Notes) -> None:
+def _look_at_rank(rank: int, targets: Sequence[ModuleFact], notes: Notes, key: str) -> None:
     """An update of an m × n matrix has no more than rank min(m, n): from there on an adapter only costs."""
     reached = [target for target in targets if rank >= min(_sizes(target))]
     if not reached:
@@ -51,7 +53,7 @@ def _look_at_rank(rank: int, targets: Sequence[ModuleFact], notes: Notes) -> Non
     inputs, outputs = _sizes(narrowest)
     side = min(inputs, outputs)
     notes.caution(
-        f"adapter.rank {rank:,} reaches the narrower side of {len(reached)} of {len(targets)} matrices with an adapter"
+        f"{key}.rank {rank:,} reaches the narrower side of {len(reached)} of {len(targets)} matrices with an adapter"
         f", such as {narrowest.name} ({inputs:,} inputs, {outputs:,} outputs): no update of it has a higher rank than "
         f"{side:,}, and its adapter holds more numbers than it does; a lower rank is meant, or full fine-tuning"
     )
@@ -69,17 +71,17 @@ def _with_rows(model: ModelFacts, rows: int) -> ModelFacts:
     return replace(model, vocab=model.vocab + rows, modules=tuple(map(grown, model.modules)))
 
 
-def _targets(request: AdapterConfig, model: ModelFacts, notes: Notes) -> list[ModuleFact]:
+def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -> list[ModuleFact]:
     if request.targets == "all-linear":
         return list(model.layer_linears)
     for name in request.targets:
         if not any(_named(module, name) and module.linear for module in model.modules):
             what = f"no linear layer lies in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
-            notes.refuse("adapter.targets", what, _suggestion(name, model, linear=True))
+            notes.refuse(f"{key}.targets", what, _suggestion(name, model, linear=True))
     chosen = [module for module in model.modules if module.linear and any(_named(module, n) for n in request.targets)]
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would part them"
-        notes.refuse("adapter.targets", what, f"leave out {model.head.rpartition('.')[2]}")
+        notes.refuse(f"{key}.targets", what, f"leave out {model.head.rpartition('.')[2]}")
     return chosen
 
 
@@ -92,19 +94,17 @@ def _named(module: ModuleFact, name: str) -> bool:
 
 
 def _saved_in_full(
-    names: Sequence[str], targets: Sequence[ModuleFact], model: ModelFacts, notes: Notes
+    names: Sequence[str], targets: Sequence[ModuleFact], model: ModelFacts, notes: Notes, key: str
 ) -> list[ModuleFact]:
     """PEFT's rule for modules_to_save: any module whose name ends so."""
     for name in names:
         if not any(module.name.endswith(name) for module in model.modules):
             fix = _suggestion(name, model, linear=False)
-            notes.refuse("adapter.modules_to_save", f"no module is called {name!r}", fix)
+            notes.refuse(f"{key}.modules_to_save", f"no module is called {name!r}", fix)
     saved = [module for module in model.modules if any(module.name.endswith(name) for name in names)]
     for module in saved:
         if module in targets:
-            notes.refuse(
-                "adapter.modules_to_save", f"{module.name} already carries the adapter", "name it in one place"
-            )
+            notes.refuse(f"{key}.modules_to_save", f"{module.name} already carries the adapter", "name it in one place")
     return saved
 
 

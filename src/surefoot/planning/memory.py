@@ -93,7 +93,7 @@ def forecast(
         gradients - _cast_bytes(work) + int((1 + _BACKWARD) * per_layer),
     )
     return MemoryPlan(
-        weights=_weight_bytes(work) + work.learning * (4 + (work.width if work.autocast else 0)),
+        weights=_weight_bytes(work) + work.under + work.learning * (4 + (work.width if work.autocast else 0)),
         gradients=gradients,
         optimizer=work.optimizer,
         activations=activations,

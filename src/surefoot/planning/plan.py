@@ -165,14 +165,18 @@ class KernelsPlan:
 
 @dataclass(frozen=True)
 class PpoPlan:
-    """Each part is an adapter on the policy's trunk or a model of its own; the reference is adapter-off or a model;
-    scores may come from outside. critic_parameters: of the critic, all of which train."""
+    """Each part is an adapter on a trunk, such a trunk without its adapter (adapter-off), or a model of its own; scores
+    may come from outside. critic_parameters: of the critic, that train besides its value head. critic_adapter: that is
+    put in for it; None where it has one, as a copy of the policy's or one that was saved, or none. critic_head: of its
+    value head; None where what trains was not counted before."""
 
     actor: Choice[str]
     critic: Choice[str]
     reference: Choice[str]
     reward: Choice[str]
     critic_parameters: int
+    critic_adapter: AdapterPlan | None = None
+    critic_head: int | None = None
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def resolve(
     work = replace(work, beside=reference_bytes(reference, work))
     ppo = None
     if config.stage == "ppo":
-        ppo, work = plan_ppo(config, roles, work)
+        ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
     kernels = replace(_kernels(config, work, parallel.engine.value, tokens, hardware, seen, notes), documents=documents)

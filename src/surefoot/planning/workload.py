@@ -34,6 +34,7 @@ class Workload:
     logits: bool = True  # whether any are computed
     beside: int = 0  # bytes of frozen models beside the one that trains
     learning: int = 0  # parameters of a model beside it that trains as well
+    under: int = 0  # bytes of the frozen base under those, where it is not the policy's
     fast_adapter: bool = False  # LoRA and DoRA by arithmetic of our own
     loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
     documents: str = PLAIN  # the form of attention over packed rows; plain: rows are padded

@@ -79,9 +79,12 @@ class OpenModel:
         return f"{self.named}, {self.held}{scaled}, template {template.value} ({template.reason})"
 
 
-def open_for_use(path: str, adapter: str | None = None, *, scored: bool = False) -> OpenModel:
+def open_for_use(
+    path: str, adapter: str | None = None, *, scored: bool = False, held: DType | None = None
+) -> OpenModel:
     """path: a folder or hub id, of a model or of an adapter, which records its base. adapter: one to put over `path`.
-    scored: no answers will be asked for, so it may be a reward model.
+    scored: no answers will be asked for, so it may be a reward model. held: type of the base; None: as it was trained,
+    where this machine computes in it.
 
     Raises InputError for what is not intact, for an adapter whose base is not found and for a reward model that is to
     answer; EnvironmentFault where the hub does not give it.
@@ -99,7 +102,7 @@ def open_for_use(path: str, adapter: str | None = None, *, scored: bool = False)
     facts = replace(facts_of(base), bos_scale=scale)
     with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
     machine = hardware.detect()
-    dtype = _dtype(plan.precision.unpacked if plan else facts.stored, machine)
+    dtype = held or _dtype(plan.precision.unpacked if plan else facts.stored, machine)
     trained_packed = plan is not None and plan.precision.base.value == "nf4"
     obstacle = bitsandbytes_obstacle(machine.kind) if trained_packed else ""
     packed = trained_packed and not obstacle
@@ -111,7 +114,7 @@ def open_for_use(path: str, adapter: str | None = None, *, scored: bool = False)
         device=torch.device("cpu") if packed else device,
         vocab_rows=saved.rows if saved else None,
         say=notes.append,
-        scored=scored and saved is None and has_value_head(base),
+        scored=scored and has_value_head(base),
     )
     if packed:
         quantise(base_model, compute=TORCH_DTYPE[dtype], device=device)

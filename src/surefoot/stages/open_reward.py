@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.segments import Template
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, value_head_tensors, value_width
-from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
 from surefoot.stages.open_model import OpenModel, find_parts, open_for_use
 
 
@@ -61,15 +61,15 @@ class OpenReward:
         return self.opened.context
 
 
-def open_reward(path: str, adapter: str | None = None) -> OpenReward:
+def open_reward(path: str, adapter: str | None = None, *, dtype: DType | None = None) -> OpenReward:
     """path: a folder or hub id, of a whole model or of an adapter, which records its base. adapter: one to put over
-    `path`; it has the value head then.
+    `path`; it has the value head then. dtype: in which the base is held; None: as it was trained.
 
     Raises InputError for a model that has no value head, before weights are read, and for what `open_for_use` refuses.
     """
     base, saved = find_parts(path, adapter)
     value_head_tensors(saved.folder if saved else base)
-    opened = open_for_use(path, adapter, scored=True)
+    opened = open_for_use(path, adapter, scored=True, held=dtype)
     head = ValueHead(value_width(opened.model))
     load_value_head(head, opened.trained)
     head.to(next(opened.model.parameters()).device)

@@ -41,7 +41,12 @@ MERGED = 1e-5  # share of the largest logit: fp32 weights W + s B A in place of 
 HEADERS = 1.5  # of files as small as these
 LORA = {"kind": "lora", "rank": 4}
 KINDS = ["full", "lora"]
-
+WHO_PLAYS = {  # policy, reward model: critic, reward model and reference
+    ("full", "full"): ("model", "model", "model"),
+    ("full", "lora"): ("adapter", "adapter", "adapter-off"),  # the reward model's base is the reference
+    ("lora", "full"): ("adapter", "adapter-off", "adapter-off"),
+    ("lora", "lora"): ("adapter", "adapter", "adapter-off"),
+}
 
 NUMBERS = ("loss", "kl", "ratio", "entropy", "policy_loss", "value_loss", "explained_variance", "grad_norm")
 DRAWN = 1e-4  # three steps of AdamW over rounding errors of 1e-6 and less; other answers would differ by tenths
@@ -221,8 +226,7 @@ def test_a_reward_model_scores_as_it_does_by_itself_and_the_critic_begins_as_it(
     with torch.no_grad():
         torch.testing.assert_close(critic.model.values(batch), opened.model.values(batch), rtol=1e-4, atol=1e-5)
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())["plan"]["ppo"]
-    shared = policy == scorer == "lora"
-    assert plan["reward"]["value"] == plan["critic"]["value"] == ("adapter" if shared else "model")
+    assert tuple(plan[part]["value"] for part in ("critic", "reward", "reference")) == WHO_PLAYS[policy, scorer]
 
 
 def failing(world, tmp_path, function, error: type[Exception] = Diverged, **ppo) -> str:

@@ -1,7 +1,7 @@
-"""The critic's start and the reward model of stage ppo: on the policy's trunk where they can be, else apart.
+"""The critic's start and the reward model of stage ppo, and on which base each of them stands.
 
-On the trunk a reward model is one more adapter over the same base, and the base is in memory once. That takes an
-adapter of the policy's own, a reward model that is an adapter over the very same base, and the same BOS factor.
+Equal bases are held once (`surefoot.planning.ppo`). Two are equal where every file of their weights is, and the BOS
+factor; the policy's is no one else's where rows were added to it.
 """
 
 from __future__ import annotations
@@ -18,58 +18,72 @@ from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.tree import facts_of
-from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, value_head_tensors, value_width
+from surefoot.models.value_head import ValueHead, load_value_head, value_head_tensors, value_width
+from surefoot.planning.plan import DType
 from surefoot.planning.ppo import RoleFacts, Roles
 from surefoot.stages.identity import base_fingerprint
 from surefoot.stages.open_model import find_parts, saved_bos_scale
-from surefoot.stages.open_reward import open_reward
+from surefoot.stages.open_reward import OpenReward, open_reward
 from surefoot.stages.ppo.scores import reward_model
 from surefoot.stages.provenance import saved_plan
 
 
 @dataclass(frozen=True)
 class Source:
-    """A reward model as somebody saved it. saved: its adapter where it can play on the policy's trunk, else None.
-    parameters: of that adapter, else of the whole model."""
+    """A reward model as somebody saved it. saved: its adapter, None where it is a whole model. folder: of its base.
+    base: by which equal bases are known."""
 
     path: str
-    trained: Path
+    folder: Path
     saved: SavedAdapter | None
-    parameters: int
+    base: str
 
     def head_for(self, model: nn.Module) -> ValueHead:
         """The saved head, for hidden states of `model`. Raises InputError where it does not fit."""
         head = ValueHead(value_width(model))
-        load_value_head(head, self.trained)
+        load_value_head(head, self.saved.folder if self.saved else self.folder)
         return head.to(next(model.parameters()).device)
 
-    def open(self) -> ScoredModel:
-        return open_reward(self.path).model
+    def open(self, dtype: DType | None = None) -> OpenReward:
+        """dtype: in which it is held; None: as it was trained."""
+        return open_reward(self.path, dtype=dtype)
+
+    @property
+    def facts(self) -> RoleFacts:
+        own = None if self.saved is None else sum(math.prod(tensor.shape) for tensor in self.saved.tensors.values())
+        return RoleFacts(self.path, self.base, facts_of(self.folder), own)
 
 
 def critic_source(config: RunConfig, base: Path) -> Source | None:
     """What the critic begins as; None: as the policy, with a head of zeros."""
     path = config.ppo.critic or reward_model(config)
-    return None if path is None else _source(path, config, base, "ppo.critic" if config.ppo.critic else "ppo.reward")
+    return None if path is None else _source(path, base, "ppo.critic" if config.ppo.critic else "ppo.reward")
 
 
 def reward_source(config: RunConfig, base: Path) -> Source | None:
     """None where scores come from a function or a server."""
     path = reward_model(config)
-    return None if path is None else _source(path, config, base, "ppo.reward")
+    return None if path is None else _source(path, base, "ppo.reward")
 
 
 def find_roles(config: RunConfig, base: Path) -> Roles:
     """The same for the plan. base: folder of the policy's base. Raises InputError for a model that is none, or has
     another tokenizer."""
-
-    def facts(source: Source | None) -> RoleFacts | None:
-        return None if source is None else RoleFacts(source.path, source.saved is not None, source.parameters)
-
-    return Roles(facts(critic_source(config, base)), facts(reward_source(config, base)))
+    critic, reward = critic_source(config, base), reward_source(config, base)
+    return Roles(policy_base(config, base), critic and critic.facts, reward and reward.facts)
 
 
-def _source(path: str, config: RunConfig, base: Path, key: str) -> Source:
+def policy_base(config: RunConfig, base: Path) -> str:
+    """By which it is known. With added rows it is another than that of any model that was saved."""
+    grown = " with added rows" if config.tokenizer.pad == "add" else ""
+    return _known(base, config.bos.scale) + grown
+
+
+def _known(base: Path, scale: float) -> str:
+    return f"{base_fingerprint(base)} x{scale:g}"
+
+
+def _source(path: str, base: Path, key: str) -> Source:
     """Raises InputError for a model without a value head, and for one whose tokenizer is not the policy's."""
     try:
         own_base, saved = find_parts(path, None)
@@ -78,13 +92,7 @@ def _source(path: str, config: RunConfig, base: Path, key: str) -> Source:
     trained = saved.folder if saved else own_base
     value_head_tensors(trained)
     _check_tokenizer(trained, own_base, base, key)
-    same_scale = saved_bos_scale(trained, own_base, saved_plan(trained)) == config.bos.scale
-    shares = (
-        saved is not None and config.adapter is not None and same_scale and config.tokenizer.pad != "add"
-    ) and base_fingerprint(own_base) == base_fingerprint(base)
-    if saved is not None and shares:
-        return Source(path, trained, saved, sum(math.prod(tensor.shape) for tensor in saved.tensors.values()))
-    return Source(path, trained, None, facts_of(own_base).parameters)
+    return Source(path, own_base, saved, _known(own_base, saved_bos_scale(trained, own_base, saved_plan(trained))))
 
 
 def _check_tokenizer(trained: Path, own_base: Path, base: Path, key: str) -> None:
