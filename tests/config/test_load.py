@@ -548,6 +548,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "alignment.bad": ["stage=kto"],
         "alignment.margin": ["stage=dpo", "alignment.loss=simpo"],
         "ppo": ["stage=ppo"],
+        "ppo.critic_adapter": ["stage=ppo", "ppo.critic_adapter.kind=lora"],
         "ppo.kl_horizon": ["stage=ppo", "ppo.kl_target=6"],
         "ppo.vllm_url": ["stage=ppo", "ppo.engine=vllm"],
         "ppo.unsup_coef": ["stage=ppo"],

@@ -170,7 +170,8 @@ WRONG = {
     ("sft", "--dropout 1.5"): "expected a share below 1",
     ("sft", "--zero_stage 4"): "has no stage 4",
     ("ppo", "--per_device_generation_batch_size 6 --per_device_training_batch_size 4"): "no whole number of steps",
-    ("ppo", "--critic_lora_dim 4 --only_optimize_lora"): "as the actor is trained",
+    ("ppo", "--critic_lora_dim 4"): "trains all weights besides LoRA",
+    ("ppo", "--critic_lora_dim -1"): "a number from 0",
     ("ppo", "--actor_dropout 0.1 --critic_dropout 0.2"): "one share is for all models",
     ("ppo", "--enable_test_mode"): "needs a number of steps from 1",
     ("ppo", "--enable_mixed_precision_lora"): "as ZeRO",
@@ -190,6 +191,33 @@ def test_lora_is_scaled_by_its_rank_alone_and_merged():
     adapter = {"kind": "lora", "rank": 128, "alpha": 1.0, "targets": ["layers."], "publish": "merged"}
     assert found["adapter"] == adapter
     assert found["optim"]["lr"] == 1e-3
+
+
+CRITIC_LORA = {  # flags -> ppo.critic_adapter, and the critic's rate
+    "": (None, None),
+    "--actor_lora_dim 8 --only_optimize_lora": ("none", None),
+    "--actor_lora_dim 8 --critic_lora_dim 8 --only_optimize_lora": (None, 5e-4),
+    "--actor_lora_dim 8 --critic_lora_dim 4 --only_optimize_lora --critic_lora_learning_rate 1e-3": (
+        {"kind": "lora", "rank": 4, "alpha": 1.0, "targets": ["decoder.layers."]}, 1e-3,
+    ),
+    "--actor_lora_dim 4 --critic_lora_dim 4 --critic_lora_module_name model.layers. --only_optimize_lora": (
+        {"kind": "lora", "rank": 4, "alpha": 1.0, "targets": ["model.layers."]}, 5e-4,
+    ),
+    "--critic_lora_dim 4 --only_optimize_lora": (
+        {"kind": "lora", "rank": 4, "alpha": 1.0, "targets": ["decoder.layers."]}, 5e-4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", CRITIC_LORA)
+def test_the_critic_has_the_adapter_that_its_flags_ask_for(words):
+    """None: surefoot's default, which is as the actor's."""
+    found = told("ppo", words)
+    adapter, rate = CRITIC_LORA[words]
+    assert (found.config["ppo"].get("critic_adapter"), found.config["ppo"].get("critic_lr")) == (adapter, rate)
+    assert shape_problems(expand_short_forms(dict(found.config))) == []
+    fates = [note.fate for note in found.notes if note.where == "--critic_lora_dim"]
+    assert fates == (["carried"] if "critic_lora_dim" in words else [])
 
 
 def test_several_processes_share_out_what_zero_says():

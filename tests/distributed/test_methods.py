@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from distributed.runs import rows
 from forkserver import ForkServer
@@ -57,11 +57,13 @@ METHODS: dict[str, dict[str, Any]] = {
         },
     },
 }
+# Critic and reward model over a base of their own, which they share where the critic is an adapter.
+METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
 SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
 """
-QUICK = {("ppo", "fsdp2", "lora"), ("ppo", "zero3", "full"), ("dpo", "zero2", "dora")}
+QUICK = {("ppo-judged", "fsdp2", "lora"), ("ppo", "zero3", "full"), ("dpo", "zero2", "dora")}
 MATRIX = [
     pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow)
     for one in ((method, engine, adapter) for method in METHODS for engine in ENGINES for adapter in ADAPTERS)
@@ -72,6 +74,9 @@ MATRIX = [
 def world(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("methods")
     tiny_llama(folder / "base")
+    tiny_llama(folder / "judge", seed=1, layers=3)
+    head = {"v_head.summary.weight": torch.linspace(-1, 1, 32)[None], "v_head.summary.bias": torch.zeros(1)}
+    save_file(head, folder / "judge" / "value_head.safetensors")
     words = ("one", "two", "heron", "sky", "trout", "answer")
     prompts = [{"prompt": f"Say {word} {number} times."} for number, word in enumerate(words)]
     answers = [" ".join([word] * (1 + number % 3)) for number, word in enumerate(words)]

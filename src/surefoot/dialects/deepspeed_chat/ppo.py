@@ -57,29 +57,39 @@ def set_lengths(draft: Draft) -> None:
 
 def set_adapter(draft: Draft) -> None:
     rules.set_lora(draft, "actor_")
-    own = ("critic_lora_dim", "critic_lora_module_name", "critic_lora_learning_rate")
-    actor, critic = draft["actor_lora_dim"] > 0, draft["critic_lora_dim"] > 0
-    if critic and not actor:
-        what = "surefoot trains the critic as the actor is trained: with adapters both, or neither"
-        draft.refuse("critic_lora_dim", what, "give --actor_lora_dim, too, or leave it out")
-        return
-    rate = "critic_learning_rate"
-    if critic:
-        alike = draft["critic_lora_dim"] == draft["actor_lora_dim"]
-        why = "" if alike else f"the critic's adapter has the actor's rank, {draft['actor_lora_dim']}"
-        draft.note("critic_lora_dim", "changed" if why else "carried", why, "adapter.rank")
-        draft.note("critic_lora_module_name", "carried", "", "adapter.targets")
-        rate = "critic_lora_learning_rate"
-        draft.drop("critic_lora_learning_rate is LoRA's", "critic_learning_rate")
-    else:
-        draft.drop("critic_lora_dim is 0", *own)
-        if actor:
-            word = "critic_lora_dim: 0"
-            draft.assume(word, "the critic has an adapter as the actor has; there all of it trains", "adapter.kind")
-    draft.set("ppo.critic_lr", draft[rate], rate)
+    actor = draft["actor_lora_dim"] > 0
     name = "actor_lora_learning_rate" if actor else "actor_learning_rate"
     draft.set("optim.lr", draft[name], name)
     draft.drop("actor_lora_learning_rate is LoRA's", *(["actor_learning_rate"] if actor else []))
+    _set_critic(draft, actor)
+
+
+def _set_critic(draft: Draft, actor: bool) -> None:
+    """Its adapter, which is as the actor's where that is not said otherwise."""
+    words = rank, place, rate = "critic_lora_dim", "critic_lora_module_name", "critic_lora_learning_rate"
+    key, alone = "ppo.critic_adapter", "only_optimize_lora"
+    if draft[rank] < 0:
+        draft.refuse(rank, f"expected a number from 0, got {draft[rank]}")
+        return
+    if draft[rank] == 0:
+        draft.drop(f"{rank} is 0: all of the critic trains", *words)
+        draft.set("ppo.critic_lr", draft["critic_learning_rate"], "critic_learning_rate")
+        if actor:
+            draft.set(key, "none", rank, why="all of the critic trains where it has no LoRA, as there")
+        return
+    draft.set("ppo.critic_lr", draft[rate], rate)
+    draft.drop(f"{rate} is LoRA's", "critic_learning_rate")
+    if actor and all(draft[f"actor_{word}"] == draft[f"critic_{word}"] for word in ("lora_dim", "lora_module_name")):
+        draft.note(rank, "carried", "", key)
+        draft.note(place, "carried", "", key)
+        return
+    if not draft[alone]:
+        draft.refuse(rank, rules.ONE_OR_THE_OTHER, f"add --{alone}, or leave out --{rank} to train all weights")
+        return
+    draft.set(f"{key}.kind", "lora", rank, alone)
+    draft.set(f"{key}.rank", draft[rank], rank)
+    draft.set(f"{key}.alpha", 1.0, rank)
+    draft.set(f"{key}.targets", [draft[place]], place)
 
 
 def set_models(draft: Draft) -> None:

@@ -16,6 +16,7 @@ from surefoot.nearest import nearest_word
 
 OUTPUT = "./output"
 _ALONE = "one process holds all of it: nothing is shared out"
+ONE_OR_THE_OTHER = "the original trains all weights besides LoRA, and surefoot trains one or the other"
 _GROUPS = "one rate: with LoRA nothing else trains but a reward model's head"
 _AGAIN = "goes on from the newest checkpoint in output_dir, if any; the original began anew and wrote over it"
 
@@ -166,7 +167,7 @@ def set_lora(draft: Draft, prefix: str) -> None:
         return
     if not draft[alone]:
         fix = f"add --{alone}, or leave out --{rank} to train all weights"
-        draft.refuse(rank, "the original trains all weights besides LoRA, and surefoot trains one or the other", fix)
+        draft.refuse(rank, ONE_OR_THE_OTHER, fix)
         return
     draft.set("adapter.kind", "lora", rank, alone)
     draft.set("adapter.rank", draft[rank], rank)
