@@ -47,8 +47,8 @@ class ScoredPart:
 
 class Cast(nn.Module):
     """trunk: of the actor. critic_trunk: of the critic, where that is another. A part whose model, or scored model's
-    backbone, is a trunk's model plays on it; any other stands apart. reward: None where scores come from elsewhere. offload: frozen models that stand apart wait in
-    host memory and come to the actor's device to be asked.
+    backbone, is a trunk's model plays on it; any other stands apart. reward: None where scores come from elsewhere.
+    offload: frozen models that stand apart wait in host memory and come to the actor's device to be asked.
 
     Parameters are named trunk.…, critic_trunk.… and critic_head.… of parts on trunks, actor.… and critic.… of those
     apart.

@@ -131,7 +131,7 @@ _STEP3 = (
     joint("actor_lora_dim", 0, ("adapter.kind", "adapter.rank", "adapter.alpha"), "scaled by 1/rank; merged"),
     joint("actor_lora_module_name", "decoder.layers.", ("adapter.targets",), "must be a place of the model", type=text),
     joint("critic_lora_dim", 0, ("ppo.critic_adapter",), "scaled by 1/rank; 0: all of the critic trains"),
-    joint("critic_lora_module_name", "decoder.layers.", ("ppo.critic_adapter",), "must be a place of the critic's model",
+    joint("critic_lora_module_name", "decoder.layers.", ("ppo.critic_adapter",), "must be a place of its model",
           type=text),
     joint("actor_lora_learning_rate", 5e-4, ("optim.lr",)),
     joint("critic_lora_learning_rate", 5e-4, ("ppo.critic_lr",), "of the value head, too, which LoRA freezes there"),
