@@ -105,8 +105,8 @@ def examine(base: Path, output: Path, adapter: str, precision: str) -> Finding:
         first,
         last,
         results["scaler_skipped_steps"],
-        results["train_tokens_per_second"],
-        results["train_runtime"],
+        results["steps_tokens_per_second"],
+        results["steps_runtime"],
         tuple(what for what, wrong in faults.items() if wrong),
     )
 

@@ -36,8 +36,8 @@ from surefoot.config.load import load_config
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.tree import facts_of
 from surefoot.planning.limits import Work, step_flops, work_of
-from surefoot.planning.memory import readable
 from surefoot.planning.plan import AdapterPlan, RunPlan
+from surefoot.sizes import size_text
 from surefoot.stages.examples import prepare_examples
 from surefoot.stages.lengths import lengths_of
 from surefoot.stages.planned import make_plan
@@ -167,7 +167,7 @@ def told(name: str, cell: Cell, one: Expected) -> str:
     return (
         f"{name}: {one.tokens:,.0f} tokens a step, {one.flops / 1e9:.1f} GFLOP a token; "
         f"limit {one.limit:,.0f} tokens/s\n"
-        f"  aim: {cell.aim}; surefoot plans {readable(memory.total)}{again}\n"
+        f"  aim: {cell.aim}; surefoot plans {size_text(memory.total)}{again}\n"
         f"  {len(one.names)} sides where all is installed: {'; '.join(one.names)}\n"
         f"  some {one.minutes:.0f} minutes by the guesses above, at most those of --minutes and one turn\n"
         f"  python benchmarks/peers.py {' '.join([*cell.words, *_STEPS, '--data', cell.data])}"

@@ -23,8 +23,7 @@ from surefoot import process
 from surefoot.allocator import Holes
 from surefoot.errors import Fault, InputError
 from surefoot.nearest import nearest_word
-
-GIB = 2**30
+from surefoot.sizes import GIB
 
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
 _CPU_FLAGS = (
@@ -119,6 +118,20 @@ def detect() -> Hardware:
             flash_attention_2=flash,
             triton=triton,
         )
+    return _host(threads, flash, triton)
+
+
+def glance() -> Hardware:
+    """This machine as far as it shows without torch, for refusals alone: beside a GPU nothing is known but that much
+    may be possible, and no limit of memory."""
+    if accelerators():
+        return replace(_PRESETS["h200"], memory=sys.maxsize)
+    flash, triton = (importlib.util.find_spec(name) is not None for name in ("flash_attn", "triton"))
+    return _host(usable_cores(), flash, triton)
+
+
+def _host(threads: int, flash: bool, triton: bool) -> Hardware:
+    """The CPU."""
     total, free = host_memory()
     flags = _cpu_flags()
     emulated = process.cpu_limit() in _EMULATING

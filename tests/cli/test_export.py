@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from adapter_runs import a_plan, a_run
 from surefoot.cli.main import main
-from surefoot.report.wording import size_text
+from surefoot.sizes import size_text
 from tiny import tiny_llama
 
 

@@ -38,6 +38,14 @@ CASES = {
     "export OVER --out out --gguf": "--gguf: is for whole models, and this is an adapter",
     "evaluate loss OVER rows.json --max-length 513": "--max-length: 513 is more than the model's 512 positions",
     "tune run.yaml --out rows.json": "rows.json: already exists",
+    "train run.yaml output=full": "output: full is not empty",
+    "train run.yaml output=/proc/none": "/proc/none: cannot be written",
+    "train run.yaml data.train=cut.json": "cut.json:1:21: error: the file ends in the middle of a record",
+    "train run.yaml data.train=odd.json": "odd.json:1: error: row 1 has no layout that surefoot knows",
+    "train run.yaml data.eval=cut.json": "cut.json:1:21: error: the file ends in the middle of a record",
+    "train run.yaml stage=dpo": "row 1 is alpaca data for stage sft",
+    "train run.yaml model=CUT": "model.safetensors: damaged",
+    "train run.yaml adapter.kind=lora adapter.rank=2 adapter.targets=[q_prj]": "no linear layer is called 'q_prj'",
     "convert none --out out": "none: no such file or folder",
     "convert rows.json --out out": "rows.json: is no file of weights",
     "convert . --out out": "holds no weights",
@@ -74,6 +82,13 @@ def place(tmp_path_factory):
     )
     (folder / "empty.txt").write_text("\n")
     (folder / "rows.json").write_text(json.dumps([{"instruction": "a", "output": "b"}]))
+    (folder / "cut.json").write_text('[{"instruction": "a"\n')
+    (folder / "odd.json").write_text('[{"instructio": "a"}]')
+    for name in ("folder", "full"):
+        (folder / name / "below").mkdir(parents=True)
+    (folder / "CUT").mkdir()
+    for path in (folder / "BASE").iterdir():
+        (folder / "CUT" / path.name).write_bytes(path.read_bytes()[: 3000 if path.suffix == ".safetensors" else None])
     (folder / "run.yaml").write_text("stage: sft\nmodel: BASE\ndata: {train: rows.json}\noutput: run\n")
     return folder
 
@@ -95,12 +110,43 @@ def answers(place):
 def test_it_is_told_before_anything_is_loaded(answers, case):
     code, stderr, torch = answers[case]
     assert CASES[case] in stderr
-    assert (code, stderr.count("\n"), torch) in {(2, 1, False), (3, 1, False)}
+    lines = 3 if "^" in stderr else 1  # with an excerpt and a caret
+    assert (code, stderr.count("\n"), torch) in {(2, lines, False), (3, lines, False)}
 
 
 def test_nothing_is_left_behind(place, answers):
     assert not (place / "out").exists()
     assert not (place / "run").exists()
+
+
+def test_a_folder_hides_no_conflict_of_the_config(place):
+    case = "train run.yaml output=full adapter.kind=lora adapter.rank=2 adapter.targets=[q_prj]"
+    code, stderr, torch = told(place, [case])[case]
+    assert (code, stderr.count("\n"), torch) == (2, 2, False)
+    assert "is not empty" in stderr
+    assert "q_prj" in stderr
+
+
+def test_the_first_line_comes_before_anything_is_loaded(place):
+    """The twin: that of the end of an examination does not."""
+    program = (
+        "import sys\nfrom surefoot.cli.main import main\nfrom surefoot.report.console import Console\n"
+        "honest = Console.say\n"
+        "def say(self, text='', **how):\n    print('torch' in sys.modules, text[:3])\n    honest(self, text, **how)\n"
+        "Console.say = say\nmain(['train', 'run.yaml', '--dry-run'], standalone_mode=False)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True)
+    said = [line for line in done.stdout.splitlines() if line.startswith(("True", "False"))]
+    assert said[0] == "False sft"
+    assert said[-1] == "True dry"
+
+
+def test_twin_without_the_look_beforehand_torch_comes_first(place):
+    case = "train run.yaml data.train=cut.json"
+    blind = "import surefoot.stages.beforehand as early\nearly.look_beforehand = lambda config, mode: None\n"
+    code, stderr, torch = told(place, [case], blind)[case]
+    assert (code, torch) == (2, True)
+    assert "cut.json:1:21" in stderr
 
 
 def test_twin_without_a_look_at_the_config_the_model_is_opened_first(place):

@@ -24,6 +24,7 @@ from surefoot.cli.main import main
 from surefoot.report.verification import compare_folders
 from tiny import tiny_llama
 
+MOST_LINES = 26  # before step 1; the plan and the audit have some 100
 ROWS = [
     {"instruction": f"Say {word} {k} times.", "input": "", "output": " ".join([word] * k)}
     for word in ("one", "two", "heron", "sky")
@@ -98,6 +99,55 @@ def test_the_run_folder_has_what_the_ecosystem_expects(finished):
         training_eval_loss.png run.log MANIFEST.json checkpoint-6"""
     assert set(expected.split()) <= names
     assert not [name for name in names if name.startswith(".")]
+
+
+def said_before_step_1(log):
+    return log.partition("\nstep 1/")[0].splitlines()
+
+
+def check_shortness(log):
+    lines = said_before_step_1(log)
+    assert len(lines) <= MOST_LINES
+    words = ("model", "trains", "computes", "data", "evaluation", "example", "batch", "memory", "speed")
+    assert [word for word in words if not any(line.startswith(f"{word} ") for line in lines)] == []
+
+
+def test_what_is_said_before_step_1_is_short_and_the_log_has_all(finished):
+    run, log = finished
+    check_shortness(log)
+    whole = (run.output / "run.log").read_text()
+    assert all(words in whole and words not in log for words in ("precision.compute", "training data:"))
+
+
+def test_twin_all_of_it_on_request(run):
+    code, log = run()("-v", "--dry-run")
+    assert code == 0
+    assert all(words in log for words in ("precision.compute", "training data:"))
+    with pytest.raises(AssertionError):
+        check_shortness(log)
+
+
+def test_every_caution_is_said(run):
+    trial = run(optim={"warmup": "100 steps"})
+    (trial.folder / "train.json").write_text(json.dumps(ROWS * 2))  # copies, of which the audit warns
+    code, log = trial("--dry-run")
+    full = [line for line in log.splitlines() if line.lstrip().startswith("caution")]
+    assert code == 0
+    assert trial()[0] == 0
+    short = (trial.folder / "log.txt").read_text().splitlines()
+    assert len([line for line in short if line.startswith("caution: ")]) == len(full) > 2
+
+
+def test_the_times_add_up_and_the_last_lines_say_them(finished):
+    run, log = finished
+    took = json.loads((run.output / "train_results.json").read_text())
+    parts = ("steps", "setup", "compile", "batches", "evaluation", "saving", "other")
+    whole = sum(took[f"{part}_runtime"] for part in parts)
+    assert took["whole_runtime"] == pytest.approx(whole, abs=0.01)  # each is rounded to a millisecond
+    assert took["whole_runtime"] > took["train_runtime"] > took["steps_runtime"] > 0
+    assert min(took["evaluation_runtime"], took["saving_runtime"], took["setup_runtime"]) > 0
+    assert re.search(r"^done: 6 steps in .*: .*in steps", log, flags=re.MULTILINE)
+    assert "this start" not in log
 
 
 def test_peft_loads_the_output_and_it_answers_as_trained(finished, base):
@@ -230,7 +280,7 @@ def test_a_cut_base_is_refused_before_anything_is_shown(run, base, tmp_path, fin
     code, log = run(model=str(tmp_path / "cut"))()
     assert code == 2
     assert "model.safetensors: damaged: 3,000 bytes, expected" in log
-    shown = ("precision.compute", "training data:")
+    shown = ("\ncomputes ", "\nexample ")
     assert all(words in finished[1] and words not in log for words in shown)
 
 

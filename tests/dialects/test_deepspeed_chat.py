@@ -265,6 +265,13 @@ def test_its_lines():
     assert rows.row({"eval_loss": 1.0}) == ()
 
 
+@pytest.mark.parametrize(("done", "epoch"), [(0.333333, 0), (1.0, 0), (1.000001, 1), (1.333333, 1), (2.0, 1)])
+def test_the_last_step_of_an_epoch_belongs_to_it(done, epoch):
+    """Twins are the first steps of the next one."""
+    row = {"current_steps": 3, "epoch": done, "policy_loss": 0.1, "value_loss": 0.2, "reward": 1.0}
+    assert voice("ppo", told("ppo")).row(row)[0].startswith(f"Epoch: {epoch} | ")
+
+
 def test_the_pipeline_names_its_scripts():
     runs = runs_of(["--actor-model", "facebook/opt-1.3b", "--num-gpus", "1", "--output-dir", "out", "--step", "1", "3"])
     assert [run.step for run in runs] == [1, 3]

@@ -20,9 +20,9 @@ from surefoot.doctor.machine import environment_lines
 from surefoot.models import forward
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.measurements import Measurements
-from surefoot.planning.memory import readable
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
+from surefoot.sizes import size_text
 from surefoot.stages.trial import ready
 
 
@@ -178,7 +178,7 @@ def test_an_oversubscribed_micro_batch(tmp_path, base, monkeypatch):
     assert line.verdict == "caution"
     assert line.fix == "set batch.micro: 8"  # the half has room
     assert line.gain is not None
-    assert readable(limit) in line.value
+    assert size_text(limit) in line.value
 
 
 def test_what_has_no_room_in_the_memory_that_is_free_is_not_tried(tmp_path, base, monkeypatch):

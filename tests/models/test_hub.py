@@ -186,7 +186,7 @@ class TestOtherRefusals:
         client.setattr(hardware, "free_disk", lambda folder: 3)
         code, line = refused(weights=True)
         assert code == 3
-        assert "GB free" in line
+        assert "has 3 B free" in line
         assert not [path for path in hub.asked if "/resolve/" in path]
 
 

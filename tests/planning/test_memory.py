@@ -452,10 +452,3 @@ class TestForecast:
         plan = self.of(tmp_path, adapter=LORA, precision="bf16")
         assert fits(plan)
         assert usable(80 * GIB) < 0.9 * 80 * GIB
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0.0 MiB"), (3 * 2**19, "1.5 MiB"), (320 * 2**20, "320 MiB"), (3 * 2**29, "1.5 GiB")]
-)
-def test_sizes_for_people(size, text):
-    assert module.readable(size) == text

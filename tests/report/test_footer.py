@@ -10,9 +10,20 @@ from surefoot.report import footer
 RESULTS = {"train_loss": 1.2345, "eval_loss": 1.301, "eval_accuracy": 0.612}
 
 
-def closing(run, results=RESULTS, early=False, best_step=200, skipped=0):
+TOOK = {"in steps": 20.0, "set-up": 40.0, "compile": 650.0, "batches": 0.001, "evaluation": 10.0, "saving": 5.0}
+
+
+def closing(run, results=RESULTS, early=False, best_step=200, skipped=0, here=TOOK):
     return footer.finished(
-        run, results, step=300, total_steps=900, early=early, seconds=725, best_step=best_step, skipped=skipped
+        run,
+        results,
+        step=300,
+        total_steps=900,
+        early=early,
+        here=here,
+        whole=TOOK,
+        best_step=best_step,
+        skipped=skipped,
     )
 
 
@@ -21,9 +32,11 @@ def test_the_end_of_a_run(tmp_path):
     for name in ("run.log", "report.html", "training_eval_loss.png"):
         (tmp_path / name).write_text("")
     lines = closing(tmp_path)
-    assert lines[0] == "done: 300 steps in 12 min 05 s"
+    assert lines[0] == (
+        "done: 300 steps in 12 min 05 s: 10 min 50 s compile, 40 s set-up, 20 s in steps, 10 s evaluation, 5.0 s other"
+    )
     assert lines[1] == "training loss 1.234 · evaluation loss 1.301 · accuracy 61.2% · best checkpoint-200"
-    assert "  adapter_model.safetensors     1.5 MB  the trained adapter" in lines
+    assert "  adapter_model.safetensors    1.4 MiB  the trained adapter" in lines
     assert any(line.startswith("  report.html") for line in lines)
     assert any(line.startswith("  training_eval_loss.png") for line in lines)
     assert not any("plan.json" in line for line in lines)  # is not there, is not promised
@@ -32,9 +45,17 @@ def test_the_end_of_a_run(tmp_path):
 
 def test_early_stopping_and_skipped_steps_are_said(tmp_path):
     lines = closing(tmp_path, early=True, skipped=2)
-    assert lines[0] == "stopped at step 300 of 900: evaluation no longer improves (12 min 05 s)"
+    assert lines[0].startswith("stopped at step 300 of 900, ")
+    assert "in 12 min 05 s: " in lines[0]
     assert "all weights are finite; 2 non-finite steps were skipped" in lines
     assert "all weights are finite; 1 non-finite step was skipped" in closing(tmp_path, early=True, skipped=1)
+
+
+def test_a_resumed_run_says_what_this_start_took_and_the_whole(tmp_path):
+    lines = closing(tmp_path, here=TOOK | {"compile": 50.0})
+    assert "12 min 05 s" in lines[0]
+    assert lines[1].startswith("this start: 2 min 05 s: 50 s compile, ")
+    assert not any(line.startswith("this start") for line in closing(tmp_path))  # the twin: there was one start alone
 
 
 def test_nothing_is_said_about_figures_that_are_not_there(tmp_path):

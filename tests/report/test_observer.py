@@ -181,9 +181,9 @@ def test_rows_hold_what_the_loop_reported(straight):
 
 
 def test_log_every_thins_rows_and_lines(tmp_path):
-    said = session(tmp_path, log_every=5)
+    said = session(tmp_path, log_every=50)
     steps = [row["current_steps"] for row in read_rows(tmp_path / NAME) if is_train_row(row)]
-    assert steps == [1, 5, 10, 12]
+    assert steps == [*range(1, 11), 12]
     assert [line.split("/")[0] for line in said.splitlines() if line.startswith("step")] == [f"step {n}" for n in steps]
     assert said.count("saved checkpoint-") == 3
 

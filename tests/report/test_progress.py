@@ -9,7 +9,8 @@ import pytest
 from surefoot.report.console import Console
 from surefoot.report.pace import Timing
 from surefoot.report.progress import Progress, is_logged
-from surefoot.report.wording import duration_text, eta_text, number, sample_text, size_text, skip_sentence
+from surefoot.report.wording import duration_text, eta_text, fitted, number, sample_text, skip_sentence, step_line
+from surefoot.sizes import size_text
 from surefoot.training.report import EvalReport, StepReport
 
 TIMING = Timing(elapsed=60.0, remaining=41.0, throughput=3512.4, supervised_throughput=411.2, peak_memory=1_200_000_000)
@@ -41,11 +42,37 @@ def test_a_step_in_one_line():
     progress.evaluation(EVALUATION, improved=True)
     progress.step(STEP, TIMING)
     assert stream.getvalue().splitlines() == [
+        "evaluation after step 100: loss 1.301 · accuracy 61.2% · 2.1 s · best so far",
+        "step 120/1000 · loss 1.234 · grad 0.420 · 3,512 tok/s · eta 00:41 · ok",
+    ]
+
+
+def test_the_log_has_all_of_a_line_and_a_wide_terminal_too(tmp_path):
+    console = Console(io.StringIO())
+    console.log_to(tmp_path / "run.log")
+    progress = Progress(console, 1000)
+    progress.evaluation(EVALUATION, improved=True)
+    progress.step(STEP, TIMING)
+    lines = [line.partition(" ")[2] for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert lines == [
         "evaluation after step 100: loss 1.301 · perplexity 3.673 · accuracy 61.2% of 4,012 tokens · 2.1 s"
         " · best so far",
         "step 120/1000 · loss 1.234 (eval 1.301 @ 100) · lr 9.1e-05 · grad 0.420 · 3,512 tok/s (411 supervised)"
-        " · mem 1.2 GB · eta 00:41 · ok",
+        " · mem 1.1 GiB · eta 00:41 · ok",
     ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_a_line_has_no_more_columns_than_there_are(width):
+    metrics = {"reward_accuracy": 0.612, "reward_margin": 0.123, "reward": 1.25, "kl": 0.125}
+    report = dataclasses.replace(STEP, step=98_120, metrics=metrics)
+    fields = step_line(report, 100_000, TIMING, "ok (3 skipped)", EVALUATION)
+    line, whole = fitted(fields, width), fitted(fields)
+    assert len(line) <= max(width, 71)  # what every line has: step, loss, gradient and the guard's word
+    assert len(whole) > 140
+    assert [
+        word for word in ("step 98120/100000", "loss 1.234", "grad 0.420", "ok (3 skipped)") if word not in line
+    ] == []
 
 
 def test_a_step_that_was_held_back_says_why_and_invents_no_number():
@@ -81,7 +108,9 @@ def test_a_loss_scale_that_falls_is_no_alarm():
     assert line.endswith("· skipped: scaler")
 
 
-@pytest.mark.parametrize(("step", "expected"), [(1, True), (2, False), (9, False), (10, True), (20, True), (25, True)])
+@pytest.mark.parametrize(
+    ("step", "expected"), [(1, True), (2, True), (10, True), (11, False), (19, False), (20, True), (25, True)]
+)
 def test_log_every(step, expected):
     report = dataclasses.replace(STEP, step=step)
     assert is_logged(report, 25, 10) is expected
@@ -95,8 +124,9 @@ def test_the_bar_keeps_place_and_state_at_any_width(width):
     progress.close()
     bar, numbers = last_picture(stream)
     assert bar.rstrip().endswith("120/1000 · eta 00:41 · ok")
-    shown = " ".join(line.strip() for line in numbers)
-    assert shown == "loss 1.234 · lr 9.1e-05 · grad 0.420 · 3,512 tok/s (411 supervised) · mem 1.2 GB"
+    assert len(numbers) == 1
+    whole = "loss 1.234 · lr 9.1e-05 · grad 0.420 · 3,512 tok/s (411 supervised) · mem 1.1 GiB"
+    assert (numbers[0].strip() == whole) == (width >= 100)
     assert max(len(line) for line in [bar, *numbers]) <= width
 
 
@@ -149,7 +179,11 @@ def test_redrawing_is_limited_in_time():
         (number, 1234.0, "1234"),
         (number, None, "not finite"),
         (size_text, 999, "999 B"),
-        (size_text, 18_240_000_000, "18.2 GB"),
+        (size_text, 0, "0 B"),
+        (size_text, 3 * 2**19, "1.5 MiB"),
+        (size_text, 320 * 2**20, "320 MiB"),
+        (size_text, -3 * 2**29, "-1.5 GiB"),
+        (size_text, 3 * 2**39, "1.5 TiB"),
         (eta_text, 41.9, "00:41"),
         (eta_text, 7265.0, "2:01:05"),
         (duration_text, 4.25, "4.2 s"),

@@ -6,6 +6,7 @@ import math
 from surefoot.report.results import eval_results, train_results, write_results
 from surefoot.training.report import EvalReport
 
+BESIDE = {"set-up": 24.0, "compile": 6.0, "batches": 0.5, "evaluation": 5.0, "saving": 2.0, "other": 0.5}
 COUNTS = {
     "loss": 1.75,
     "steps": 3,
@@ -19,15 +20,28 @@ COUNTS = {
 
 
 def test_train_results_have_the_known_names():
-    results = train_results(**COUNTS, seconds=2.0)
+    results = train_results(**COUNTS, seconds=2.0, beside=BESIDE)
     known = {"epoch", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
     assert known <= results.keys()
-    assert (results["train_samples_per_second"], results["train_tokens_per_second"]) == (6.0, 300.0)
     assert results["skipped_steps"] == 1
 
 
+def test_the_training_time_has_evaluation_and_saving_and_the_whole_what_comes_before():
+    results = train_results(**COUNTS, seconds=2.0, beside=BESIDE)
+    assert (results["steps_runtime"], results["train_runtime"], results["whole_runtime"]) == (2.0, 10.0, 40.0)
+    parts = ("setup", "compile", "batches", "evaluation", "saving", "other")
+    assert results["steps_runtime"] + sum(results[f"{part}_runtime"] for part in parts) == results["whole_runtime"]
+    assert (results["train_samples_per_second"], results["train_tokens_per_second"]) == (1.2, 60.0)
+    assert results["steps_tokens_per_second"] == 300.0
+
+
+def test_twin_without_what_lay_between_the_training_time_is_that_of_the_steps():
+    results = train_results(**COUNTS, seconds=2.0, beside={})
+    assert results["train_runtime"] == results["whole_runtime"] == results["steps_runtime"] == 2.0
+
+
 def test_a_session_that_took_no_step_has_no_rates():
-    assert train_results(**COUNTS, seconds=0.0)["train_steps_per_second"] is None
+    assert train_results(**COUNTS, seconds=0.0, beside={})["train_steps_per_second"] is None
 
 
 def test_a_non_finite_evaluation_is_null():
@@ -36,7 +50,7 @@ def test_a_non_finite_evaluation_is_null():
 
 
 def test_the_files(tmp_path):
-    train = train_results(**COUNTS, seconds=2.0)
+    train = train_results(**COUNTS, seconds=2.0, beside=BESIDE)
     evaluation = eval_results(EvalReport(3, 1.5, math.exp(1.5), 0.25, 40, 1.0), 0.5)
     together = write_results(tmp_path, train, evaluation, {"accuracy_after": 0.9})
     read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
@@ -49,5 +63,5 @@ def test_the_files(tmp_path):
 
 
 def test_no_evaluation_no_file(tmp_path):
-    write_results(tmp_path, train_results(**COUNTS, seconds=2.0), None)
+    write_results(tmp_path, train_results(**COUNTS, seconds=2.0, beside=BESIDE), None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all_results.json", "train_results.json"]

@@ -10,7 +10,7 @@ from transformers import TrainerState
 from surefoot.report import rows
 from surefoot.report.pace import Timing
 from surefoot.report.rows import Position, eval_row, train_row, trainer_state, without_timing
-from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.report import EvalReport, StepProfile, StepReport
 
 POSITION = Position(total_steps=1000, epoch=0.36, total_tokens=421_440, total_weight=49_320)
 TIMING = Timing(
@@ -129,8 +129,21 @@ def test_equal_runs_have_equal_trainer_states():
     assert state_of([train_row(STEP, POSITION, TIMING)]) == state_of([train_row(STEP, POSITION, slow)])
 
 
+def test_a_row_says_whether_its_step_was_clocked_or_traced():
+    clocked = dataclasses.replace(STEP, profile=StepProfile(1.0, 2.0, 1, None))
+    traced = dataclasses.replace(STEP, traced=True)
+    marks = [train_row(one, POSITION, TIMING).get("profiled") for one in (STEP, clocked, traced)]
+    assert marks == [None, "clocked", "traced"]
+    assert rows.without_timing(train_row(traced, POSITION, TIMING)) == rows.without_timing(
+        train_row(STEP, POSITION, TIMING)
+    )
+
+
 def test_every_timing_field_is_one_that_rows_have():
-    written = train_row(STEP, POSITION, TIMING).keys() | eval_row(EVALUATION, POSITION, TIMING).keys()
+    written = (
+        train_row(dataclasses.replace(STEP, traced=True), POSITION, TIMING).keys()
+        | eval_row(EVALUATION, POSITION, TIMING).keys()
+    )
     assert written >= rows.TIMING_FIELDS
 
 

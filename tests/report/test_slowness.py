@@ -24,7 +24,7 @@ def slow(**changes):
 
 PLANTED = [
     (slow(major_faults=4000), "400 major page faults per second"),
-    (slow(swapped=int(5e9)), "swaps 500.0 MB per second"),
+    (slow(swapped=int(5e9)), "swaps 477 MiB per second"),
     (slow(throttled=5.0), "held back by its own processor limit 50% of the time"),
     (slow(steal=8.0), "gives 40% of the processor to other machines (steal)"),
     ({"others": [("ffmpeg", 77, 1.6), ("cc1", 78, 0.3)]}, "other processes take 1.9 of 2 cores: ffmpeg (pid 77) 1.6"),
@@ -33,7 +33,7 @@ PLANTED = [
     (slow(recompiles=3), "compiled 3 more graphs"),
     (slow(alloc_retries=2), "was full 2 times"),
     ({"clock": 0.5}, "clock is at 50%"),
-    ({"used": int(15.5e9)}, "memory is nearly full: 15.5 GB of 16.0 GB"),
+    ({"used": int(15.5e9)}, "memory is nearly full: 14.4 GiB of 14.9 GiB"),
 ]
 
 

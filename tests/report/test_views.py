@@ -17,10 +17,15 @@ ROWS = log_rows(60, evaluate=20)
 RESULTS = {
     "train_loss": 0.4321,
     "train_runtime": 0.3,
+    "whole_runtime": 9.5,
+    "steps_runtime": 0.2,
     "eval_step": 20,
     "eval_loss": 0.1234,
     "eval_accuracy": 0.75,
 }
+
+
+TOOK = {"in steps": 0.2, "set-up": 9.2, "evaluation": 0.1}
 
 
 def tiles(status, results=RESULTS):
@@ -28,9 +33,12 @@ def tiles(status, results=RESULTS):
 
 
 def check_against_the_terminal(tmp_path):
-    lines = finished(tmp_path, RESULTS, step=60, total_steps=60, early=False, seconds=0.3, best_step=20, skipped=0)
+    lines = finished(
+        tmp_path, RESULTS, step=60, total_steps=60, early=False, here=TOOK, whole=TOOK, best_step=20, skipped=0
+    )
     shown = tiles("finished")
-    assert lines[0] == f"done: 60 steps in {shown['time'][0]}"
+    assert lines[0].startswith(f"done: 60 steps in {shown['time'][0]}: ")
+    assert shown["time"][1] in lines[0]
     said = [f"{name} {shown[name][0]}" for name in ("training loss", "evaluation loss", "accuracy")]
     assert lines[1] == " · ".join([*said, "best checkpoint-20"])
     assert shown["evaluation loss"][1] == "step 20, published"
@@ -56,14 +64,17 @@ def test_a_run_that_goes_on_shows_its_newest_and_no_earlier_ending(status):
 
 
 def test_the_speed_of_a_finished_run_is_that_of_the_whole():
-    whole = tiles("finished", {**RESULTS, "train_tokens_per_second": 512.5})
-    assert whole["tokens per second"] == ("512", "mean over the run")
+    whole = tiles("finished", {**RESULTS, "train_tokens_per_second": 12.5, "steps_tokens_per_second": 512.5})
+    assert whole["tokens per second"][0] == "512"
+    assert tiles("finished", {"train_tokens_per_second": 12.5})["tokens per second"][0] == "12"  # of an older run
     assert tiles("running")["tokens per second"] != whole["tokens per second"]
 
 
 def check_commands(tmp_path, to_try, told):
     """The report's commands, made of `told`, are those on the terminal, made of `to_try`."""
-    lines = finished(tmp_path, {}, step=1, total_steps=1, early=False, seconds=1, best_step=None, skipped=0, **to_try)
+    lines = finished(
+        tmp_path, {}, step=1, total_steps=1, early=False, here={}, whole={}, best_step=None, skipped=0, **to_try
+    )
     shown = views.commands(RunRecord(tmp_path, data={TO_TRY: told}), "finished")
     again = f"surefoot train {tmp_path}/config.yaml output={tmp_path}-again"
     assert [f"  {command}" for _, command in shown] == [*lines[lines.index("next:") + 1 :], f"  {again}"]

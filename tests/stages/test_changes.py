@@ -101,16 +101,16 @@ def test_a_resumed_run_says_where_it_goes_on_and_not_the_whole_plan(again):
     assert "resuming from" in said
     assert "it is after step 1 of 4; the plan is as before, but for this:\n  batch.micro was " in said
     assert "asked for" in said.split("batch.micro was ")[1].split("\n")[0]
-    assert "optimizer  " not in said
-    assert "what the model learns" not in said
+    assert "\ntrains " not in said
+    assert "\nexample " not in said
     assert (again / "run" / "plan.json").is_file()
 
 
 def test_twin_a_first_start_says_all(again):
     shutil.rmtree(again / "run")
     said = start(again, "resume")
-    assert "optimizer  " in said
-    assert "what the model learns" in said
+    assert "\ntrains " in said
+    assert "\nexample " in said
     assert "the plan is" not in said
 
 

@@ -71,7 +71,7 @@ def ends(folder):
     """What a finished run leaves of its numbers: weights, moments, counts."""
     last = folder / f"checkpoint-{STEPS}"
     state = json.loads((last / "state.json").read_text())
-    del state["seconds"]
+    del state["seconds"], state["beside"]
     return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
 
 

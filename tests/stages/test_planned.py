@@ -177,6 +177,19 @@ def test_a_narrow_model_on_a_cpu_is_planned_without_measuring(tmp_path, probes):
     assert plan.precision.compute.value == "fp32"
 
 
+@pytest.mark.parametrize(("asked", "times"), [("bf16", "20.0 times slower"), ("auto", None)])
+def test_what_a_type_costs_a_narrow_model_is_measured_where_it_was_asked_for(tmp_path, monkeypatch, asked, times):
+    """The twin leaves it open, and nothing is measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(machine, "detect", lambda: HERE)
+    rates = {"fp32": 2e12, "bf16": 1e11}
+    monkeypatch.setattr(surefoot.probe.matmul, "product_rates", lambda shapes, device, *, dtypes: rates)
+    base = tiny_llama(tmp_path / "base")
+    plan = make_plan(run_config(model=str(base), data=SHORT, precision=asked))
+    assert ("products" in plan.measurements) == (times is not None)
+    assert [times in one for one in plan.cautions if "matrix products" in one] == [True] * (times is not None)
+
+
 def test_this_machine_really_is_measured(tmp_path):
     base = tiny_llama(tmp_path, hidden=256, heads=4, kv_heads=2)
     plan = make_plan(run_config(model=str(base), data=SHORT))

@@ -47,8 +47,9 @@ def test_the_second_signal_stops_at_once():
     assert "stopping after this step" in process.stderr.readline() + process.stderr.readline()
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    _, err = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM
+    assert err.strip().startswith("SIGTERM again")
 
 
 @pytest.mark.parametrize(("number", "wish"), [(signal.SIGUSR1, "save"), (signal.SIGUSR2, "evaluate")])

@@ -142,6 +142,38 @@ def test_order_of_events(tmp_path):
     assert diary.lines == [*expected, "eval 12 best", "save 12"]
 
 
+def took(folder, monkeypatch, slow):
+    """What a run of the toy took on a clock that only moves where `slow` is at work, a second each time."""
+    now = [0.0]
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    job = make_job(folder, toy_engine())
+
+    def slowed(work):
+        def working(*args):
+            now[0] += 1.0
+            return work(*args)
+
+        return working
+
+    job = dataclasses.replace(job, **{slow: slowed(getattr(job, slow))})
+    diary = Diary()
+    state = train(job, RunState(), diary, diary.stop).state
+    monkeypatch.undo()
+    return {what: seconds for what, seconds in state.beside.items() if seconds}, diary.lines
+
+
+@pytest.mark.parametrize(("slow", "what", "count"), [("batches", "batches", 12), ("evaluate", "evaluation", 2)])
+def test_time_goes_to_what_took_it(tmp_path, monkeypatch, slow, what, count):
+    assert took(tmp_path, monkeypatch, slow)[0] == {what: float(count)}
+
+
+def test_saving_is_told_of_apart_and_the_next_checkpoint_knows_of_the_last(tmp_path, monkeypatch):
+    found, lines = took(tmp_path, monkeypatch, "save")
+    saves = sum(line.startswith("save") for line in lines)
+    assert found == {"saving": float(saves)}
+    assert load_state(newest_verified(tmp_path)[0])[0].beside["saving"] == saves - 1.0
+
+
 @pytest.mark.parametrize("stops", [[1], [5], [3, 4, 9], [12], [5, 6, 11]])
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path, stops):
     straight, broken = tmp_path / "a", tmp_path / "b"
@@ -159,7 +191,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path, stops):
     assert losses == diary.losses
     assert lines == [line for line in diary.lines if line.startswith("eval")]
     assert same_bits(bits(whole), bits(job.engine))
-    assert dataclasses.replace(state, seconds=0) == dataclasses.replace(final, seconds=0)
+    assert dataclasses.replace(state, seconds=0, beside={}) == dataclasses.replace(final, seconds=0, beside={})
 
 
 @pytest.mark.parametrize("where", ["evaluate", "save"])
@@ -324,7 +356,7 @@ def test_a_wish_is_granted_after_the_step_and_changes_nothing(tmp_path, wish, af
     assert [entry for entry in asked.lines if entry not in plain.lines] == [line]
     assert asked.lines[asked.lines.index(line) - 1] == f"step {after}"
     assert same_bits(bits(one), bits(other))
-    assert dataclasses.replace(state, seconds=0) == dataclasses.replace(usual, seconds=0)
+    assert dataclasses.replace(state, seconds=0, beside={}) == dataclasses.replace(usual, seconds=0, beside={})
 
 
 def test_what_is_due_anyway_is_not_done_twice(tmp_path):
@@ -388,7 +420,9 @@ def test_a_run_that_stopped_after_a_spike_goes_on_as_the_one_that_did_not(tmp_pa
     rest = Diary()
     again = train(job, state, rest, rest.stop)
     assert same_bits(bits(straight), bits(job.engine))
-    assert dataclasses.replace(again.state, seconds=0) == dataclasses.replace(outcome.state, seconds=0)
+    assert dataclasses.replace(again.state, seconds=0, beside={}) == dataclasses.replace(
+        outcome.state, seconds=0, beside={}
+    )
     assert again.state.guard.spikes == 2
 
 

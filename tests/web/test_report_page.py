@@ -44,6 +44,42 @@ def background(page):
     return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
 
+def legends(page):
+    return [row.inner_text().split() for row in page.locator(".u-legend").all()]
+
+
+def test_the_legend_shows_the_last_values_until_a_step_is_pointed_at(open_page, tmp_path):
+    run = write_run(tmp_path / "run", log_rows(30, evaluate=7), finished=True)
+    page = open_page(write_report(run), offline=True).page
+    last = f"{0.2 + 4.0 / 30:.4g}", f"{0.3 + 4.0 / 28:.4g}"
+    assert "30" in legends(page)[0][0]
+    assert all(any(value in word for word in legends(page)[0]) for value in last)
+    page.locator(".u-over").first.hover(position={"x": 40, "y": 40})
+    assert not any(last[0] in word for word in legends(page)[0])  # the twin: the values of another step
+    assert not any("–" in word for row in legends(page)[1:] for word in row[:1])
+
+
+def test_a_chart_of_one_point_ends_with_it(open_page, tmp_path):
+    run = write_run(tmp_path / "run", log_rows(30, evaluate=30), finished=True)
+    page = open_page(write_report(run), offline=True).page
+    assert place_of_point(page.locator("figure").nth(1)) > 0.95
+
+
+def test_twin_by_the_range_that_uplot_takes_it_would_not(open_page, tmp_path):
+    run = write_run(tmp_path / "run", log_rows(30, evaluate=30), finished=True)
+    path = write_report(run)
+    path.write_text(path.read_text().replace(", range: ends }", " }"))
+    assert 0.2 < place_of_point(open_page(path, offline=True, bypass_csp=True).page.locator("figure").nth(1)) < 0.8
+
+
+def place_of_point(figure):
+    """Of the only mark of an evaluation, as a share of the width: by its colour."""
+    picture = Image.open(io.BytesIO(figure.locator(".u-over").screenshot())).convert("RGB")
+    red, green, blue = np.moveaxis(np.asarray(picture).astype(int), -1, 0)
+    columns = np.flatnonzero(((red - blue > 100) & (red - green > 40)).any(axis=0))
+    return columns.mean() / picture.width
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_it_is_drawn_at_any_width_and_fetches_nothing(report, open_page, size, scheme):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot.cli.answering import bos_option, check_models, model_options
+from surefoot.sizes import size_text
 
 if TYPE_CHECKING:
     from surefoot.evaluate.capture_comparison import CaptureComparison
@@ -113,12 +114,12 @@ def capture(
     console.show(layer_table(index))
     for line in warning_lines(index):
         console.say(line, style="red")
-    held = index["held_bytes_at_most"] / 1e6
+    held = size_text(index["held_bytes_at_most"])
     console.say(f"{len(index['tensors'])} tensors of {len(index['layers'])} layers over {len(index['ids'])} tokens")
     stored = list(dict.fromkeys(entry["file"] for entry in index["tensors"]))
     tensors = stored[0] if len(stored) == 1 else f"{stored[0]} to {stored[-1]} ({len(stored)} files)"
     names = ", ".join(["index.json", tensors, *captured.pictures])
-    console.say(f"in {out}: {names}; at most {held:.1f} MB were held at once")
+    console.say(f"in {out}: {names}; at most {held} were held at once")
     if captured.comparison is not None:
         _show_comparison(captured.comparison, out)
 

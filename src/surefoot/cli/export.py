@@ -79,7 +79,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 
 def _tell(exported: Exported) -> None:
     from surefoot.report.cards.export import CERTIFICATE, check_lines
-    from surefoot.report.wording import size_text
+    from surefoot.sizes import size_text
 
     record = exported.record
     for caution in exported.cautions:

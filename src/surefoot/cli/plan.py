@@ -62,11 +62,11 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
 
 
 def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
-    from surefoot.planning.memory import readable
+    from surefoot.sizes import size_text
     from surefoot.stages.disk_room import disk_of, disk_words, free_space
 
     place, free = free_space(Path(config.output))
-    console.say(f"disk: {disk_words(disk_of(config, made))}; {readable(free)} are free at {place}")
+    console.say(f"disk: {disk_words(disk_of(config, made))}; {size_text(free)} are free at {place}")
 
 
 def _show_scale(config: RunConfig, machine: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import click
 
+from surefoot.cli.checking import checking
 from surefoot.cli.printing import echo
 from surefoot.cli.translated import WordsCommand, own_and_command, reading_options, translated_command
 
@@ -18,6 +19,7 @@ from surefoot.cli.translated import WordsCommand, own_and_command, reading_optio
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
+@checking
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -27,6 +29,7 @@ def run(
     overwrite: bool,
     quiet: bool,
     dry_run: bool,
+    check: int | None,
 ) -> int:
     """Run a command of another tool with surefoot.
 
@@ -50,7 +53,7 @@ def run(
         kept = [word for word in found.arguments if word not in ("--resume", "--overwrite")]
         found = replace(found, arguments=("--resume" if resume else "--overwrite", *kept))
     if found.command == "train":
-        return train_translation(found, quiet=quiet, dry_run=dry_run)
+        return train_translation(found, quiet=quiet, dry_run=dry_run, check=check)
     return _other_command(ctx, found.command, found.arguments, found.environment)
 
 

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot import durable, process
+from surefoot.cli.checking import check_run, checking
 from surefoot.cli.errors import Invocation
 from surefoot.cli.options import config_arguments, load_or_exit
 from surefoot.cli.printing import echo
 from surefoot.cli.translated import checked, recognised, with_command
 from surefoot.errors import STOPPED_EXIT_CODE
+from surefoot.few import first_few
 from surefoot.libraries import require_deepspeed
 from surefoot.redaction import veiled_words
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
     from surefoot.dialects.translation import Translation
-    from surefoot.stages.run_folder import Mode
+    from surefoot.stages.occupied import Mode
 
 
 @click.command()
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
+@click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit, not just their gist.")
 @click.option("--push", "name", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
 @click.option(
     "--profile",
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     "--time-every", type=click.IntRange(min=1), metavar="N", help="Print forward and backward times of every N-th step."
 )
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
+@checking
 def train(
     config: Path,
     overrides: tuple[str, ...],
@@ -55,6 +59,8 @@ def train(
     profile: int | None,
     time_every: int | None,
     dry_run: bool,
+    full: bool,
+    check: int | None,
 ) -> int:
     """Fine-tune the model that CONFIG.yaml describes.
 
@@ -64,7 +70,8 @@ def train(
     """
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
-    if (found := recognised(config, overrides)) is not None:
+    found = recognised(config, overrides)
+    if found is not None:
         if found.command != "train":
             advice = f"`surefoot translate {config}` prints the command"
             raise click.UsageError(f"{config} is for {found.command}, not for training; {advice}")
@@ -77,12 +84,16 @@ def train(
             profile=profile,
             time_every=time_every,
             dry_run=dry_run,
+            full=full,
+            check=check,
             read_from=config,
         )
     loaded = load_or_exit(config, overrides)
+    if check is not None:
+        return check_run(loaded.config, check)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with _told_if_interrupted(Path(loaded.config.output), mode):
-        return _train(loaded.config, mode, quiet, name, (profile, time_every), dry_run)
+        return _train(loaded.config, mode, quiet, name, (profile, time_every), dry_run, full)
 
 
 def train_translation(
@@ -94,6 +105,8 @@ def train_translation(
     profile: int | None = None,
     time_every: int | None = None,
     dry_run: bool = False,
+    full: bool = False,
+    check: int | None = None,
     read_from: Path | None = None,
 ) -> int:
     """Train what another tool's words mean. mode, name and times: those of the words unless given. read_from: the file
@@ -104,8 +117,10 @@ def train_translation(
     profile = profile or int(_after("--profile", words) or 0) or None
     time_every = time_every or int(_after("--time-every", words) or 0) or None
     config = checked(found)
+    if check is not None:
+        return check_run(config, check)
     with _told_if_interrupted(Path(config.output), mode):
-        return _train(config, mode, quiet, name, (profile, time_every), dry_run, found, read_from)
+        return _train(config, mode, quiet, name, (profile, time_every), dry_run, full, found, read_from)
 
 
 def _after(flag: str, words: list[str]) -> str | None:
@@ -119,42 +134,67 @@ def _train(
     name: str | None,
     profile: tuple[int | None, int | None],
     dry_run: bool,
+    full: bool,
     origin: Translation | None = None,
     read_from: Path | None = None,
 ) -> int:
-    """profile: steps to profile, and every how many steps to print times."""
+    """profile: steps to profile, and every how many steps to print times. full: plan and audit on the screen too."""
     if config.parallel.engine == "deepspeed" and not dry_run:
         require_deepspeed()  # before anything is planned, read or started
     launch = process.find_launch()
-    if launch is None and (config.parallel.nproc or 1) > 1:
-        from surefoot.cli.launching import start_ranks
-
-        typed = click.get_current_context().ensure_object(Invocation).typed
-        return start_ranks(config.parallel.nproc or 1, typed, Path(config.output))
-    if launch is not None:
-        process.quiet_sockets()
-    if launch is not None and launch.parent is not None:
-        process.end_with(launch.parent)
-    from surefoot.report.console import open_console
-    from surefoot.stages.profiling import ProfileWish
-    from surefoot.stages.push import check_push, push_run
-    from surefoot.stages.run import train_run
-
-    first = launch is None or launch.rank == 0
-    if name is not None and first:
-        check_push(config, name)
-    typed = _typed(origin)
+    first, count = launch is None or launch.rank == 0, config.parallel.nproc or 1
     with open(os.devnull, "w", encoding="utf-8") if quiet or not first else nullcontext(sys.stdout) as stream:
-        console = open_console(stream, process.terminal_wishes())
+        from surefoot.report.console import open_console
+
+        console = open_console(stream, process.terminal_wishes(), full=full or dry_run)
         if origin is not None:
             console.say(_read_as(origin, read_from))
+        commits = None
+        if launch is None:  # else whoever launched this rank, or rank 0, has said and looked
+            from surefoot.report.capture import captured_libraries
+            from surefoot.stages.beforehand import look_beforehand
+
+            console.say(_beginning(config))
+            with captured_libraries(console):
+                commits = look_beforehand(config, mode)
+            if count > 1:
+                from surefoot.cli.launching import start_ranks
+
+                typed = click.get_current_context().ensure_object(Invocation).typed
+                return start_ranks(count, typed, Path(config.output))
+        else:
+            process.quiet_sockets()
+            if launch.parent is not None:
+                process.end_with(launch.parent)
+        from surefoot.stages.profiling import ProfileWish
+        from surefoot.stages.push import check_push, push_run
+        from surefoot.stages.run import train_run
+
+        if name is not None and first:
+            check_push(config, name)
         steps, every = profile
         code = train_run(
-            config, mode, console, typed=typed, dry_run=dry_run, profile=ProfileWish(every, steps), origin=origin
+            config,
+            mode,
+            console,
+            typed=_typed(origin),
+            dry_run=dry_run,
+            profile=ProfileWish(every, steps),
+            origin=origin,
+            commits=commits,
         )
         if name is not None and code == 0 and first and not dry_run:
             console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code
+
+
+def _beginning(config: RunConfig) -> str:
+    """The first line, before anything takes time."""
+    train = config.data.train
+    data = first_few([Path(source.path).name for source in train], 2)
+    base = Path(config.model.path)
+    model = base.name if base.is_dir() else config.model.path
+    return f"{config.stage} of {model} on {data}, into {config.output}: checking, then loading libraries …"
 
 
 def _typed(origin: Translation | None) -> list[str]:

@@ -8,6 +8,7 @@ Nothing here imports torch, transformers or numpy: a mistake is reported in a fr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -88,7 +89,7 @@ def check_config(data: Mapping[str, Any]) -> RunConfig:
     Raises InputError with one fault for each mistake, which names the key.
     """
     _require_plain_keys(data)
-    plain = expand_home(expand_short_forms(deepcopy(dict(data))))
+    plain = expand_home(expand_short_forms(deepcopy(_with_texts(data))))
     faults = [Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain)]
     if faults:
         raise InputError(faults)
@@ -103,6 +104,15 @@ def check_values(data: Mapping[str, Any]) -> None:
         Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain, files=False)
     ]:
         raise InputError(faults)
+
+
+def _with_texts(value: Any) -> Any:
+    """Paths as a file would write them, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _with_texts(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(held) for held in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _require_plain_keys(value: Any, path: str = "") -> None:

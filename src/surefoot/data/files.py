@@ -21,8 +21,9 @@ from surefoot.data.json_rows import read_lines, read_list
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
 from surefoot.errors import EnvironmentFault, Fault, InputError
-from surefoot.hardware import GIB, host_memory
+from surefoot.hardware import host_memory
 from surefoot.locations import DATA_KINDS, data_kind
+from surefoot.sizes import size_text
 
 _RATIO = 200  # unpacked to packed; text reaches 3 to 20, gzip's most is 1,030
 _SMALL = 64 << 20  # bytes that may be unpacked whatever the ratio: rows alike may be packed well
@@ -83,7 +84,7 @@ def _require_room(path: Path, name: str) -> None:
         size = path.stat().st_size
     memory, _ = host_memory()
     if size > memory:
-        what = f"has {size / GIB:,.0f} GiB, and this machine's memory {memory / GIB:,.0f}"
+        what = f"has {size_text(size)}, and this machine's memory {size_text(memory)}"
         raise EnvironmentFault(Fault(name, what, "split it, and train on a part"))
 
 

@@ -14,7 +14,7 @@ from surefoot.data.formats.dialogue_text import is_dialogue, is_open_dialogue
 from surefoot.data.json_rows import read_lines, read_list
 from surefoot.data.kind import Kind
 from surefoot.data.parquet_rows import read_parquet
-from surefoot.data.rows import Source, parse_record
+from surefoot.data.rows import Row, Source, parse_record
 from surefoot.data.sources import SourceSpec, files_of, open_sources
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import OWN
@@ -24,8 +24,13 @@ _PIECE = 64 << 10  # bytes read at first; twice as many each time that they hold
 
 
 def first_record(spec: SourceSpec) -> dict[str, Any]:
-    """Its fields under the layout's names. Raises InputError for what is no data and for data without a record,
-    EnvironmentFault for what cannot be reached."""
+    """Its fields under the layout's names. Raises as `first_row`."""
+    return first_row(spec)[1].value
+
+
+def first_row(spec: SourceSpec) -> tuple[Source, Row]:
+    """Where it comes from, and the record under the layout's names. Raises InputError for what is no data and for data
+    without a record, EnvironmentFault for what cannot be reached."""
     files = files_of(spec)
     if files:
         name = str(files[0])
@@ -33,7 +38,7 @@ def first_record(spec: SourceSpec) -> dict[str, Any]:
         require_file(files[0], name)
         with named(name):
             row = next(_records(files[0], name, kind), None)
-        source = Source(name, kind, "", lambda: iter(()), columns=spec.columns)
+        source = Source(name, kind, "", lambda: iter(()), format=spec.format, columns=spec.columns)
     else:
         source = open_sources(spec)[0]
         row = next(source.read(), None)
@@ -42,7 +47,7 @@ def first_record(spec: SourceSpec) -> dict[str, Any]:
     line, value = row
     if not isinstance(value, dict):
         raise InputError(Fault(f"{source.name}:{line}", "record 1 is no object with named fields"))
-    return parse_record(value, source, f"{source.name}:{line}")
+    return source, Row(1, line, parse_record(value, source, f"{source.name}:{line}"))
 
 
 def laid_out(record: Mapping[str, Any], kind: Kind) -> tuple[str, Learned]:

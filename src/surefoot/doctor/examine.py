@@ -47,12 +47,13 @@ from surefoot.planning.attention import EAGER_ROUNDS
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.kernels import ORDER, mask_reason
 from surefoot.planning.measurements import Measurements, longest_example, measurements_from_json, measurements_to_json
-from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import Choice, DType, MemoryPlan
 from surefoot.probe.kept import Kept, open_kept
 from surefoot.probe.sizes import AttentionRequest
 from surefoot.report.capture import captured_libraries
 from surefoot.report.silent import silent_console
+from surefoot.sizes import size_text
 from surefoot.stages.disk_room import disk_of
 from surefoot.stages.lengths import lengths_of
 from surefoot.stages.measured import (
@@ -219,8 +220,8 @@ def _stops(audit: Audit, longer: str) -> Finding:
 
 def _memory(one: Ready, found: Hardware) -> Finding:
     memory = one.plan.memory
-    free = "" if found.free is None else f", {readable(found.free)} free now"
-    said = f"{readable(memory.total)} of {readable(usable(memory.available))} usable{free}"
+    free = "" if found.free is None else f", {size_text(found.free)} free now"
+    said = f"{size_text(memory.total)} of {size_text(usable(memory.available))} usable{free}"
     if _has_room(memory, found):
         return ok("MEM-OVERSUBSCRIBED", said)
     micro = _micro_with_room(one, found)
@@ -234,7 +235,7 @@ def _lacking(memory: MemoryPlan, found: Hardware) -> str:
     """What is needed and what there is, where trying would end in the system's killing this process or another."""
     if found.free is None or memory.total <= found.free:
         return ""
-    return f"{readable(memory.total)}, and {readable(found.free)} are free"
+    return f"{size_text(memory.total)}, and {size_text(found.free)} are free"
 
 
 def _has_room(memory: MemoryPlan, found: Hardware) -> bool:

@@ -12,9 +12,9 @@ from surefoot.hub.access import hub_obstacle, is_signed_in
 from surefoot.planning.disk import DiskForecast
 from surefoot.planning.environment import acts_below
 from surefoot.planning.measurements import AttentionTrial
-from surefoot.planning.memory import readable
 from surefoot.planning.plan import DType, EnvironmentFinding
 from surefoot.probe.attention import GATE
+from surefoot.sizes import size_text
 from surefoot.stages.disk_room import NO_ROOM, disk_words, free_space, least_words
 
 
@@ -123,10 +123,10 @@ def disk_line(folder: Path, needed: DiskForecast | None) -> Finding:
     """folder: where the run will be, which need not exist. needed: None without a run."""
     place, free = free_space(folder)
     if needed is None:
-        return ok("DISK", f"{readable(free)} free")
-    said = f"{readable(free)} free, {disk_words(needed)}"
+        return ok("DISK", f"{size_text(free)} free")
+    said = f"{size_text(free)} free, {disk_words(needed)}"
     if free < needed.least:
-        return fault("DISK", f"{readable(free)} free; {least_words(needed)}", NO_ROOM, where=str(place))
+        return fault("DISK", f"{size_text(free)} free; {least_words(needed)}", NO_ROOM, where=str(place))
     if free < needed.total:
         return caution("DISK", said, "make room, or lower checkpoint.keep", where=str(place))
     return ok("DISK", said)

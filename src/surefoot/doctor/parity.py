@@ -23,9 +23,10 @@ from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.memory import readable, usable
+from surefoot.planning.memory import usable
 from surefoot.planning.plainest import plainly
 from surefoot.planning.plan import PLAIN, RunPlan
+from surefoot.sizes import size_text
 from surefoot.stages.parity.differences import Pass, largest_difference
 from surefoot.stages.parity.fast_paths import planned_paths
 from surefoot.stages.parity.formulas import ATTENTION, LIMIT, Formulas, compare_formulas
@@ -66,7 +67,7 @@ def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | Non
     needed = _needed(twin, own.padded)
     room = usable(plan.memory.available) if free is None else min(free, usable(plan.memory.available))
     if needed > room:
-        yield unknown(_CODE, f"a second model, in fp32, takes {readable(needed)}, and {readable(room)} are free")
+        yield unknown(_CODE, f"a second model, in fp32, takes {size_text(needed)}, and {size_text(room)} are free")
         return
     with ready(twin, 1) as plain:
         whole = _whole_line(plain, plan, own)

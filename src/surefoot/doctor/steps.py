@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,12 +45,12 @@ class Taken:
     compiled: Sequence[int]
 
 
-def take(one: Ready) -> Taken:
-    """The weights move, and nobody keeps them."""
+def take(one: Ready, steps: int = STEPS, tell: Callable[[StepReport], None] = lambda report: None) -> Taken:
+    """The weights move, and nobody keeps them. tell: hears of each step."""
     stage, state = one.run.stage, one.setup.state
     reports, waits, parts, compiled = [], [], [], []
     began = time.perf_counter()
-    for number in range(1, STEPS + 1):
+    for number in range(1, steps + 1):
         if number > _ENOUGH and time.perf_counter() - began > _PATIENCE:
             break
         started = time.perf_counter()
@@ -62,6 +62,7 @@ def take(one: Ready) -> Taken:
         report = _step(one, number, some, state.scale, moving=True)
         state = state.after_step(report)
         reports.append(report)
+        tell(report)
         compiled.append(_graphs())
     started = time.perf_counter()
     stage.step_batches(1)

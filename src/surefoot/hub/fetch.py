@@ -19,6 +19,7 @@ from pathlib import Path
 from surefoot import durable, hardware
 from surefoot.errors import EnvironmentFault, Fault
 from surefoot.hub.faults import NOUN, hub_faults
+from surefoot.sizes import size_text
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PATIENCE = 10.0  # seconds for an answer without which nothing goes on; the client itself would wait for ever
@@ -139,7 +140,7 @@ def fetch(repository: Repository, paths: Collection[str]) -> Path:
 
 def _check_room(repository: Repository, needed: int) -> None:
     if needed > (free := hardware.free_disk(durable.nearest_existing(repository.folder))):
-        what = f"{needed / 1e9:.1f} GB are to be downloaded, and the disk of the cache has {free / 1e9:.1f} GB free"
+        what = f"{size_text(needed)} are to be downloaded, and the disk of the cache has {size_text(free)} free"
         raise EnvironmentFault(Fault(repository.name, what, "make room, or set HF_HOME to a folder on a larger disk"))
 
 

@@ -15,10 +15,11 @@ from surefoot.config.types import Count, Switch
 from surefoot.errors import NO_MEMORY
 from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts, longest_example
-from surefoot.planning.memory import Workload, readable
+from surefoot.planning.memory import Workload
 from surefoot.planning.notes import Notes
 from surefoot.planning.parallel import SINGLE, per_rank
 from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
+from surefoot.sizes import size_text
 
 # Tokens of one micro-batch beyond which more rows bring no speed, only memory. Measured on a CPU with 125 M parameters:
 # 3 072 is as fast as 4 096 and takes a seventh less memory, 2 048 takes 8 % more time (docs/evidence/memory.md). A GPU
@@ -147,8 +148,8 @@ def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast
     plan = forecast(examples, (without, None))
     if memory.fits(plan):
         return without, None
-    room = readable(memory.usable(plan.available))
-    reason = f"without it {examples} x the longest example would need {readable(plan.total)} of {room}"
+    room = size_text(memory.usable(plan.available))
+    reason = f"without it {examples} x the longest example would need {size_text(plan.total)} of {room}"
     for again in range(1, layers):
         choice = Choice(True, f"in the first {again} of {layers} layers: {reason}", "hardware")
         if memory.fits(forecast(examples, (choice, again))):
@@ -160,12 +161,12 @@ def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
     """States are exact, so a run whose states do not fit is refused; activations are a forecast: a caution."""
     states = plan.weights + plan.gradients + plan.optimizer + plan.beside
     if states > plan.available:
-        what = f"weights, gradients and optimizer need {readable(states)}, and there are {readable(plan.available)}"
+        what = f"weights, gradients and optimizer need {size_text(states)}, and there are {size_text(plan.available)}"
         notes.refuse("model", what, "train an adapter, hold the base in 16 bits, or take a smaller model", NO_MEMORY)
     elif not memory.fits(plan):
         advice = "lower data.max_length" if micro == 1 else "lower batch.micro or data.max_length"
-        room = f"{readable(memory.usable(plan.available))} that are usable of {readable(plan.available)}"
-        forecast = f"the forecast of {readable(plan.total)} for {micro} x {longest} tokens"
+        room = f"{size_text(memory.usable(plan.available))} that are usable of {size_text(plan.available)}"
+        forecast = f"the forecast of {size_text(plan.total)} for {micro} x {longest} tokens"
         notes.caution(f"{forecast} exceeds the {room}; if memory runs out, {advice}")
 
 

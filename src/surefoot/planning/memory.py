@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot.allocator import LARGE, Holes
-from surefoot.hardware import GIB
 from surefoot.planning.layer_memory import layer_bytes, mlp_tensors, unread_bytes
 from surefoot.planning.plan import Choice, MemoryPlan
 from surefoot.planning.workload import BYTES, Workload
+from surefoot.sizes import GIB
 
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
 _HEADROOM = 0.9
@@ -184,10 +184,3 @@ def _logits_at_once(work: Workload, positions: int) -> int:
 def _logit_bytes(work: Workload) -> int:
     """Logits as computed, in fp32, their log-softmax, and the gradients of both ends."""
     return 4 + 4 + 4 if not work.autocast else 2 + 4 + 4 + 4 + 2
-
-
-def readable(size: int) -> str:
-    """Bytes for people: 70.2 GiB, 320 MiB, 1.5 MiB."""
-    if size >= 2**30:
-        return f"{size / 2**30:.1f} GiB"
-    return f"{size / 2**20:.0f} MiB" if size >= 10 * 2**20 else f"{size / 2**20:.1f} MiB"

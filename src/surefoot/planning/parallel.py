@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from surefoot.config.schema import ParallelConfig
 from surefoot.planning import memory
-from surefoot.planning.memory import readable
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
+from surefoot.sizes import size_text
 
 SINGLE = ParallelPlan()
 ELEMENTWISE = ("adamw", "sgd")  # optimizers that treat each number alone
@@ -58,8 +58,8 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
         return ParallelPlan(Choice(request.engine, reason, "user"), count, stage, request.offload)
     if ranks.world == 1:
         return ParallelPlan(Choice("single", "one process", "default"), count)
-    size = readable(states.weights + states.gradients + states.optimizer)
-    room = readable(memory.usable(states.available))
+    size = size_text(states.weights + states.gradients + states.optimizer)
+    room = size_text(memory.usable(states.available))
     if memory.fits(states):
         reason = f"weights, gradients and optimizer state, {size}, fit into {room}: every rank holds all of them"
         return ParallelPlan(Choice("ddp", reason, "hardware"), count)
@@ -103,7 +103,7 @@ def caution_loading(plan: ParallelPlan, ranks: RanksFacts, loaded: int, notes: N
     """loaded: bytes of all weights as a rank reads them, before it keeps its share and lets go of the rest."""
     if ranks.world == 1 or "weights" not in shared_parts(plan.engine.value, plan.zero_stage):
         return
-    each, together = readable(loaded), readable(ranks.local * loaded)
+    each, together = size_text(loaded), size_text(ranks.local * loaded)
     who = f"each of {ranks.local} ranks on a machine reads" if ranks.local > 1 else "each rank reads"
     notes.caution(f"{who} all weights, {each}, into host memory before it keeps its share: {together} in all at first")
 

@@ -30,7 +30,7 @@ from surefoot.planning.measurements import (
     longest_example,
     measurements_to_json,
 )
-from surefoot.planning.memory import base_bytes, forecast, readable
+from surefoot.planning.memory import base_bytes, forecast
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import caution_rate, plan_optimizer
 from surefoot.planning.packing import STAGES, plan_packing
@@ -64,6 +64,7 @@ from surefoot.planning.shared_prompts import may_share, plan_shared_prompts
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.workload import Workload, with_kernels, workload_of
+from surefoot.sizes import size_text
 
 
 def resolve(
@@ -255,7 +256,7 @@ def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:
     """The plan counts on all memory, so that it comes out the same twice; others may be using some of it now."""
     if hardware.free is not None and memory.total > hardware.free:
         notes.caution(
-            f"the forecast is {readable(memory.total)}, and only {readable(hardware.free)} are free right now"
+            f"the forecast is {size_text(memory.total)}, and only {size_text(hardware.free)} are free right now"
         )
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from surefoot import hardware
-from surefoot.planning.memory import readable
 from surefoot.planning.plan import DType
 from surefoot.probe.limits import HELD, LIMITS, NO_ROOM, Limits
 from surefoot.probe.matmul import TORCH_DTYPE
+from surefoot.sizes import size_text
 
 STORING = ("eager", "math")  # forms that keep every score
 # For each score, at their peak: 12.8 to 14.0 bytes were counted of torch's own memory on a CPU, in either type.
@@ -184,8 +184,8 @@ def with_scores(whole: Size, room: Room) -> Size | None:
 
 def no_room(whole: Size, room: Room) -> str:
     heads = f"{whole.groups} head{'s' if whole.groups > 1 else ''}"
-    least = f"{readable(_least_scores(whole))} for {heads} at {whole.tokens} tokens"
-    return f"{NO_ROOM}: {least}, with {readable(room.free or 0)} free"
+    least = f"{size_text(_least_scores(whole))} for {heads} at {whole.tokens} tokens"
+    return f"{NO_ROOM}: {least}, with {size_text(room.free or 0)} free"
 
 
 def most_heads(groups: int, kv_heads: int, limits: Limits) -> int:

@@ -27,9 +27,10 @@ from surefoot.config.schema import (
 from surefoot.quickstart.score import Score, score
 from surefoot.quickstart.world import CHANCE, Record, base_folder, instructions, museum, write_data
 from surefoot.report.console import Console
+from surefoot.stages.occupied import Mode
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.run import train_run
-from surefoot.stages.run_folder import Mode, claim
+from surefoot.stages.run_folder import claim
 
 Kind = Literal["lora", "dora", "full"]
 

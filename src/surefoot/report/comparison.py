@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config.words import as_yaml
 from surefoot.few import counted
-from surefoot.planning.memory import readable
 from surefoot.planning.serial import Difference
 from surefoot.report.difference_words import spoken
 from surefoot.report.rows import Row, is_eval_row, without_timing
-from surefoot.report.wording import duration_text, number, size_text
+from surefoot.report.wording import duration_text, number
+from surefoot.sizes import size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,10 @@ FIGURES = (  # of all_results.json, with what they are called on the screen
     ("eval_loss", "evaluation loss"),
     ("eval_accuracy", "evaluation accuracy"),
     ("train_steps", "steps"),
+    ("whole_runtime", "time, all in all"),
     ("train_runtime", "training time"),
+    ("steps_runtime", "time in steps"),
+    ("steps_tokens_per_second", "tokens per second in steps"),
     ("train_tokens_per_second", "tokens per second"),
     ("peak_memory", "peak memory"),
 )
@@ -210,8 +213,8 @@ def _short(key: str, value: Any, digits: int) -> str:
 
 def _with_unit(key: str, value: float) -> str | None:
     """None: a number without one."""
-    if _is_size(key):  # of the plan as its own table has it, of the log as its rows do
-        return size_text(int(value)) if key == "peak_memory" else readable(int(value))
+    if _is_size(key):
+        return size_text(int(value))
     if key.endswith("_accuracy"):
         return f"{value:.1%}"
     if key.endswith("_runtime"):

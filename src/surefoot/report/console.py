@@ -12,7 +12,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from surefoot.printable import clean
 from surefoot.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
+_PLAIN_WIDTH = 80  # columns of a line of progress there
 _SILENT = 30.0  # seconds after which whoever reads a file or a pipe is told that something is going on
 _ASCII = {"·": "|", "…": "...", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "✓": "ok"}
 _ASCII |= {"⟦": "[[", "⟧": "]]"}  # what the model learns in a sample of the data
@@ -38,7 +39,7 @@ class Console:
     """One voice for a run.
 
     live: redraw in place. colour: send colour codes (a pipe gets them only on request). width: columns, None to ask
-    the terminal. now: the wall clock of run.log.
+    the terminal. full: details are for the screen as well as for run.log. now: the wall clock of run.log.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class Console:
         live: bool = False,
         colour: bool = False,
         width: int | None = _LOG_WIDTH,
+        full: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ):
-        self.live = live
+        self.live, self.full = live, full
+        self._has_width = live or width is None
         self.screen = _Screen(stream, live=live, colour=colour, width=width)
         self._now = now
         self._log: Path | None = None
@@ -78,16 +81,28 @@ class Console:
 
         return show
 
-    def say(self, text: str = "", *, style: str = "") -> None:
-        """Print text (one line, or several) and log it. Long lines are not wrapped."""
-        text = clean(text)
-        self.screen.print(Text(text, style), soft_wrap=True)
-        self.note(text)
+    @property
+    def columns(self) -> int:
+        """That a line may have which is made to fit. A file or a pipe has no width; it is often read on a terminal."""
+        return self.screen.width if self._has_width else _PLAIN_WIDTH
+
+    def say(self, text: str = "", *, style: str = "", logged: str | None = None) -> None:
+        """Print text (one line, or several) and log it. Long lines are not wrapped. logged: what run.log gets in its
+        place."""
+        self.screen.print(Text(clean(text), style), soft_wrap=True)
+        self.note(text if logged is None else logged)
 
     def show(self, renderable: Any) -> None:
         """Print a table or another rich renderable; run.log gets its plain form."""
         self.screen.print(renderable)
         self.note(as_plain_text(renderable))
+
+    def show_gist(self, gist: Any, details: Sequence[Any]) -> None:
+        """What matters of `details` for the screen; run.log gets these, and a full screen them alone."""
+        if not self.full:
+            self.screen.print(gist)
+        for one in details:
+            self.show(one) if self.full else self.note(as_plain_text(one))
 
     def note(self, text: str) -> None:
         """Write to run.log only. Before there is one, the lines are kept for it."""
@@ -114,8 +129,8 @@ class Console:
             durable.append_line(self._log, line)
 
 
-def open_console(stream: TextIO, wishes: TerminalWishes) -> Console:
-    """The console that fits the stream and what the user asked for.
+def open_console(stream: TextIO, wishes: TerminalWishes, *, full: bool = False) -> Console:
+    """The console that fits the stream and what the user asked for. full: see `Console`.
 
     A stream that cannot encode a character gets its ASCII form: "|" for "·".
     """
@@ -124,7 +139,7 @@ def open_console(stream: TextIO, wishes: TerminalWishes) -> Console:
         stream.reconfigure(errors="surefoot.ascii")
     live = stream.isatty() and unicode and not wishes.dumb and not wishes.no_color
     colour = live or (wishes.force_color and not wishes.no_color)
-    return Console(stream, live=live, colour=colour, width=None if stream.isatty() else _LOG_WIDTH)
+    return Console(stream, live=live, colour=colour, width=None if stream.isatty() else _LOG_WIDTH, full=full)
 
 
 def as_plain_text(renderable: Any, width: int = _LOG_WIDTH) -> str:

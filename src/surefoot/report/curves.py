@@ -21,6 +21,7 @@ from surefoot.report.pictures.plots import (
     smooth,
 )
 from surefoot.report.rows import Row, is_train_row, step_metrics
+from surefoot.sizes import GIB
 
 Point = tuple[int, float | None]  # optimizer step, value
 Style = Literal["line", "raw", "smooth", "points"]
@@ -83,7 +84,7 @@ _LATER = (
         "tokens per second",
         ((Quantity("throughput", "all"), "line"), (Quantity("supervised_throughput", "supervised"), "line")),
     ),
-    _Recipe("memory", "Peak memory", "GB", ((Quantity("peak_memory", "peak", 1e-9), "line"),)),
+    _Recipe("memory", "Peak memory", "GiB", ((Quantity("peak_memory", "peak", 1 / GIB), "line"),)),
 )
 
 

@@ -164,6 +164,11 @@ def _sample(sample: Sample, several: bool) -> list[RenderableType]:
     place = f"{sample.file} row {sample.number}" if several else f"row {sample.number}"
     verdict = f", {sample.verdict}" if sample.verdict else ""
     heading = Text(f"  {place} (line {sample.line}), {sample.tokens:,} tokens{verdict}", "bold")
+    return [heading, Hanging(Text("    "), sample_text(sample))]
+
+
+def sample_text(sample: Sample, head: int = _HEAD, tail: int = _TAIL, *, lines: bool = True) -> Text:
+    """head, tail: characters that are shown of a long stretch. lines: line ends are kept, else shown as escapes."""
     learning = False
     body = Text()
     for part in sample.parts:
@@ -171,18 +176,18 @@ def _sample(sample: Sample, several: bool) -> list[RenderableType]:
             body.append("⟦" if part.supervised else "⟧", _LEARNED)
             learning = part.supervised
         style = _LEARNED if part.supervised else _CONTROL if part.control else ""
-        body.append(_shortened(part.text), style)
+        body.append(_shortened(part.text, head, tail, lines), style)
     if learning:
         body.append("⟧", _LEARNED)
-    return [heading, Hanging(Text("    "), body)]
+    return body
 
 
-def _shortened(text: str) -> str:
-    if len(text) > _HEAD + _TAIL:
-        left_out = len(text) - _HEAD - _TAIL
-        text = f"{text[:_HEAD]} … ({left_out:,} more characters) … {text[-_TAIL:]}"
+def _shortened(text: str, head: int, tail: int, lines: bool) -> str:
+    if len(text) > head + tail:
+        left_out = len(text) - head - tail
+        text = f"{text[:head]} … ({left_out:,} more characters) … {text[-tail:]}"
     return "".join(
-        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        letter if letter.isprintable() or (lines and letter == "\n") else letter.encode("unicode_escape").decode()
         for letter in text
     )
 

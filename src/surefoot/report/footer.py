@@ -9,7 +9,8 @@ from pathlib import Path
 from surefoot.few import counted, was
 from surefoot.made_folders import AVERAGE, CRITIC_FOLDER
 from surefoot.report.results import ROLLOUT
-from surefoot.report.wording import duration_text, size_text, times
+from surefoot.report.wording import duration_text, times
+from surefoot.sizes import size_text
 
 _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),
@@ -27,6 +28,9 @@ _FILES = (
     ("plan.json", "every choice with its reason"),
     ("run.log", "everything said here"),
 )
+STEPS, OTHER = "in steps", "other"  # of the seconds that a run took
+_SHARE = 0.01  # of all the time: less has no name of its own
+_LEAST = 0.05  # seconds; less is not told
 EXAMPLE_PROMPT = "Give three tips for staying healthy."  # where the training data have no short question
 TO_TRY = "to_try"  # in data.json: `prompt`, `texts` and `held_out` of `finished`, for the report
 
@@ -38,7 +42,8 @@ def finished(
     step: int,
     total_steps: int,
     early: bool,
-    seconds: float,
+    here: Mapping[str, float],
+    whole: Mapping[str, float],
     best_step: int | None,
     skipped: int,
     rollbacks: int = 0,
@@ -47,11 +52,12 @@ def finished(
     scores: bool = False,
     held_out: bool = False,
 ) -> list[str]:
-    """early: stopped by early stopping. seconds: wall time. skipped: non-finite steps. rollbacks: how often the run
+    """early: stopped by early stopping. here, whole: seconds of this start and of the whole run by what took them;
+    equal where there was one start. skipped: non-finite steps. rollbacks: how often the run
     went back to a checkpoint. prompt: one to try. texts: the run learned texts without turns. scores: it made a reward
     model. held_out: there are pairs that it did not learn from."""
     return [
-        _ending(step, total_steps, early, seconds),
+        *_ending(step, total_steps, early, here, whole),
         *_figures(results, best_step),
         *_rollouts(results),
         "all weights are finite"
@@ -120,10 +126,24 @@ def _size(path: Path) -> int:
     return sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) if path.is_dir() else path.stat().st_size
 
 
-def _ending(step: int, total_steps: int, early: bool, seconds: float) -> str:
+def times_told(seconds: Mapping[str, float]) -> str:
+    """`41 s: 20 s in steps, 12 s set-up, 5.0 s evaluation`: all of it, and what took most; the rest is `other`."""
+    whole = sum(seconds.values())
+    named = {what: spent for what, spent in seconds.items() if what != OTHER and spent >= _SHARE * whole}
+    parts = [f"{duration_text(spent)} {what}" for what, spent in sorted(named.items(), key=lambda one: -one[1])]
+    if (left := whole - sum(named.values())) >= _LEAST:
+        parts.append(f"{duration_text(left)} {OTHER}")
+    return f"{duration_text(whole)}: {', '.join(parts)}"
+
+
+def _ending(
+    step: int, total_steps: int, early: bool, here: Mapping[str, float], whole: Mapping[str, float]
+) -> list[str]:
+    first = f"done: {counted(step, 'step')}"
     if early:
-        return f"stopped at step {step} of {total_steps}: evaluation no longer improves ({duration_text(seconds)})"
-    return f"done: {counted(step, 'step')} in {duration_text(seconds)}"
+        first = f"stopped at step {step} of {total_steps}, as evaluation no longer improves"
+    again = [] if here == whole else [f"this start: {times_told(here)}"]
+    return [f"{first} in {times_told(whole)}", *again]
 
 
 def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:

@@ -25,6 +25,7 @@ from surefoot.report.pace import Timing
 from surefoot.training.report import EvalReport, StepReport
 
 _REDRAW = 0.1  # seconds between two pictures
+FIRST = range(1, 11)  # steps that tell whether a run begins well; they are logged each, however seldom others are
 
 
 class Progress:
@@ -46,7 +47,7 @@ class Progress:
         self._step = start_step
         self._activity = "training"
         self._eta = self._state = ""
-        self._numbers: list[str] = []
+        self._numbers: list[wording.Field] = []
         self._last_eval: EvalReport | None = None
         self._drawn = float("-inf")
         self._live: Live | None = None
@@ -64,13 +65,17 @@ class Progress:
         if report.decision == "non_finite":
             self.event(wording.skip_sentence(report, consecutive), style="bold red")
         if is_logged(report, self._total, self._log_every):
-            line = wording.step_line(report, self._total, timing, self._state, self._last_eval)
-            self._console.note(line) if self._live else self._console.say(line)
+            fields = wording.step_line(report, self._total, timing, self._state, self._last_eval)
+            if self._live:
+                self._console.note(wording.fitted(fields))
+            else:
+                self._console.say(wording.fitted(fields, self._console.columns), logged=wording.fitted(fields))
         self._draw()
 
     def evaluation(self, report: EvalReport, *, improved: bool = False) -> None:
         self._last_eval = report
-        self.event(wording.eval_sentence(report, improved))
+        fields = wording.eval_fields(report, improved)
+        self._console.say(wording.fitted(fields, self._console.columns), logged=wording.fitted(fields))
 
     def event(self, sentence: str, *, style: str = "") -> None:
         """Something worth a line of its own, above the bar."""
@@ -110,10 +115,10 @@ class Progress:
             ProgressBar(self._total, self._step, complete_style="cyan", finished_style="cyan"),
             Text(" · ".join(part for part in place if part), "bold red" if self._state.startswith("skipped ") else ""),
         )
-        return Group(bar, Text(" · ".join(self._numbers)))
+        return Group(bar, Text(wording.fitted(self._numbers, self._console.columns)))
 
 
 def is_logged(report: StepReport, total_steps: int, log_every: int) -> bool:
-    """Every log_every-th step, the first and the last, and each step that the optimizer skipped. A function of the step
-    alone, so that a resumed run logs the same ones."""
-    return report.step % log_every == 0 or report.step in {1, total_steps} or report.decision != "stepped"
+    """Every log_every-th step, the first ten and the last, and each step that the optimizer skipped. A function of the
+    step alone, so that a resumed run logs the same ones."""
+    return report.step % log_every == 0 or report.step in {*FIRST, total_steps} or report.decision != "stepped"

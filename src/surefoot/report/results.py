@@ -9,8 +9,10 @@ from typing import Any
 from surefoot import durable
 from surefoot.report.rows import Row, finite, weight_field
 from surefoot.training.report import EvalReport, Unit
+from surefoot.training.state import BEFORE, BESIDE
 
 TRAIN, EVAL, ALL = "train_results.json", "eval_results.json", "all_results.json"
+STEP_RATE = "steps_tokens_per_second"  # of steps alone: how fast the run computes
 
 
 def train_results(
@@ -25,11 +27,18 @@ def train_results(
     scaler_skips: int,
     rollbacks: int = 0,
     seconds: float,
+    beside: Mapping[str, float],
     unit: Unit = "tokens",
 ) -> dict[str, Any]:
     """loss: mean over all that was learned from. supervised: how much that is, in `unit`. Counts and seconds are of all
-    sessions, but for steps that were taken back. rollbacks: how often that was. seconds: spent in steps, without
-    evaluation and saving."""
+    sessions, but for steps that were taken back. rollbacks: how often that was. seconds: spent in steps. beside:
+    outside of them, see `RunState`.
+
+    `train_runtime` and the rates per second are those of Hugging Face's Trainer: from the first step to the last
+    checkpoint, evaluations and saving included. `whole_runtime` has what comes before, too.
+    """
+    whole = seconds + sum(beside.values())
+    training = whole - sum(beside.get(what, 0.0) for what in BEFORE)
     return {
         "epoch": round(epoch, 6),
         "train_loss": loss,
@@ -40,10 +49,14 @@ def train_results(
         "skipped_steps": skipped,
         "scaler_skipped_steps": scaler_skips,
         **({"rollbacks": rollbacks} if rollbacks else {}),
-        "train_runtime": round(seconds, 3),
-        "train_steps_per_second": _rate(steps, seconds),
-        "train_samples_per_second": _rate(examples, seconds),
-        "train_tokens_per_second": _rate(tokens, seconds),
+        "train_runtime": round(training, 3),
+        "train_steps_per_second": _rate(steps, training),
+        "train_samples_per_second": _rate(examples, training),
+        "train_tokens_per_second": _rate(tokens, training),
+        "whole_runtime": round(whole, 3),
+        "steps_runtime": round(seconds, 3),
+        **{f"{what.replace('-', '')}_runtime": round(beside.get(what, 0.0), 3) for what in BESIDE},
+        STEP_RATE: _rate(tokens, seconds),
     }
 
 

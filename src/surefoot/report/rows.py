@@ -18,8 +18,9 @@ from surefoot.training.report import EvalReport, StepReport, Unit
 
 Row = dict[str, Any]
 
+PROFILED = "profiled"  # of a step whose time is not an ordinary one: "clocked", part by part, or "traced"
 TIMING_FIELDS = frozenset(
-    {"elapsed_time", "remaining_time", "throughput", "supervised_throughput", "peak_memory", "eval_runtime"}
+    {"elapsed_time", "remaining_time", "throughput", "supervised_throughput", "peak_memory", "eval_runtime", PROFILED}
 )
 """What depends on the clock and the machine. Every other field of two equal runs is equal, also across a resume."""
 
@@ -64,6 +65,8 @@ def train_row(report: StepReport, position: Position, timing: Timing) -> Row:
         row["skipped"] = report.decision
     if report.scale is not None:
         row["scale"] = report.scale
+    if report.traced or report.profile is not None:
+        row[PROFILED] = "traced" if report.traced else "clocked"
     row |= {name: finite(value) for name, value in report.metrics.items()}
     return {**row, **_times(timing)}
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.config.dump import shown
-from surefoot.planning.memory import readable
 from surefoot.report.pictures.plots import png
+from surefoot.sizes import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ def trial_line(number: int, tried: Tried, start: Tried) -> str:
     change = f"{tried.rate / start.rate - 1:+.0%}" if start.rate and tried is not start else ""
     wrong = f": not taken, {tried.failure}" if tried.failure else ""
     early = ", given up early" if tried.early and not wrong else ""
-    return f"{number:>3}  {tried.rate:>9,.0f} tok/s {change:>6} {readable(tried.memory):>9}  {what}{wrong}{early}"
+    return f"{number:>3}  {tried.rate:>9,.0f} tok/s {change:>6} {size_text(tried.memory):>9}  {what}{wrong}{early}"
 
 
 def difference(settings: Mapping[str, Any], start: Mapping[str, Any]) -> str:
@@ -70,8 +70,8 @@ def outcome_lines(
         yield f"the plan's own choices stay: nothing is clearly faster{beside} than {start.rate:,.0f} tokens/s"
         return
     yield (
-        f"best: {difference(best.settings, start.settings)}: {best.rate:,.0f} tokens/s and {readable(best.memory)}, "
-        f"{best.rate / start.rate:.2f} times the plan's own {start.rate:,.0f} and {readable(start.memory)}"
+        f"best: {difference(best.settings, start.settings)}: {best.rate:,.0f} tokens/s and {size_text(best.memory)}, "
+        f"{best.rate / start.rate:.2f} times the plan's own {start.rate:,.0f} and {size_text(start.memory)}"
     )
 
 

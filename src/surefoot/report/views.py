@@ -14,15 +14,17 @@ from typing import Any, TypeVar
 from surefoot.config.schema import OptimConfig
 from surefoot.config.yaml_reader import parse_yaml
 from surefoot.errors import InputError
-from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.memory import fits, usable
 from surefoot.report import curves, footer
 from surefoot.report.journal import Record
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
 from surefoot.report.record import RunRecord
+from surefoot.report.results import STEP_RATE
 from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
 from surefoot.report.tables.plan import choice_rows
-from surefoot.report.wording import duration_text, size_text
+from surefoot.report.wording import duration_text
+from surefoot.sizes import size_text
 from surefoot.training.failure_names import newest_failure
 
 T = TypeVar("T")
@@ -62,7 +64,7 @@ def guarded(what: str, make: Callable[[], T], otherwise: T, cautions: list[str])
 
 def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure]:
     """The newest of each measurement; of a finished run what all_results.json says, as the last lines on the terminal
-    do: the mean training loss, the evaluation of the published step, the time of all steps. What a finished run no
+    do: the mean training loss, the evaluation of the published step, the time of the run and of its steps. What it no
     longer has is left out. results: of an earlier ending where the run goes on."""
     if not rows:
         return []
@@ -85,17 +87,20 @@ def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure
         if "eval_accuracy" in evaluation:
             found.append(Figure("accuracy", _value(evaluation, "eval_accuracy", ".1%"), "of evaluation tokens"))
     speed = _newest(rows, "throughput")
-    if curves.number(ended.get("train_tokens_per_second")) is not None:
-        found.append(Figure("tokens per second", _value(ended, "train_tokens_per_second", ",.0f"), "mean over the run"))
+    rate = next((key for key in (STEP_RATE, "train_tokens_per_second") if key in ended), "")  # the latter: older runs
+    if rate and curves.number(ended[rate]) is not None:
+        found.append(Figure("tokens per second", _value(ended, rate, ",.0f"), "mean over all steps"))
     elif speed:
         found.append(Figure("tokens per second", _value(speed, "throughput", ",.0f"), _supervised(speed)))
     memory = _newest(rows, "peak_memory")
     if memory and (size := curves.number(memory["peak_memory"])) is not None:
         found.append(Figure("peak memory", size_text(int(size))))
     left = rows[-1].get("remaining_time") if status == "running" else None
-    seconds = curves.number(ended.get("train_runtime"))
+    whole, steps = (curves.number(ended.get(key)) for key in ("whole_runtime", "steps_runtime"))
+    seconds = curves.number(ended.get("train_runtime")) if whole is None else whole
     if time := duration(rows) if seconds is None else duration_text(seconds):
-        found.append(Figure("time", time, f"{left} left" if isinstance(left, str) else ""))
+        note = f"{duration_text(steps)} in steps" if steps is not None else ""
+        found.append(Figure("time", time, f"{left} left" if isinstance(left, str) else note))
     return found
 
 
@@ -175,11 +180,11 @@ def plan_memory(record: RunRecord) -> Table:
         **({"frozen models": memory.beside} if memory.beside else {}),
         **({"holes between blocks": memory.holes} if memory.holes else {}),
     }
-    rows = [(part, readable(size)) for part, size in parts.items()]
+    rows = [(part, size_text(size)) for part, size in parts.items()]
     if memory.apart:
-        rows.append(("not at once", f"-{readable(memory.apart)}"))
+        rows.append(("not at once", f"-{size_text(memory.apart)}"))
     verdict = "fits into" if fits(memory) else "more than"
-    total = f"{readable(memory.total)}, {verdict} {readable(usable(memory.available))} usable"
+    total = f"{size_text(memory.total)}, {verdict} {size_text(usable(memory.available))} usable"
     return Table(("memory", "forecast"), (*rows, ("total", total)), numeric=True)
 
 
@@ -219,7 +224,7 @@ def environment(record: RunRecord) -> Table:
     device = facts.get("device") or {}
     rows = [
         ("device", f"{device.get('kind', '')} · {device.get('name', '')}".strip(" ·")),
-        ("memory", readable(device["memory"]) if isinstance(device.get("memory"), int) else ""),
+        ("memory", size_text(device["memory"]) if isinstance(device.get("memory"), int) else ""),
         ("system", " ".join(str(facts.get(key, "")) for key in ("system", "machine"))),
         ("CPU", str(facts.get("cpu", ""))),
         ("threads", str(facts.get("threads", ""))),

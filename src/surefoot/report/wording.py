@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
 from surefoot.report.pace import Timing, clock_text
+from surefoot.sizes import size_text
 from surefoot.training.report import EvalReport, StepProfile, StepReport, example_list
 
 _SHOWN = (  # of a step's metrics
@@ -13,30 +19,54 @@ _SHOWN = (  # of a step's metrics
 )
 
 
-def step_line(report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None) -> str:
+@dataclass(frozen=True)
+class Field:
+    """A part of a line. spare: of several that a line has no room for, the one with the highest number goes first; 0
+    stays. joined: it belongs to the field before it."""
+
+    text: str
+    spare: int = 0
+    joined: bool = False
+
+
+def fitted(fields: Sequence[Field], width: int | None = None) -> str:
+    """The line, without what does not fit. width: in columns, None where there is no end."""
+    kept = list(fields)
+    while True:
+        line = "".join(f"{' ' if one.joined else ' · '}{one.text}" for one in kept).removeprefix(" · ")
+        last = max(kept, key=lambda one: one.spare, default=None)
+        if width is None or cell_len(line) <= width or last is None or not last.spare:
+            return line
+        kept.remove(last)
+
+
+def step_line(
+    report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None
+) -> list[Field]:
     """One step in one line; `state` is the guard's word."""
-    fields = [f"step {report.step}/{total_steps}", *step_numbers(report, timing, last_eval)]
+    fields = [Field(f"step {report.step}/{total_steps}"), *step_numbers(report, timing, last_eval)]
     if timing.remaining is not None:
-        fields.append(f"eta {eta_text(timing.remaining)}")
-    return " · ".join([*fields, state])
+        fields.append(Field(f"eta {eta_text(timing.remaining)}", 1))
+    watched = "traced" if report.traced else "clocked" if report.profile else ""
+    return [*fields, Field(state), *([Field(f"({watched})", joined=True)] if watched else [])]
 
 
-def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | None) -> list[str]:
+def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | None) -> list[Field]:
     """The measurements of a step, most wanted first."""
-    evaluation = "" if last_eval is None else f" (eval {last_eval.loss:.4g} @ {last_eval.step})"
+    evaluation = [] if last_eval is None else [Field(f"(eval {last_eval.loss:.4g} @ {last_eval.step})", 6, joined=True)]
     unmeasured = report.decision == "held" and report.non_finite is None and report.loss is None
     fields = [
-        *([] if unmeasured else [f"loss {number(report.loss)}{evaluation}"]),
-        *(f"{said} {format(report.metrics[name], form)}" for name, said, form in _SHOWN if name in report.metrics),
-        f"lr {report.lr:.3g}",
-        *([] if unmeasured else [f"grad {number(report.grad_norm, 3)}"]),
+        *([] if unmeasured else [Field(f"loss {number(report.loss)}"), *evaluation]),
+        *(Field(f"{said} {report.metrics[name]:{form}}", 2) for name, said, form in _SHOWN if name in report.metrics),
+        Field(f"lr {report.lr:.3g}", 5),
+        *([] if unmeasured else [Field(f"grad {number(report.grad_norm, 3)}")]),
     ]
     if timing.throughput is not None:
-        supervised = timing.supervised_throughput
-        part = "" if supervised is None else f" ({supervised:,.0f} supervised)"
-        fields.append(f"{timing.throughput:,.0f} tok/s{part}")
+        fields.append(Field(f"{timing.throughput:,.0f} tok/s", 3))
+        if timing.supervised_throughput is not None:
+            fields.append(Field(f"({timing.supervised_throughput:,.0f} supervised)", 8, joined=True))
     if timing.peak_memory is not None:
-        fields.append(f"mem {size_text(timing.peak_memory)}")
+        fields.append(Field(f"mem {size_text(timing.peak_memory)}", 7))
     return fields
 
 
@@ -76,17 +106,21 @@ def profile_line(step: int, profile: StepProfile) -> str:
     return "  ".join([*parts, f"step {step}, {passes}"])
 
 
-def eval_sentence(report: EvalReport, improved: bool) -> str:
+def eval_fields(report: EvalReport, improved: bool) -> list[Field]:
     counted = f"{report.weight:,} {report.unit.replace('_', ' ')}"
-    parts = [
-        f"loss {report.loss:.4g}",
-        *([] if report.perplexity is None else [f"perplexity {report.perplexity:.4g}"]),
-        counted if report.accuracy is None else f"accuracy {report.accuracy:.1%} of {counted}",
-        *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in report.metrics.items()),
-        f"{report.seconds:.1f} s",
-        *(["best so far"] if improved else []),
+    return [
+        Field(f"evaluation after step {report.step}: loss {report.loss:.4g}"),
+        *([] if report.perplexity is None else [Field(f"perplexity {report.perplexity:.4g}", 4)]),
+        *([] if report.accuracy is None else [Field(f"accuracy {report.accuracy:.1%}", 1)]),
+        Field(counted if report.accuracy is None else f"of {counted}", 5, joined=report.accuracy is not None),
+        *(Field(f"{name.replace('_', ' ')} {value:.4g}", 2) for name, value in report.metrics.items()),
+        Field(f"{report.seconds:.1f} s", 3),
+        *([Field("best so far")] if improved else []),
     ]
-    return f"evaluation after step {report.step}: {' · '.join(parts)}"
+
+
+def eval_sentence(report: EvalReport, improved: bool) -> str:
+    return fitted(eval_fields(report, improved))
 
 
 def times(count: int) -> str:
@@ -101,14 +135,6 @@ def number(value: float | None, digits: int = 4) -> str:
 def eta_text(seconds: float) -> str:
     """MM:SS below an hour, H:MM:SS above."""
     return clock_text(seconds) if seconds >= 3600 else f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
-
-
-def size_text(size: int) -> str:
-    """Bytes in decimal units: 1.2 GB is 1.2e9 bytes."""
-    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} B"
 
 
 def duration_text(seconds: float) -> str:

@@ -40,7 +40,7 @@ from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
 from surefoot.stages.stage import RewardFunction
 
-AnyConfig = RunConfig | LoadedConfig | Mapping[str, Any] | str | Path
+AnyConfig = RunConfig | LoadedConfig | Mapping[str, Any] | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,20 @@ def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
+    if isinstance(overrides, str):
+        raise InputError(Fault("overrides", "is a text", 'give a list, such as ["optim.lr=1e-4"]'))
     if isinstance(config, str | os.PathLike):
-        return load_config(config, overrides).config
+        return load_config(os.fspath(config), overrides).config
     if overrides:
         raise InputError(Fault("overrides", "are for a config file", "change the mapping or the config itself"))
     if isinstance(config, LoadedConfig):
         return config.config
-    return config if isinstance(config, RunConfig) else check_config(config)
+    if isinstance(config, RunConfig):
+        return config
+    if isinstance(config, Mapping):
+        return check_config(config)
+    what = f"{config!r:.60} is no config"
+    raise InputError(Fault("config", what, "give the path of a YAML file, or a mapping with its keys"))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
+from surefoot.sizes import size_text
 from surefoot.stages.provenance import recorded_base
 
 Only = Literal["base", "adapter"]
@@ -72,7 +73,7 @@ def usual_tokens(positions: int) -> int:
 def require_maps(facts: ModelFacts, tokens: int) -> None:
     """Attention maps of so many tokens, a layer at a time."""
     if (size := 4 * facts.heads * tokens**2) > _MAP_BYTES:
-        what = f"the maps of one layer would take {size / 2**30:.1f} GiB of memory"
+        what = f"the maps of one layer would take {size_text(size)} of memory"
         raise InputError(Fault("--attention", what, "lower --seq-len"))
 
 

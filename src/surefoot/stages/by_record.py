@@ -8,7 +8,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.first_record import first_record, laid_out
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import BY_RECORD
-from surefoot.stages.examples import KINDS_OF_RECORDS, specs_of
+from surefoot.stages.asked_sources import KINDS_OF_RECORDS, trained_specs
 
 
 def settled(config: RunConfig) -> RunConfig:
@@ -18,7 +18,7 @@ def settled(config: RunConfig) -> RunConfig:
     if BY_RECORD not in (data.template, data.train_on):
         return config
     found: dict[tuple[str, str], str] = {}
-    for spec in specs_of(data.train, data.format, "train"):
+    for spec in trained_specs(config):
         found.setdefault(laid_out(first_record(spec), KINDS_OF_RECORDS[config.stage]), spec.path)
     if len(found) > 1:
         kinds = " and ".join(f"{path} asks for template {template}" for (template, _), path in found.items())

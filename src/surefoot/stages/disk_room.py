@@ -11,9 +11,9 @@ from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
 from surefoot.planning.disk import DiskForecast, disk_forecast, model_bytes
-from surefoot.planning.memory import readable
 from surefoot.planning.plan import RunPlan
 from surefoot.retention import kept
+from surefoot.sizes import size_text
 
 NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"
 
@@ -35,15 +35,15 @@ def _merged_bytes(config: RunConfig) -> int:
 
 
 def disk_words(needed: DiskForecast) -> str:
-    parts = f"up to {needed.checkpoints} checkpoints of {readable(needed.checkpoint)}"
-    return f"{parts} and a model of {readable(needed.model)} need {readable(needed.total)}"
+    parts = f"up to {needed.checkpoints} checkpoints of {size_text(needed.checkpoint)}"
+    return f"{parts} and a model of {size_text(needed.model)} need {size_text(needed.total)}"
 
 
 def least_words(needed: DiskForecast) -> str:
     """What a run cannot do without."""
     many = f"{needed.written} checkpoints" if needed.written != 1 else "a checkpoint"
-    parts = f"{many} of {readable(needed.checkpoint)} and then a model of {readable(needed.model)}"
-    return f"{parts} need at least {readable(needed.least)}"
+    parts = f"{many} of {size_text(needed.checkpoint)} and then a model of {size_text(needed.model)}"
+    return f"{parts} need at least {size_text(needed.least)}"
 
 
 def free_space(folder: Path) -> tuple[Path, int]:
@@ -58,6 +58,6 @@ def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> 
     needed = needed.further if resumed else needed
     place, free = free_space(folder)
     if free < needed.least:
-        raise EnvironmentFault(Fault(str(place), f"{readable(free)} are free; {least_words(needed)}", NO_ROOM))
+        raise EnvironmentFault(Fault(str(place), f"{size_text(free)} are free; {least_words(needed)}", NO_ROOM))
     if free < needed.total:
-        yield f"{readable(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"
+        yield f"{size_text(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"

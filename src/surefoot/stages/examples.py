@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from transformers import PreTrainedTokenizerBase
 
 from surefoot import process
-from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
-from surefoot.data.hub.files import TO_EVALUATE, Splits
-from surefoot.data.kind import Kind
 from surefoot.data.prepare import PreparedData, prepare_data
-from surefoot.data.sources import SourceSpec
 from surefoot.data.tokenise import ReadRecord
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import is_file
 from surefoot.planning.plan import TokenizerPlan
-
-KINDS_OF_RECORDS: dict[str, Kind] = {
-    "pretrain": "answers",
-    "sft": "answers",
-    "reward": "pairs",
-    "dpo": "pairs",
-    "kto": "judged",
-    "ppo": "prompts",
-}
+from surefoot.stages.asked_sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
 
 
 def prepare_examples(
@@ -39,12 +25,12 @@ def prepare_examples(
     examples as they need; ppo: prompts, each of which leaves room for ppo.max_new_tokens. read_record: for sources
     whose format is custom. Raises InputError for bad data."""
     data = config.data
-    evaluation = specs_of(data.eval, data.format, TO_EVALUATE) if isinstance(data.eval, tuple) else data.eval
+    evaluation = evaluated_specs(config) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
     learned = data.train_on
     assert learned != "by-record", "settled before the plan: surefoot.stages.by_record"
     return prepare_data(
-        specs_of(data.train, data.format, "train"),
+        trained_specs(config),
         None if evaluation == "none" else evaluation,
         template=data.template if is_file(data.template) else planned,  # a file may have moved
         template_asked=data.template != "auto",
@@ -75,24 +61,3 @@ def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
         what = f"{config.ppo.max_new_tokens} leave no room for a prompt in {longest} (data.max_length)"
         raise InputError(Fault("ppo.max_new_tokens", what, "lower it"))
     return room
-
-
-def specs_of(sources: Sequence[SourceConfig], default: str, split: str | Splits) -> list[SourceSpec]:
-    """Sources as plain values. default, split: the format and the split of one that names none."""
-    return [
-        SourceSpec(
-            source.path,
-            format=default if source.format == "auto" else source.format,
-            columns=source.columns,
-            name=source.name,
-            subset=source.subset,
-            split=source.split or split,
-            revision=source.revision,
-            streaming=source.streaming,
-            max_samples=source.max_samples,
-            weight=source.weight,
-            epochs=source.epochs,
-            share=None if source.share is None else (tuple(source.share.of), source.share.take),
-        )
-        for source in sources
-    ]

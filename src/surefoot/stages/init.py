@@ -22,8 +22,9 @@ from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.few import counted
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
-from surefoot.planning.memory import fits, readable
+from surefoot.planning.memory import fits
 from surefoot.planning.plan import RunPlan
+from surefoot.sizes import size_text
 from surefoot.stages.planned import make_plan
 
 SMALL = 500_000_000  # parameters up to which all of them are trained where memory allows
@@ -135,12 +136,12 @@ def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records
 
 
 def _adapter_reason(full: RunPlan, adapted: RunPlan, whole: bool) -> str:
-    room = f"{readable(full.memory.available)} on this machine"
-    need = f"training all of it needs about {readable(full.memory.total)} of {room}"
+    room = f"{size_text(full.memory.available)} on this machine"
+    need = f"training all of it needs about {size_text(full.memory.total)} of {room}"
     if whole:
-        return f"Left out: the model is small and {need}. kind: lora would need {readable(adapted.memory.total)}."
+        return f"Left out: the model is small and {need}. kind: lora would need {size_text(adapted.memory.total)}."
     share = 100 * adapted.trainable / adapted.parameters
-    text = f"LoRA trains {share:.2g} % of the parameters in about {readable(adapted.memory.total)}; {need}."
+    text = f"LoRA trains {share:.2g} % of the parameters in about {size_text(adapted.memory.total)}; {need}."
     if not fits(adapted.memory):
         text += " Even LoRA's forecast does not fit: a smaller data.max_length, precision.base: nf4 or a larger GPU."
     return f"{text} kind: dora learns the norms of the weights too, at some cost in time."

@@ -21,10 +21,11 @@ from surefoot.hub.access import is_signed_in
 from surefoot.locations import looks_local
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
-from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.memory import fits, usable
 from surefoot.planning.migration import Migration, migrate
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
+from surefoot.sizes import size_text
 from surefoot.stages.foreseen import foresee
 from surefoot.stages.planned import make_plan
 from surefoot.stages.run import train_run
@@ -93,7 +94,7 @@ def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Ha
     """Forecasts of one optimizer step, as `surefoot plan` makes them."""
     what = "memory for a step"
     before = _planned(old, machine)
-    was = f"before {readable(before.memory.total)}, now " if before else ""
+    was = f"before {size_text(before.memory.total)}, now " if before else ""
     try:
         plan = _plan(check_config(new), machine)
     except InputError as error:
@@ -101,8 +102,8 @@ def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Ha
         if not memory or len(memory) < len(error.faults):
             raise
         return Check(what, "failed", f"{memory[0].what}; {memory[0].fix}")
-    room = f"{readable(usable(plan.memory.available))} usable on {plan.device.reason}"
-    said = f"{was}{readable(plan.memory.total)} at {counted(plan.batch.micro.value, 'example')} at once; {room}"
+    room = f"{size_text(usable(plan.memory.available))} usable on {plan.device.reason}"
+    said = f"{was}{size_text(plan.memory.total)} at {counted(plan.batch.micro.value, 'example')} at once; {room}"
     if fits(plan.memory):
         return Check(what, "done", said)
     return Check(what, "failed", f"{said}: add an adapter, hold the base in 16 bits, or share it among processes")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 
+COMPILE = "compile"
 START = "start_seconds"  # the key of environment.json, for each rank
 _SHOWN = 0.05  # seconds; less is not worth a word
 
@@ -29,10 +30,18 @@ class Phases:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
         self._since = now
 
+    @property
+    def whole(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def compiling(self) -> float:
+        return self.seconds.get(COMPILE, 0.0)
+
     def sentence(self) -> str:
         """ready in 9.1 s: imports 5.2, data 0.3, model 0.6, comparison 2.9"""
         shown = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in self.seconds.items() if seconds >= _SHOWN)
-        return f"ready in {sum(self.seconds.values()):.1f} s{': ' if shown else ''}{shown}"
+        return f"ready in {self.whole:.1f} s{': ' if shown else ''}{shown}"
 
     def to_json(self) -> dict[str, float]:
         """To milliseconds."""

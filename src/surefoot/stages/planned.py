@@ -111,14 +111,17 @@ def _measure(
     lengths: LengthFacts | None,
     batch: BatchPlan,
 ) -> Measurements | None:
-    """What the request leaves open. A narrow model on a CPU is planned without: there the defaults always stand. batch:
-    as it would be without."""
-    if hardware.kind == "cpu" and model.hidden < NARROW:
+    """What the request leaves open. A narrow model on a CPU is planned without, as there the defaults always stand; but
+    how slow a type is that somebody asked for can be seen nowhere else. batch: as it would be without."""
+    narrow = hardware.kind == "cpu" and model.hidden < NARROW
+    if narrow and config.precision.compute in ("auto", "fp32"):
         return None
     import torch
 
     device, kept = torch.device(hardware.kind), open_kept()
     shapes = linear_shapes(model)
+    if narrow:
+        return Measurements(products=_products(config, shapes, hardware, kept))
     products = _products(config, shapes, hardware, kept)
     tf32 = measured_tf32(shapes, device, kept) if tf32_is_open(config.precision, hardware, environment) else None
     threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}

@@ -28,6 +28,7 @@ from surefoot.stages.changes import sentence
 from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.disk_room import check_disk, disk_of
 from surefoot.stages.evaluating import check_answers
+from surefoot.stages.gist import gist
 from surefoot.stages.identity import check_identity, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
@@ -83,10 +84,6 @@ def prepare(
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)
-    if found.plan is None:
-        console.show(plan_table(plan))
-    if found.plan is None or any(change.key.startswith("data.eval") for change in found.changes):
-        console.show(audit_report(data))
     stage = make_stage(config, plan, data, found.rollbacks)
     if custom.objective is not None:
         stage = replace(stage, objective=custom.objective)
@@ -102,6 +99,10 @@ def prepare(
         stage.step_tokens,
         eval_at_start=config.eval_at_start,
     )
+    if found.plan is None:
+        console.show_gist(gist(config, plan, data, base, timetable), [plan_table(plan), audit_report(data)])
+    elif any(change.key.startswith("data.eval") for change in found.changes):
+        console.show(audit_report(data))
     if found.checkpoint is not None:
         _refuse_what_is_over(config, found.checkpoint, timetable.total_steps)
         _say_where_it_goes_on(console, found, found.checkpoint, plan, timetable)

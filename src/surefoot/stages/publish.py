@@ -101,6 +101,7 @@ def _write_results(
             scaler_skips=state.guard.scaler,
             rollbacks=len(state.rollbacks),
             seconds=state.seconds,
+            beside=state.beside,
             unit=KINDS[run.config.stage].unit,
         ),
         eval_results(evaluation, timetable.epoch(step)) if evaluation else None,

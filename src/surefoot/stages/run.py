@@ -8,6 +8,7 @@ this; the others follow (`surefoot.stages.follow`) and share the steps (`surefoo
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,7 @@ from surefoot.stages.custom import NOTHING, Custom
 from surefoot.stages.device_faults import device_faults
 from surefoot.stages.follow import follow, hand_over, hand_over_end
 from surefoot.stages.job import open_observer
+from surefoot.stages.occupied import Mode
 from surefoot.stages.phases import START, Phases
 from surefoot.stages.prepare import conflicts, prepare
 from surefoot.stages.prepared import Prepared
@@ -47,10 +49,10 @@ from surefoot.stages.profiling import NO_PROFILE, ProfileWish
 from surefoot.stages.publish import Published, is_published, publish
 from surefoot.stages.ranks import check_several, find_ranks
 from surefoot.stages.records import write_records
-from surefoot.stages.revisions import HUB, commits_to_json
+from surefoot.stages.revisions import HUB, Commits, commits_to_json
 from surefoot.stages.roll_back import make_stage, roll_back
 from surefoot.stages.rollback_record import note_rollbacks
-from surefoot.stages.run_folder import Claim, Mode, claim, occupy
+from surefoot.stages.run_folder import Claim, claim, occupy
 from surefoot.stages.setup import Setup
 from surefoot.stages.steps import make_ready, take_steps
 from surefoot.stages.tracking import open_trackers
@@ -60,6 +62,7 @@ from surefoot.training.checkpoint import read_state
 from surefoot.training.loop import Outcome, has_ended
 from surefoot.training.rollback import StepsLost
 from surefoot.training.session import Session, open_session
+from surefoot.training.state import BESIDE, RunState
 
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
 
@@ -76,6 +79,7 @@ def train_run(
     custom: Custom = NOTHING,
     profile: ProfileWish = NO_PROFILE,
     origin: Translation | None = None,
+    commits: Commits | None = None,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
 
@@ -86,6 +90,7 @@ def train_run(
     custom: what a Python caller brings of its own.
     profile: which steps are timed.
     origin: the words of another tool that the config came from; its log lines are said beside surefoot's.
+    commits: what names on the hub mean, where somebody has asked.
     """
     imports = hardware.process_seconds() if typed else 0.0
     ranks, launcher = find_ranks(config)
@@ -95,11 +100,11 @@ def train_run(
                 while (code := follow(config, session, custom, silence, profile)) is None:
                     gc.collect()
                 return code
-        asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin, imports)
+        asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin, commits, imports)
         with captured_libraries(console):
             _say(console, asked.voice.started())
             while (code := _lead(config, mode, console, session, asked, traces)) is None:
-                asked = replace(asked, imports=0.0)
+                asked = replace(asked, imports=0.0, commits=None)
                 mode = "resume"  # as the next process would, had this one been killed here
                 gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
             return code
@@ -120,6 +125,7 @@ class Asked:
     custom: Custom
     profile: ProfileWish
     origin: Translation | None
+    commits: Commits | None
     imports: float
 
     @property
@@ -137,7 +143,8 @@ def _lead(
         if _is_untouched(found):
             console.say(f"{found.folder} is finished; nothing to do")
             return hand_over_end(session)
-        run = prepare(config, found, console, asked.custom, phases=phases, origin=_origin(asked.origin))
+        origin = _origin(asked.origin)
+        run = prepare(config, found, console, asked.custom, asked.commits, phases=phases, origin=origin)
     if _is_done(run):
         console.say(f"{run.folder} is finished; nothing to do")
         return hand_over_end(session)
@@ -175,7 +182,7 @@ def _lead(
             _say(console, asked.voice.ready(run_facts(run, setup)))
         try:
             with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
-                return _train_and_publish(run, setup, console, session, asked)
+                return _train_and_publish(run, setup, console, session, asked, phases)
         except SurefootError as error:
             if isinstance(error, StepsLost) and _went_back(run, error, console):
                 setup.engine.release()
@@ -228,7 +235,9 @@ def _is_done(run: Prepared) -> bool:
     return has_ended(read_state(checkpoint), run.timetable.total_steps, stopping.patience if stopping else None)
 
 
-def _train_and_publish(run: Prepared, setup: Setup, console: Console, session: Session, asked: Asked) -> int:
+def _train_and_publish(
+    run: Prepared, setup: Setup, console: Console, session: Session, asked: Asked, phases: Phases
+) -> int:
     folder, voice = run.folder, asked.voice
     trackers = open_trackers(run.config, folder, setup.state, console)
 
@@ -237,7 +246,8 @@ def _train_and_publish(run: Prepared, setup: Setup, console: Console, session: S
         trackers.row(row)
 
     with trackers, open_observer(run, setup, console, on_row) as observer:
-        outcome = take_steps(run, setup, session, asked.custom, observer, trackers.ids, asked.profile)
+        outcome = take_steps(run, setup, session, asked.custom, observer, trackers.ids, asked.profile, phases)
+        since = time.perf_counter()
         if outcome.reason != "interrupted":
             trackers.finished()
     if outcome.reason == "interrupted":
@@ -251,9 +261,18 @@ def _train_and_publish(run: Prepared, setup: Setup, console: Console, session: S
         return STOPPED_EXIT_CODE
     more = asked.figures(setup.policy, run.tokenizer) if asked.figures else {}
     published = publish(run, outcome.state, rows=observer.rows, more=more)
-    _say_the_end(run, outcome, published, asked.prompt, console)
+    publishing = {"publishing": time.perf_counter() - since}
+    here, whole = _taken(outcome.state, setup.state) | publishing, _taken(outcome.state) | publishing
+    _say_the_end(run, outcome, published, asked.prompt, here, whole, console)
     _say(console, voice.finished(end_facts(run, published)))
     return 0
+
+
+def _taken(state: RunState, before: RunState | None = None) -> dict[str, float]:
+    """Seconds since `before`, or since the run began, by what took them."""
+    before = before or RunState()
+    beside = {what: state.beside.get(what, 0.0) - before.beside.get(what, 0.0) for what in BESIDE}
+    return {footer.STEPS: state.seconds - before.seconds, **beside}
 
 
 def _say(console: Console, lines: Sequence[str]) -> None:
@@ -271,7 +290,15 @@ def _to_try(run: Prepared, prompt: str | None) -> dict[str, Any]:
     }
 
 
-def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: str | None, console: Console) -> None:
+def _say_the_end(
+    run: Prepared,
+    outcome: Outcome,
+    published: Published,
+    prompt: str | None,
+    here: Mapping[str, float],
+    whole: Mapping[str, float],
+    console: Console,
+) -> None:
     for caution in published.cautions:
         console.say(caution, style="yellow")
     state = outcome.state
@@ -281,7 +308,8 @@ def _say_the_end(run: Prepared, outcome: Outcome, published: Published, prompt: 
         step=state.step,
         total_steps=run.timetable.total_steps,
         early=outcome.reason == "early_stopped",
-        seconds=state.seconds,
+        here=here,
+        whole=whole,
         best_step=published.step if state.best and state.best.step == published.step else None,
         skipped=state.guard.skipped,
         rollbacks=len(state.rollbacks),

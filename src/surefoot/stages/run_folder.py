@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from surefoot import durable, folder_lock
 from surefoot.config.dump import shown
@@ -14,21 +14,17 @@ from surefoot.config.load import plain_config
 from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
-from surefoot.data.described import read_description
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
-from surefoot.families.templates import is_file
 from surefoot.made_folders import CONFIG as CONFIG
 from surefoot.made_folders import PLAN as PLAN
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
+from surefoot.stages.occupied import Mode, is_free, refuse_occupied, require_free
 from surefoot.stages.rollback_record import find_checkpoint
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, set_aside_newer
-from surefoot.training.manifest import MANIFEST, read_manifest
+from surefoot.training.manifest import read_manifest
 from surefoot.training.rollback import Rollback
-
-Mode = Literal["new", "resume", "overwrite"]
-_OF_LAUNCHERS = ("training.log",)  # what launch scripts such as DeepSpeed-Chat's write into before anything has started
 
 
 @dataclass(frozen=True)
@@ -54,15 +50,7 @@ def claim(config: RunConfig, mode: Mode) -> Claim:
     """Look and check; nothing is lost. Raises InputError (2) on an occupied folder or a refused change of the config,
     EnvironmentFault (3) where nothing can be written or another process is at work, IntegrityError (4) when there are
     checkpoints and none verifies."""
-    folder = Path(config.output)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(Fault("output", f"{folder} is a file", "name a folder"))
-    occupied = not is_free(folder)
-    if occupied:
-        _refuse_occupied(folder, mode)
-        if mode == "overwrite":
-            _refuse_own_inputs(config, folder)
-    durable.require_writable(folder)
+    folder, occupied = Path(config.output), require_free(config, mode)
     return _resume(config, folder) if mode == "resume" and occupied else Claim(folder, mode)
 
 
@@ -78,7 +66,7 @@ def occupy(claim: Claim) -> Iterator[list[Path]]:
                 Fault(str(folder), "another process trained in it meanwhile", "start this one again")
             )
         if not is_free(folder):
-            _refuse_occupied(folder, claim.mode)
+            refuse_occupied(folder, claim.mode)
         if claim.mode == "overwrite":
             durable.empty_folder(folder, last=PLAN)
         durable.clear_temporary(folder)
@@ -87,55 +75,6 @@ def occupy(claim: Claim) -> Iterator[list[Path]]:
 
 def _steps(folder: Path) -> tuple[int, ...]:
     return tuple(checkpoint.step for checkpoint in list_checkpoints(folder))
-
-
-def is_free(folder: Path) -> bool:
-    """Whether a new run takes it without a word: there is nothing, or a folder that nobody has put anything into."""
-    return not folder.exists() or (
-        folder.is_dir() and all(durable.is_temporary(path) or path.name in _OF_LAUNCHERS for path in folder.iterdir())
-    )
-
-
-def _refuse_occupied(folder: Path, mode: Mode) -> None:
-    if mode == "new":
-        fix = "continue it with --resume, replace it with --overwrite"
-        raise InputError(Fault("output", f"{folder} is not empty", fix))
-    if not _is_run_folder(folder):
-        what = f"{folder} holds files but no surefoot run: no checkpoint, and no {PLAN} that can be read"
-        raise InputError(Fault("output", what, "nothing in it was touched; check the path"))
-
-
-def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
-    inputs = [("model.path", config.model.path)]
-    if is_file(config.data.template):
-        inputs.append(("data.template", config.data.template))
-    for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        for source in sources if isinstance(sources, tuple) else ():
-            inputs += [(key, source.path), *((key, path) for path in _described(source.path))]
-    faults = [
-        Fault(key, f"{path} lies in {folder}, which --overwrite would delete", "move it, or name another output")
-        for key, path in inputs
-        if Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve())
-    ]
-    if faults:
-        raise InputError(faults)
-
-
-def _described(path: str) -> list[str]:
-    """The files that a folder's dataset_info.json names; they may lie in folders below it."""
-    entries = read_description(Path(path), path) or {}
-    names = [entry.get("file_name") for entry in entries.values()]
-    return [str(Path(path) / name) for name in names if isinstance(name, str)]
-
-
-def _is_run_folder(folder: Path) -> bool:
-    """By what only surefoot writes: a config.yaml or a checkpoint-7 may be anyone's."""
-    try:
-        if "plan" in read_json(folder / PLAN):
-            return True
-    except InputError:
-        pass
-    return any((checkpoint.folder / MANIFEST).is_file() for checkpoint in list_checkpoints(folder))
 
 
 def _resume(config: RunConfig, folder: Path) -> Claim:

@@ -29,7 +29,7 @@ from surefoot.stages.parity.compiled import try_compiled
 from surefoot.stages.parity.fast_paths import Settled, planned_paths, settle
 from surefoot.stages.parity.packed_rows import as_planned, settle_packing
 from surefoot.stages.parity.room import settle_room
-from surefoot.stages.phases import Phases
+from surefoot.stages.phases import COMPILE, Phases
 from surefoot.stages.prepared import Prepared
 from surefoot.stages.profiling import ProfileWish, arithmetic_of, profiled
 from surefoot.stages.setup import Setup, set_up
@@ -56,6 +56,8 @@ def make_ready(
         setup = _set_up(run, session, console)
         phases.end("model")
         compiled = _try_compiled(run, setup, console)
+        if compiled:
+            phases.end(COMPILE)
         together = _settle_at_once(run, setup, custom, console)
         setup = together or _settle_packing(run, setup, console)
         before, run = run, replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
@@ -79,8 +81,9 @@ def take_steps(
     observer: RunObserver | SilentObserver,
     trackers: Mapping[str, str],
     profile: ProfileWish,
+    phases: Phases | None = None,
 ) -> Outcome:
-    """trackers: under which id each tracker knows the run."""
+    """trackers: under which id each tracker knows the run. phases: of this start, so far."""
     engine, total = setup.engine, run.timetable.total_steps
     engine.totals([0.0])  # from here on a signal is heard on all ranks or on none
     with (
@@ -107,7 +110,11 @@ def take_steps(
             listener = PaceObserver(observer, arithmetic, observer.caution, rollouts=rollouts, alone=engine.world == 1)
             job = listener.watched(job)
         with profiled(job, profile, arithmetic, run.folder, setup.state.step, observer) as job:
-            return train(job, replace(setup.state, trackers=trackers), listener, stop)
+            state = replace(setup.state, trackers=trackers)
+            if phases is not None:
+                phases.end("first step")
+                state = state.spent("set-up", phases.whole - phases.compiling).spent("compile", phases.compiling)
+            return train(job, state, listener, stop)
 
 
 def _watched(

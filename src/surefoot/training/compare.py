@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from surefoot.training.checkpoint import STATE
 
-TIMING = frozenset({"seconds", "trackers"})  # of state.json: what two equal runs do not share
+TIMING = frozenset({"seconds", "beside", "trackers"})  # of state.json: what two equal runs do not share
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class StopRequest:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:
+            _say(f"{signal.Signals(number).name} again: ended at once; --resume goes on from the last whole checkpoint")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

@@ -5,6 +5,7 @@ It knows no stage, no family and no YAML. What it needs is handed in as function
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,21 +111,36 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     Raises StepsLost after `max_consecutive` non-finite steps in a row or more than `max_recent` within a short time,
     Diverged for a moment of the optimizer that is not finite; the last checkpoint stays as it is.
     """
-    outcome = _train(job, state, observer, stop)
+    clock = _Clock()
+    outcome = _train(job, state, observer, stop, clock)
     _tell_saved(job, observer, wait=True)
-    return outcome
+    return replace(outcome, state=outcome.state.spent("saving", clock.lap()))
 
 
-def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
+class _Clock:
+    """Every moment of the loop is counted once: what went by since the last lap is written to what took it."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last one."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+
+def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
     state = _carrying(job, state)  # a checkpoint may come before the first step
     if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
-        state, saved = _evaluate_and_save(job, state, observer)
+        state, saved = _evaluate_and_save(job, state, observer, clock)
         if not saved and stop.requested:
             return Outcome(state, "interrupted")
     while not is_over(job, state):
         step = state.step + 1
         watch = job.watch(step)
         micro_batches = _batches(job, step, watch)
+        state = state.spent("batches", clock.lap())
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
         report = _step(job, attempt, spikes.ceiling(state.norms) if job.clip_spikes else None, watch)
@@ -145,18 +161,19 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> 
             job.engine.check_replicas()
         _tell_saved(job, observer)
         stop.agree()
+        state = state.spent("other", clock.lap() - report.seconds)
         saved = False
         if not stop.requested:
             wishes = stop.take_wishes()
             if "evaluate" in wishes and not _evaluation_due(job, state):
                 _evaluate_for_reading(job, state, observer)
-            state, saved = _evaluate_and_save(job, state, observer)
+                state = state.spent("evaluation", clock.lap())
+            state, saved = _evaluate_and_save(job, state, observer, clock)
             if "save" in wishes and not saved:
-                _save(job, state, observer)
-                saved = True
+                state, saved = _save(job, state, observer, clock), True
         if stop.requested and not (saved and is_over(job, state)):
             if not saved:
-                _save(job, state, observer)
+                state = _save(job, state, observer, clock)
             return Outcome(state, "interrupted")
     return Outcome(state, "finished" if state.step >= job.total_steps else "early_stopped")
 
@@ -229,12 +246,14 @@ def _carrying(job: Job, state: RunState) -> RunState:
     return state if job.memory is None else replace(state, stage=job.memory.to_json())
 
 
-def _save(job: Job, state: RunState, observer: Observer) -> None:
-    """One checkpoint at a time: an earlier one that is on its way is waited for."""
+def _save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> RunState:
+    """One checkpoint at a time: an earlier one that is on its way is waited for. The state with the time it took, which
+    the checkpoint itself cannot hold."""
     _tell_saved(job, observer, wait=True)
     folder = job.save(state)
     if folder is not None:
         observer.saved(folder, state)
+    return state.spent("saving", clock.lap())
 
 
 def _tell_saved(job: Job, observer: Observer, wait: bool = False) -> None:
@@ -255,7 +274,7 @@ def _evaluation_due(job: Job, state: RunState) -> bool:
     return job.evaluate is not None and state.step in job.eval_steps and state.evaluated != state.step
 
 
-def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[RunState, bool]:
+def _evaluate_and_save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> tuple[RunState, bool]:
     """What is due after a step; whether a checkpoint was written."""
     improved = False
     if _evaluation_due(job, state):
@@ -265,9 +284,9 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer) -> tuple[R
         previous, state = state.best, state.after_evaluation(report, job.goal, job.min_delta)
         improved = state.best != previous
         observer.evaluation(report, state, improved)
+        state = state.spent("evaluation", clock.lap())
     if state.step in job.save_steps or is_over(job, state) or (improved and job.keep_best):
-        _save(job, state, observer)
-        return state, True
+        return _save(job, state, observer, clock), True
     return state, False
 
 

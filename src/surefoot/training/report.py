@@ -42,7 +42,7 @@ class StepReport:
     has neither loss nor norm. held: why it was, in a few words. seconds: the step alone, without evaluation or saving.
     profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name. spike: the
     norm that the gradient was cut to because it was far above those of the steps before. moment: which one of the
-    optimizer was not finite before the step."""
+    optimizer was not finite before the step. traced: a profiler recorded it, which takes time."""
 
     step: int
     loss: float | None
@@ -60,6 +60,7 @@ class StepReport:
     held: str = ""
     spike: float | None = None
     moment: str = ""
+    traced: bool = False
 
 
 @dataclass(frozen=True)

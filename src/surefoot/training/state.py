@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from surefoot.training.goal import Goal
 from surefoot.training.guard import GuardCounts
@@ -32,6 +32,11 @@ class Best:
         return value == self.value and loss is not None and (self.loss is None or loss < self.loss)
 
 
+Beside = Literal["set-up", "compile", "batches", "evaluation", "saving", "other"]
+BESIDE: tuple[Beside, ...] = get_args(Beside)
+BEFORE: tuple[Beside, ...] = ("set-up", "compile")  # of these, what comes before the first step
+
+
 @dataclass(frozen=True)
 class RunState:
     """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
@@ -39,8 +44,9 @@ class RunState:
     evaluated: the last step after which an evaluation ran; -1 before the first. stale: evaluations since the best one.
     norms: gradient norms that the next one is held against. rollbacks: those of the run so far, first to last.
     stage: what the stage carries besides, in plain values.
-    seconds: time spent in steps, over all sessions. trackers: under which id each tracker knows the run. Two equal runs
-    share all but these two."""
+    seconds: time spent in steps, over all sessions. beside: seconds that went by outside of them, by what took them
+    (`BESIDE`), as far as the checkpoint knows that a session went on from. trackers: under which id each tracker knows
+    the run. Two equal runs share all but these three."""
 
     step: int = 0
     tokens: int = 0
@@ -56,6 +62,7 @@ class RunState:
     rollbacks: tuple[Rollback, ...] = ()
     stage: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    beside: Mapping[str, float] = field(default_factory=dict)
     trackers: Mapping[str, str] = field(default_factory=dict)
 
     def after_step(self, report: StepReport) -> RunState:
@@ -81,6 +88,10 @@ class RunState:
             norms=norms,
             seconds=self.seconds + report.seconds,
         )
+
+    def spent(self, what: Beside, seconds: float) -> RunState:
+        """With time that went by outside of steps."""
+        return dataclasses.replace(self, beside={**self.beside, what: self.beside.get(what, 0.0) + max(0.0, seconds)})
 
     @property
     def mean_loss(self) -> float | None:

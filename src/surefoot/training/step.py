@@ -20,7 +20,7 @@ from surefoot.training import moments
 from surefoot.training.engine import Engine, PerGroup
 from surefoot.training.engine.base import of_group
 from surefoot.training.guard import judge
-from surefoot.training.profile import Stopwatch, Watch, unwatched
+from surefoot.training.profile import Stopwatch, Watch, named, unwatched
 from surefoot.training.randomness import seed_micro_batch
 from surefoot.training.report import Decision, StepReport
 from surefoot.training.scaling import LossScale
@@ -107,7 +107,9 @@ def train_step(
         spike=spike,
         moment=seen.bad_moment,
     )
-    return replace(report, profile=watch.profile(report.tokens)) if isinstance(watch, Stopwatch) else report
+    if isinstance(watch, Stopwatch):
+        return replace(report, profile=watch.profile(report.tokens))
+    return replace(report, traced=True) if watch is named else report
 
 
 def _without_weight(

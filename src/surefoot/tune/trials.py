@@ -10,9 +10,10 @@ from surefoot.config.load import check_config
 from surefoot.config.nested import with_settings
 from surefoot.errors import NO_MEMORY, Fault, InputError
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import diff_plans
+from surefoot.sizes import size_text
 from surefoot.stages.planned import make_plan
 from surefoot.stages.trial import Clock, Rival, Trial
 from surefoot.tune.attempt import NOT_DONE, Answer, Request
@@ -132,7 +133,7 @@ def planned(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> R
         return error.faults[0]
     if fits(made.memory):
         return made
-    needed, room = readable(made.memory.total), readable(usable(made.memory.available))
+    needed, room = size_text(made.memory.total), size_text(usable(made.memory.available))
     return Fault("", f"not enough memory: {needed} of {room}, forecast", code=NO_MEMORY)
 
 

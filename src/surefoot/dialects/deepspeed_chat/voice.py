@@ -50,7 +50,8 @@ def _rollouts() -> Callable[[Mapping[str, Any]], Lines]:
         actor, critic, reward = (row[name] for name in names)
         average[:] = [reward if not average else _KEPT * average[0] + (1 - _KEPT) * reward]
         losses = f"Actor Loss: {actor} | Critic Loss: {critic} | Unsupervised Loss: {row.get('text_loss') or 0.0}"
-        place = f"Epoch: {int(row['epoch'])} | Step: {row['current_steps']} | PPO Epoch: {row.get('ppo_epoch', 1)}"
+        epoch = max(0, math.ceil(row["epoch"]) - 1)  # that the step belongs to: the row counts what is over after it
+        place = f"Epoch: {epoch} | Step: {row['current_steps']} | PPO Epoch: {row.get('ppo_epoch', 1)}"
         return [
             f"{place} | {losses}",
             f"Average reward score: {reward} | EMA reward score: {average[0]}",

@@ -48,8 +48,19 @@
       points: diamonds
         ? { show: line.x.length <= 120, size: 7, stroke, fill: () => colour("paper"), width: 2 }
         : { show: line.x.length <= 40 && line.style !== "smooth" ? true : undefined, size: 4, stroke, fill: stroke },
-      value: (plot, value) => number(value),
+      value: (plot, value, place, at) => number(at === null ? last(plot.data[place]) : value),
     };
+  }
+
+  // What the legend shows where nobody points at a step.
+  function last(values) {
+    return values.findLast((value) => value !== null && value !== undefined);
+  }
+
+  // One point has no range of its own, and uPlot would draw an axis to twice its step.
+  function ends(plot, least, most) {
+    const steps = plot.data[0];
+    return steps.length === 1 ? [Math.min(0, steps[0]), Math.max(1, steps[0])] : [least, most];
   }
 
   function gaps(chart) {
@@ -113,13 +124,13 @@
       height: tall(chart),
       cursor: { sync: { key: chart.x }, y: false, points: { size: 7 }, drag: { x: true, y: false } },
       legend: { live: true },
-      scales: { x: { time: false } },
-      series: [{ label: chart.x, value: (plot, step) => (step === null ? "–" : step.toLocaleString("en-US")) }, ...chart.lines.map(series)],
+      scales: { x: { time: false, range: ends } },
+      series: [{ label: chart.x, value: (plot, step, place, at) => ((at === null ? last(plot.data[0]) : step) ?? "–").toLocaleString("en-US") }, ...chart.lines.map(series)],
       axes: [
         { ...axis, incrs: [1, 2, 5].flatMap((base) => [...Array(8).keys()].map((power) => base * 10 ** power)).sort((a, b) => a - b), values: (plot, steps) => steps.map((step) => step.toLocaleString("en-US")), size: 30, space: 70 },
         { ...axis, values: (plot, values, axis, space, step) => values.map((value) => tick(value, step)), size: 62, space: 40 },
       ],
-      hooks: { draw: [(plot) => drawMarks(plot, chart)] },
+      hooks: { draw: [(plot) => drawMarks(plot, chart)], ready: [(plot) => plot.setLegend({ idx: null })] },
     };
   }
 

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.config.keys import all_keys
-from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import PLAIN, Choice, ParallelPlan, RunPlan
+from surefoot.sizes import size_text
 
 Row = tuple[str, str, str, str]  # what, value, who decided, why
 _VALUE_WIDTH = 38  # columns; "<|reserved_special_token_0|> (128002)" stays on one line
@@ -55,7 +56,7 @@ def plan_changes(before: RunPlan, now: RunPlan) -> list[str]:
         if then.get(what) != value
     ]
     lines += [f"{what} was {then[what]}, is not planned" for what in then if what not in {row[0] for row in rows}]
-    totals = [readable(plan.memory.total) for plan in (before, now)]
+    totals = [size_text(plan.memory.total) for plan in (before, now)]
     return lines + [f"memory forecast was {totals[0]}, is {totals[1]}"] * (totals[0] != totals[1])
 
 
@@ -200,33 +201,33 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
 def _memory(plan: RunPlan) -> Table:
     memory = plan.memory
     table = _table("memory", "forecast", "")
-    table.add_row("weights", readable(memory.weights), "base, adapter, cast copies")
-    table.add_row("gradients", readable(memory.gradients), "")
-    table.add_row("optimizer", readable(memory.optimizer), "")
-    table.add_row("activations", readable(memory.activations), "")
-    table.add_row("logits", readable(memory.logits), "")
+    table.add_row("weights", size_text(memory.weights), "base, adapter, cast copies")
+    table.add_row("gradients", size_text(memory.gradients), "")
+    table.add_row("optimizer", size_text(memory.optimizer), "")
+    table.add_row("activations", size_text(memory.activations), "")
+    table.add_row("logits", size_text(memory.logits), "")
     if memory.beside:
-        table.add_row("frozen models", readable(memory.beside), "beside the one that trains")
+        table.add_row("frozen models", size_text(memory.beside), "beside the one that trains")
     if memory.holes:
         table.add_row(
             "holes",
-            readable(memory.holes),
+            size_text(memory.holes),
             "that the C library's allocator leaves, as measured",
         )
     if memory.apart:
         table.add_row(
             "not at once",
-            f"-{readable(memory.apart)}",
+            f"-{size_text(memory.apart)}",
             "logits, gradients and activations have their most at different moments",
         )
     verdict = "fits" if fits(memory) else "more than"
     table.add_row(
         "total" if plan.parallel.ranks.value == 1 else "total of a rank",
-        readable(memory.total),
-        f"{verdict} {readable(usable(memory.available))} usable of {readable(memory.available)}",
+        size_text(memory.total),
+        f"{verdict} {size_text(usable(memory.available))} usable of {size_text(memory.available)}",
     )
     if plan.device.value == "cpu":
-        table.add_row("besides", "", "Python and its libraries, some hundred MB, which `mem` in the log counts as well")
+        table.add_row("besides", "", "Python and its libraries, some 100 MiB, which `mem` in the log counts as well")
     return table
 
 

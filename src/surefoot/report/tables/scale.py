@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from surefoot.planning.memory import readable
 from surefoot.planning.scale import ScaleRow
+from surefoot.sizes import size_text
 
 _COLUMNS = ("GPUs", "engine", "memory each", "fits", "tokens/step", "compute", "traffic", "tokens/s")
 
@@ -19,7 +19,7 @@ def scale_cells(row: ScaleRow) -> tuple[str, ...]:
     return (
         str(row.gpus),
         row.engine,
-        readable(row.memory),
+        size_text(row.memory),
         fits,
         f"{row.tokens:,}",
         _seconds(row.compute),

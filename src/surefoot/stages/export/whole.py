@@ -28,6 +28,7 @@ from surefoot.out_folder import require_replaceable
 from surefoot.planning.disk import model_bytes
 from surefoot.planning.plan import DType
 from surefoot.report.cards.export import CERTIFICATE
+from surefoot.sizes import size_text
 from surefoot.stages.asked_model import require_mergeable
 from surefoot.stages.disk_room import free_space
 from surefoot.stages.export.adapter import copy_adapter
@@ -157,5 +158,5 @@ def _require_room(out: Path, parts: ExportParts, dtype: DType, copies: int) -> N
     needed = int(model_bytes(parts.facts, dtype) * copies * _SPARE)
     _, free = free_space(out)
     if free < needed:
-        what = f"the disk has {free / 1e9:.1f} GB free, and the export takes about {needed / 1e9:.1f} GB"
+        what = f"the disk has {size_text(free)} free, and the export takes about {size_text(needed)}"
         raise EnvironmentFault(Fault(str(out), what, "free some space or choose another disk"))

@@ -31,8 +31,9 @@ from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath
 from surefoot.models.precision import exact_products, widened
 from surefoot.planning.fast_paths import CUTTING
-from surefoot.planning.memory import readable, usable
+from surefoot.planning.memory import usable
 from surefoot.planning.plan import RunPlan
+from surefoot.sizes import size_text
 from surefoot.stages.parity.differences import Differences, Pass, differences, limits_in
 from surefoot.stages.parity.formulas import LIMIT, Formulas, compare_formulas, key_of
 from surefoot.stages.parity.passes import one_pass
@@ -145,7 +146,7 @@ def _no_room(setup: Setup) -> str:
     held = memory.weights + memory.gradients + memory.beside
     room = max(usable(memory.available) - held, 0) // 2  # the other half is for the pass
     if needed > room:
-        why = f"its weights take {readable(needed)} in fp32, and there is room for {readable(room)}"
+        why = f"its weights take {size_text(needed)} in fp32, and there is room for {size_text(room)}"
     [others] = setup.engine.totals([float(bool(why))])
     return why or ("another rank has no room for it" if others else "")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from surefoot.planning.memory import fits, readable, usable
+from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import BatchPlan, Choice, RunPlan
+from surefoot.sizes import size_text
 from surefoot.stages.lengths import length_facts
 from surefoot.stages.planned import make_plan
 from surefoot.stages.prepared import Prepared
@@ -37,13 +38,13 @@ def settle_room(run: Prepared, settled: RunPlan, engine: Engine, say: Callable[[
     if run.config.stage == "ppo" or batch.micro.value >= settled.batch.micro.value:
         if fits(memory) or not fits(settled.memory):
             return replace(settled, memory=memory)
-        room = readable(usable(memory.available))
+        room = size_text(usable(memory.available))
         what = (
-            f"batch.micro: with the plain path the forecast is {readable(memory.total)} of {room}; if memory runs out"
+            f"batch.micro: with the plain path the forecast is {size_text(memory.total)} of {room}; if memory runs out"
         )
         return _told(replace(settled, memory=memory), f"{what}, lower it", say)
     reason = f"{batch.micro.value} instead of {settled.batch.micro.value}, as a fast path was taken out: "
-    reason += f"the plain path takes {readable(memory.total)} so"
+    reason += f"the plain path takes {size_text(memory.total)} so"
     batch = replace(batch, micro=Choice(batch.micro.value, reason, "measured"))
     return _told(replace(settled, memory=memory, batch=batch), f"batch.micro: {reason}", say)
 
