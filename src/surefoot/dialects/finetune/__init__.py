@@ -144,7 +144,7 @@ def _without_no(text: str) -> str:
 
 def banner(translation: Translation) -> list[str]:
     """What finetune.py prints before it loads the model: every argument, whether given or not."""
-    micro = dict.fromkeys(MICRO, translation.config["batch"]["micro"])  # two names for one thing
+    micro: dict[str, Any] = dict.fromkeys(MICRO, translation.config["batch"]["micro"])  # two names for one thing
     given = {name: micro.get(name, value) for name, value in translation.given.items()}
     return ["Finetuning model with params:", *(f"{name}: {value}" for name, value in given.items())]
 
