@@ -201,7 +201,7 @@ def test_figures_have_the_units_of_the_rest_of_the_screen() -> None:
         ["evaluation accuracy", "25.0%", "50.0%"],
         ["training time", "7.0 s", "10 min 34 s"],
         ["tokens per second", "6,222", "4,564"],
-        ["peak memory", "677.5 MB", "none"],
+        ["peak memory", "646 MiB", "none"],
         ["evaluation tokens", "2,686", "2,686"],
     ]
     assert shown(plan=(Difference("memory.holes", 148_041_728, 169_236_070),)) == [
