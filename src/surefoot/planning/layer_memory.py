@@ -105,6 +105,13 @@ def _adapted(work: Workload) -> list[tuple[int, int]]:
     return [module.linear for module in work.model.modules if module.linear and module.name in names]
 
 
+def adapter_copies(work: Workload) -> int:
+    """Bytes of A and s B in the type of the products, which our adapter arithmetic makes once for all of a step."""
+    if work.adapter is None or not work.fast_adapter:
+        return 0
+    return work.width * work.adapter.rank * sum(inputs + outputs for inputs, outputs in _adapted(work))
+
+
 def _adapted_inputs(work: Workload) -> int:
     return sum(inputs for inputs, _ in _adapted(work)) // work.model.layers
 

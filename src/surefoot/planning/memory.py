@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot.allocator import LARGE, Holes
-from surefoot.planning.layer_memory import layer_bytes, mlp_tensors, unread_bytes
+from surefoot.planning.layer_memory import adapter_copies, layer_bytes, mlp_tensors, unread_bytes
 from surefoot.planning.plan import Choice, MemoryPlan
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.sizes import GIB
@@ -138,18 +138,19 @@ def base_bytes(work: Workload) -> int:
 
 
 def _weight_bytes(work: Workload) -> int:
-    return _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work)
+    return _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
 
 
 def _cast_bytes(work: Workload) -> int:
-    """Autocast keeps a cast copy of every fp32 weight that enters a product until its backward pass is over."""
+    """Autocast keeps a cast copy of every fp32 weight that enters a product until its backward pass is over; but those
+    of our adapter arithmetic stay, see `adapter_copies`."""
     if not work.autocast:
         return 0
     linear = sum(module.parameters for module in work.model.modules if module.linear)
     cast = work.trainable if work.adapter else linear
     if work.adapter and work.precision.base.value == "fp32":
         cast += linear
-    return cast * work.width
+    return cast * work.width - adapter_copies(work)
 
 
 def _frozen_bytes(work: Workload) -> int:
