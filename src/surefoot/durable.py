@@ -77,15 +77,15 @@ def copy_file(source: Path, path: Path) -> None:
             _write_all(file, chunk)
 
 
-def fill_text(path: Path, text: str) -> None:
+def fill_bytes(path: Path, data: bytes) -> None:
     """A new file in a folder that `staged_folder` is about to flush: not flushed here."""
     with faults_named(Path(path)), disk.create(path) as file:
-        _write_all(file, text.encode("utf-8"))
+        _write_all(file, data)
 
 
 def fill_json(path: Path, value: Any) -> None:
-    """`fill_text` with what `write_json` writes."""
-    fill_text(path, json_text(value))
+    """`fill_bytes` with what `write_json` writes."""
+    fill_bytes(path, json_text(value).encode("utf-8"))
 
 
 def append_line(path: Path, text: str) -> None:

@@ -119,7 +119,52 @@ def test_other_data_are_seen(runs: Path, tmp_path: Path) -> None:
     assert [one["path"] for one in facts["data"]] == ["data"]
 
 
+def spoilt(runs: Path, folder: Path) -> Path:
+    """A copy of run a, one digit of a logged loss changed."""
+    shutil.copytree(runs / "a", folder)
+    log = folder / "trainer_log.jsonl"
+    first, second, *rest = log.read_text().splitlines(keepends=True)
+    other = re.sub(r'("loss": \d\.)(\d)', lambda found: f"{found[1]}{(int(found[2]) + 1) % 10}", second)
+    assert other != second
+    log.write_text("".join([first, other, *rest]))
+    return folder
+
+
+def test_one_digit_of_a_logged_loss_is_found_by_verify_and_mended_by_resume(runs: Path, tmp_path: Path) -> None:
+    run = spoilt(runs, tmp_path / "run")
+    told = call("verify", run)
+    assert told.exit_code == 4
+    assert f"{run}/trainer_log.jsonl: " in told.stderr
+    assert "line 2 " in told.stderr
+    folders = json.loads(call("verify", run, "--json").stdout)["folders"]
+    assert [one["folder"] for one in folders if one["logs_as_of"] == "checkpoint-3"] == ["logs"]
+    assert [file["file"] for one in folders for file in one["files"] if file["fault"]] == ["trainer_log.jsonl"]
+    assert call("train", run / "config.yaml", "--resume", f"output={run}").exit_code == 0
+    assert (run / "trainer_log.jsonl").read_bytes() == (runs / "a" / "trainer_log.jsonl").read_bytes()
+    assert call("verify", run).exit_code == 0
+
+
+def test_twin_checkpoints_of_an_earlier_version_verify_and_say_that_logs_are_not_covered(
+    runs: Path, tmp_path: Path
+) -> None:
+    assert "not covered" not in call("verify", runs / "a").stdout
+    run = spoilt(runs, tmp_path / "run")
+    for checkpoint in run.glob("checkpoint-*"):
+        (checkpoint / "logs.tar").unlink()
+        told = json.loads((checkpoint / "MANIFEST.json").read_text())
+        del told["files"]["logs.tar"]
+        write_json(checkpoint / "MANIFEST.json", sealed(told))
+    said = call("verify", run)
+    assert said.exit_code == 0
+    assert [line for line in said.stdout.splitlines() if line.startswith(f"{run}: ") and "not covered" in line]
+
+
 def test_the_picture(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.png").write_bytes(b"mine")
+    assert call("compare", runs / "a", runs / "other", "--plot", tmp_path / "mine.png").exit_code == 2
+    assert (tmp_path / "mine.png").read_bytes() == b"mine"
+    for _ in range(2):
+        assert call("compare", runs / "a", runs / "other", "--plot", tmp_path / "both.png").exit_code == 0
     assert call("compare", runs / "a", runs / "other", "--plot", tmp_path / "both.png").exit_code == 0
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 

@@ -99,6 +99,21 @@ def test_a_run_that_is_extended_and_stops_is_not_called_corrupt(train, output):
     assert not [path for path in output.iterdir() if path.name.startswith(".")]
 
 
+def test_logs_that_were_cut_after_a_kill_are_told_and_mended_when_the_run_goes_on(train, output):
+    assert train("duration=4 steps", "log_every=1", kill={"at": "step", "n": 4})[0] == -9
+    for name in ("trainer_log.jsonl", "flight.jsonl"):
+        lines = (output / name).read_text().splitlines(keepends=True)
+        (output / name).write_text(lines[0])
+    faults = [fault.where for check in verify_folder(output) for fault in check.faults]
+    assert faults == [str(output / "trainer_log.jsonl"), str(output / "flight.jsonl")]
+    code, log = train("--resume", "duration=4 steps", "log_every=1")
+    assert code == 0
+    assert [line for line in log.splitlines() if line.startswith(f"{output / 'trainer_log.jsonl'}: ")]
+    rows = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
+    assert [row["current_steps"] for row in rows] == [1, 2, 3, 4]
+    assert not [fault for check in verify_folder(output) for fault in check.faults]
+
+
 def test_a_kill_between_the_two_renames_of_a_save_is_mended_by_resume(train, output):
     assert train(kill={"at": "step", "n": 2})[0] == -9
     os.rename(output / "checkpoint-1", output / ".replaced-checkpoint-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from surefoot import compat
+from surefoot import compat, durable
 from surefoot.cli.main import main
 from surefoot.compat import write_scripts
 from surefoot.dialects.launch import Options
@@ -38,6 +39,20 @@ def test_every_name_is_written_and_programs_can_be_started(tmp_path):
         assert not there.read_text().startswith("#!/usr/bin/env python3")
         assert os.access(there, os.X_OK) == os.access(ours, os.X_OK) == there.read_bytes().startswith(b"#!")
     assert write_scripts(tmp_path / "new", overwrite=False) == names  # again: nothing differs
+
+
+def test_programs_can_be_started_where_the_package_lost_their_mode(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "compat", tmp_path / "scripts")
+    for path in (tmp_path / "scripts").rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+    monkeypatch.setattr(compat.resources, "files", lambda name: tmp_path)
+    for name in write_scripts(tmp_path / "out", overwrite=False):
+        there = tmp_path / "out" / name
+        assert os.access(there, os.X_OK) == there.read_bytes().startswith(b"#!"), name
+    monkeypatch.setattr(durable, "make_executable", lambda path: None)
+    write_scripts(tmp_path / "twin", overwrite=False)
+    assert not os.access(tmp_path / "twin" / "finetune.py", os.X_OK)
 
 
 @pytest.mark.parametrize("place", ["python", "with blank/python", "long/" + "x" * 130 + "/python"])

@@ -62,6 +62,9 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
                 console.say(f"config: {one.path} is {shown(one.old)} in {folder} and {shown(one.new)} in {other}")
         if differences is not None:
             console.show(differences_table(differences))
+        for one in (folder, other):
+            if one and is_run(one) and not any(check.logs for check in checks):
+                console.say(f"{one}: its logs are not covered: no checkpoint that is whole has copies of them")
         if differences and other and is_run(folder) and is_run(other):
             console.say(f"why they differ: surefoot compare {shlex.join([str(folder), str(other)])}")
         if not faults:

@@ -80,21 +80,27 @@ def append_profile(run: Path, step: int, profile: StepProfile) -> None:
 def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
     """Leave what lies before a checkpoint of `step`. evaluated: whether it was written after the evaluation of that
     very step; if not, that evaluation is done again. Damaged lines go: nothing is computed from these files."""
-
-    def is_kept(record: Record, of_evaluation: bool) -> bool:
-        at = record.get("step")
-        return isinstance(at, int) and (at < step or (at == step and (evaluated or not of_evaluation)))
-
-    events = [
-        event
-        for event in journal.salvage(run / EVENTS)[0]
-        if event.get("kind") in _KEPT or is_kept(event, event.get("kind") == "best")
-    ]
-    samples = [sample for sample in journal.salvage(run / SAMPLES)[0] if is_kept(sample, True)]
-    profiles = [profile for profile in journal.salvage(run / PROFILE)[0] if is_kept(profile, False)]
-    for name, records in ((EVENTS, events), (SAMPLES, samples), (PROFILE, profiles)):
+    for name, stays in STAYS.items():
         if (run / name).exists():
-            journal.rewrite(run / name, records)
+            records = journal.salvage(run / name)[0]
+            journal.rewrite(run / name, [record for record in records if stays(record, step, evaluated)])
+
+
+def _event_stays(event: Record, step: int, evaluated: bool) -> bool:
+    return event.get("kind") in _KEPT or _is_before(event, step, evaluated or event.get("kind") != "best")
+
+
+def _is_before(record: Record, step: int, inclusive: bool) -> bool:
+    at = record.get("step")
+    return isinstance(at, int) and (at < step or (at == step and inclusive))
+
+
+# Whether `cut_events` leaves a record. Samples are an evaluation's.
+STAYS: dict[str, Callable[[Record, int, bool], bool]] = {
+    EVENTS: _event_stays,
+    SAMPLES: _is_before,
+    PROFILE: lambda record, step, evaluated: _is_before(record, step, inclusive=True),
+}
 
 
 def last_of_the_process(events: Sequence[Record]) -> Any:

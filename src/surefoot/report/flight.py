@@ -100,6 +100,13 @@ def recent(run: Path) -> list[Record]:
     return [line for line in journal.salvage(run / FLIGHT)[0] if _BEGINS not in line]
 
 
+def step_done(line: bytes) -> int | None:
+    """The number of the step that a line of the file says was done; None where it says anything else."""
+    record = journal.parse(line.decode(errors="replace"))
+    step = None if record is None or _BEGINS in record else record.get("step")
+    return step if isinstance(step, int) else None
+
+
 def unfinished(run: Path) -> Record | None:
     """The line of the step that was being computed last, None where that was done."""
     lines = journal.salvage(run / FLIGHT)[0]

@@ -19,6 +19,7 @@ from surefoot.report import wording
 from surefoot.report.console import Console
 from surefoot.report.events import Kind, append_event, append_profile, append_samples, cut_events
 from surefoot.report.flight import FlightRing
+from surefoot.report.log_copies import LOGS
 from surefoot.report.pace import Pace, Timing, clock_seconds
 from surefoot.report.progress import Progress, is_logged
 from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
@@ -144,8 +145,10 @@ class RunObserver:
             yield
 
     def sync(self) -> None:
-        """Before a checkpoint is published: the rows up to it are on the disk."""
-        durable.flush(self._log)
+        """Before a checkpoint is published: what the logs say up to it is on the disk."""
+        for name in LOGS:
+            if (self._run / name).exists():
+                durable.flush(self._run / name)
 
     def _note(self, kind: Kind, text: str) -> None:
         append_event(self._run, kind, self._step, text)

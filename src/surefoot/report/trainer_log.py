@@ -36,16 +36,18 @@ def _is_row(record: journal.Record) -> bool:
     )
 
 
+def stays(row: Row, step: int, evaluated: bool) -> bool:
+    """Whether `cut_to_step` keeps a row."""
+    at = row.get("current_steps", 0)
+    return at < step or (at == step and (evaluated or not is_eval_row(row)))
+
+
 def cut_to_step(path: Path, step: int, *, evaluated: bool) -> list[Row]:
     """Keep the rows up to `step` and return them; the file is replaced in one move.
 
     evaluated: whether the checkpoint was written after the evaluation of that very step. If it was not, that
     evaluation is done again, and its row must not stand there twice.
     """
-    kept = [
-        row
-        for row in read_rows(path)
-        if row["current_steps"] < step or (row["current_steps"] == step and (evaluated or not is_eval_row(row)))
-    ]
+    kept = [row for row in read_rows(path) if stays(row, step, evaluated)]
     journal.rewrite(path, kept)
     return kept

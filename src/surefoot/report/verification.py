@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot import plain_files
 from surefoot.errors import Fault, InputError, IntegrityError
 from surefoot.made_folders import CERTIFICATE, MANIFEST, is_checkpoint, require_written
+from surefoot.report.log_copies import check_logs, has_copies
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
@@ -24,11 +26,13 @@ from surefoot.training.manifest import FileCheck, check_against, check_files
 
 @dataclass(frozen=True)
 class FolderCheck:
-    """One folder with a manifest, or with what should have been one (`fault`)."""
+    """One folder with a manifest, or with what should have been one (`fault`). logs: of a run, the checkpoint whose
+    copies its logs were held against; None where there is none, as of an earlier version."""
 
     name: str
     files: tuple[FileCheck, ...]
     fault: Fault | None = None
+    logs: str | None = None
 
     @property
     def faults(self) -> list[Fault]:
@@ -42,9 +46,23 @@ def verify_folder(folder: Path) -> list[FolderCheck]:
         return [_check_export(folder)]
     checkpoints = sorted(list_checkpoints(folder), key=lambda checkpoint: checkpoint.step)
     folders = [checkpoint.folder for checkpoint in checkpoints]
+    checks = [_check(folder, path) for path in folders]
+    sound = [path for path, check in zip(folders, checks, strict=True) if not check.faults]
     if (folder / MANIFEST).is_file() or is_checkpoint(folder) or is_finished(folder):
-        folders.append(folder)
-    return [_check(folder, path) for path in folders]
+        checks.append(_check(folder, folder))
+    logs = _check_logs(folder, sound)
+    return [*checks, logs] if logs else checks
+
+
+def _check_logs(run: Path, checkpoints: Sequence[Path]) -> FolderCheck | None:
+    """The logs of a run against the newest of its sound checkpoints that has copies. checkpoints: oldest first."""
+    for checkpoint in reversed(checkpoints):
+        if has_copies(checkpoint):
+            try:
+                return FolderCheck("logs", tuple(check_logs(run, checkpoint)), logs=checkpoint.name)
+            except IntegrityError as error:
+                return FolderCheck("logs", (), error.faults[0], logs=checkpoint.name)
+    return None
 
 
 def is_finished(run: Path) -> bool:

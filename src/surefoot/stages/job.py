@@ -13,6 +13,7 @@ from surefoot.config.durations import Duration
 from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.report.console import Console
+from surefoot.report.log_copies import LogCopies
 from surefoot.report.observer import RunObserver
 from surefoot.report.rows import Row, trainer_state
 from surefoot.report.silent import SilentObserver
@@ -104,6 +105,7 @@ def _saving(
     """What writes a checkpoint, by way of the observer, so that its time is not counted as the step's; see `Job`."""
     config, plan, stage = run.config, run.plan, run.stage
     scale = plan.tokenizer.bos_scale.value
+    copies = LogCopies(run.folder)
 
     def save(state: RunState) -> Path | None:
         def write_model(folder: Path) -> None:
@@ -112,6 +114,7 @@ def _saving(
                 stage.write(folder)
             if scale != 1:
                 durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
+            copies.write(folder, state.step, evaluated=state.evaluated == state.step)
 
         with observer.during("saving"), activity.during("saving"):
             observer.sync()

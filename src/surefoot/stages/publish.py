@@ -20,6 +20,7 @@ from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event
 from surefoot.report.html import draw_report
+from surefoot.report.log_copies import NAME as LOG_COPIES
 from surefoot.report.pictures.plots import draw_curves
 from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
@@ -35,7 +36,7 @@ from surefoot.training.manifest import MANIFEST, manifest, read_manifest
 from surefoot.training.report import EvalReport
 from surefoot.training.state import RunState
 
-_STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE})
+_STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES})
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from surefoot.report.crash_trace import CrashTraces
 from surefoot.report.data_audit import audit_to_json
 from surefoot.report.death import LOG, find_death, resumed_sentence
 from surefoot.report.html import draw_report
+from surefoot.report.log_copies import check_logs, has_copies, mend_logs
 from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
 from surefoot.stages.base_bytes import check_base, hashed_beside, keep_base
@@ -141,13 +142,11 @@ def _lead(
     with session.activity.during("planning and reading the data"):
         found = _claim(config, mode, asked.custom)
         if _is_untouched(found):
-            console.say(f"{found.folder} is finished; nothing to do")
-            return hand_over_end(session)
+            return _nothing_to_do(found, console, session)
         origin = _origin(asked.origin)
         run = prepare(config, found, console, asked.custom, asked.commits, phases=phases, origin=origin)
     if _is_done(run):
-        console.say(f"{run.folder} is finished; nothing to do")
-        return hand_over_end(session)
+        return _nothing_to_do(run.found, console, session)
     if asked.dry_run:
         steps = run.timetable.total_steps
         console.say(f"dry run: {counted(steps, 'step')} planned; nothing was written to {run.folder}")
@@ -162,6 +161,7 @@ def _lead(
         check_base(run.folder, run.base, base)
     shares = session.gather("share", {**setup.share, START: phases.to_json()})
     with occupy(run.found) as rejected:
+        mended = _mended(run.found)
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
         to_try = {footer.TO_TRY: _to_try(run, asked.prompt)}
@@ -172,6 +172,8 @@ def _lead(
         death = find_death(run.folder) if run.found.mode == "resume" else None  # a new line would hide its trace
         console.log_to(run.folder / LOG)
         note_rollbacks(run.folder)
+        for sentence in mended:
+            console.say(sentence, style="yellow")
         console.say(phases.sentence())
         if death is not None:
             console.say(resumed_sentence(death, run.folder, setup.state.step), style="yellow")
@@ -219,6 +221,27 @@ def _claim(config: RunConfig, mode: Mode, custom: Custom) -> Claim:
         if not others:
             raise
         raise InputError([*error.faults, *others]) from None
+
+
+def _mended(found: Claim) -> list[str]:
+    """What was wrong with the logs of a run that goes on from a checkpoint. Call it before anything is written to
+    them."""
+    return mend_logs(found.folder, found.checkpoint.folder) if found.checkpoint else []
+
+
+def _nothing_to_do(found: Claim, console: Console, session: Session) -> int:
+    """The folder of a finished run is taken only where a log of it is to be mended."""
+    checkpoint = found.checkpoint
+    if (
+        checkpoint
+        and has_copies(checkpoint.folder)
+        and any(one.fault for one in check_logs(found.folder, checkpoint.folder))
+    ):
+        with occupy(found):
+            for sentence in _mended(found):
+                console.say(sentence, style="yellow")
+    console.say(f"{found.folder} is finished; nothing to do")
+    return hand_over_end(session)
 
 
 def _is_untouched(found: Claim) -> bool:

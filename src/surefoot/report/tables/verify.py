@@ -33,11 +33,14 @@ def files_table(checks: Sequence[FolderCheck]) -> Table:
 
 
 def counts_line(checks: Sequence[FolderCheck]) -> str:
-    """How many files are as they were written, of how many."""
+    """How many files are as they were written, of how many, and how far the logs were looked at."""
     files = [file for check in checks for file in check.files]
     well = sum(file.fault is None for file in files)
     of = f"{well}" if well == len(files) else f"{well} of {len(files)}"
-    return f"{of} files in {counted(len(checks), 'folder')} are as written"
+    as_of = [check.logs for check in checks if check.logs]
+    logs = f", the logs as far as {' and '.join(as_of)}" if as_of else ""
+    folders = counted(len(checks) - len(as_of), "folder")
+    return f"{of} files in {folders} are as written{logs}"
 
 
 MOST_SHOWN = 10  # differences listed one by one; two unlike runs differ in every tensor
@@ -63,6 +66,7 @@ def verdict(checks: Sequence[FolderCheck], differences: Sequence[Difference] | N
             {
                 "folder": check.name,
                 "fault": str(check.fault) if check.fault else None,
+                "logs_as_of": check.logs,
                 "files": [
                     {
                         "file": file.name,
