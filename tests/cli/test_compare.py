@@ -169,6 +169,17 @@ def test_the_picture(runs: Path, tmp_path: Path) -> None:
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_cut_file_of_weights_is_one_line_that_names_it(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a", tmp_path / "b")
+    weights = tmp_path / "b" / "adapter_model.safetensors"
+    for size in (3000, 4, 0):
+        weights.write_bytes(weights.read_bytes()[:size])
+        told = call("compare", runs / "a", tmp_path / "b")
+        assert told.exit_code == 4
+        assert [line for line in told.stderr.splitlines() if "error" in line and str(weights) in line]
+        assert "internal" not in told.stderr
+
+
 def test_what_is_no_run_is_refused(runs: Path) -> None:
     result = call("compare", runs / "a", runs / "base")
     assert result.exit_code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import sys
 import pytest
 import yaml
 
+import zoo
 from forkserver import ForkServer
 from surefoot import durable
 from surefoot.report.verification import verify_folder
@@ -112,6 +114,18 @@ def test_logs_that_were_cut_after_a_kill_are_told_and_mended_when_the_run_goes_o
     rows = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
     assert [row["current_steps"] for row in rows] == [1, 2, 3, 4]
     assert not [fault for check in verify_folder(output) for fault in check.faults]
+
+
+def test_a_run_that_goes_on_with_another_model_is_told_so_and_not_of_its_tokenizer(train, output, base, tmp_path):
+    assert train("duration=2 steps")[0] == 0
+    other = tmp_path / "other"
+    zoo.llama3(other, chat_template=False, version="3.0")
+    code, log = train("--resume", "duration=3 steps", f"model={other}")
+    assert code == 4
+    assert [line for line in log.splitlines() if line.startswith(f"error: {other}: ")]
+    assert "tokenizer.pad" not in log
+    shutil.copytree(base, tmp_path / "moved")  # twin: the same one elsewhere
+    assert train("--resume", "duration=3 steps", f"model={tmp_path / 'moved'}")[0] == 0
 
 
 def test_a_kill_between_the_two_renames_of_a_save_is_mended_by_resume(train, output):

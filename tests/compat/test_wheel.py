@@ -33,7 +33,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, place / "source")
     shutil.copytree(ROOT / "src", place / "source" / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    built = run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", ".", "source", cwd=place)
+    built = run(
+        *pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", ".", "./source", cwd=place
+    )
     assert built.returncode == 0, built.stderr
     (wheel,) = place.glob("*.whl")
     done = run(*pip, "install", "-q", "--no-deps", "--no-index", "--target", "site", wheel, cwd=place)

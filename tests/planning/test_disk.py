@@ -43,6 +43,12 @@ def test_what_a_run_surely_writes(keep, best, saves, least):
     assert found.further.least == 12_000
 
 
+def test_the_tokenizer_lies_in_each_checkpoint_and_beside_the_model():
+    found = disk_forecast(a_plan(), 3, best=False, tokenizer=17)
+    assert (found.checkpoint, found.model) == (12_000 + 17, 4000 + 17)
+    assert found.total == 4 * 12_000 + 4000 + 5 * 17
+
+
 def test_a_merged_model_lies_there_twice_in_place_of_the_adapter():
     found = disk_forecast(a_plan(), 1, best=False, saves=1, merged=50_000)
     assert found.model == 100_000

@@ -55,14 +55,14 @@ def test_a_resumed_run_has_the_others_already(tmp_path, monkeypatch):
         told(tmp_path, 99, monkeypatch, resumed=True)
 
 
-def test_two_checkpoints_are_counted_where_one_is_asked_for(monkeypatch):
+def test_two_checkpoints_are_counted_where_one_is_asked_for(monkeypatch, tmp_path):
     """For two are kept: `training.checkpoint.retain`."""
     monkeypatch.setattr(disk_room, "disk_forecast", lambda plan, keep, **kinds: keep)
 
     def counted(keep):
-        return disk_room.disk_of(
-            SimpleNamespace(stage="sft", checkpoint=SimpleNamespace(keep=keep, best="none"), adapter=None), None
-        )
+        model = SimpleNamespace(path=str(tmp_path), revision=None)
+        saved = SimpleNamespace(keep=keep, best="none")
+        return disk_room.disk_of(SimpleNamespace(stage="sft", checkpoint=saved, adapter=None, model=model), None)
 
     assert [counted(keep) for keep in (1, 2, 3)] == [2, 2, 3]
     monkeypatch.setattr(retention, "LEAST_KEPT", 1)  # twin

@@ -9,6 +9,18 @@ from typing import Any
 from surefoot import plain_files
 from surefoot.errors import Fault, InputError
 
+# As far as a model has them.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises InputError for a missing or unreadable file, bad JSON, or no object."""

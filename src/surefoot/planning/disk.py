@@ -1,9 +1,9 @@
 """How much disk a run needs, before step 1: checkpoints, the one being written, and the trained model beside them.
 
-A checkpoint holds what trains, in fp32, a moving average of it, the optimizer's state and files of some hundred KB; an
-adapter's holds no base weights. The newest `keep` stay, the best one besides, and the next is whole before the oldest
-goes. A merged model is compared in a folder of its own before it is copied into the run's. Logs and plots are some MB
-and are not counted.
+A checkpoint holds what trains, in fp32, a moving average of it, the optimizer's state, the tokenizer (beside a small
+adapter the larger part) and files of some hundred KB; an adapter's holds no base weights. The newest `keep` stay, the
+best one besides, and the next is whole before the oldest goes. A merged model is compared in a folder of its own before
+it is copied into the run's. Logs and plots are some MB and are not counted.
 """
 
 from __future__ import annotations
@@ -45,21 +45,28 @@ class DiskForecast:
 
 
 def disk_forecast(
-    plan: RunPlan, keep: int, *, best: bool, saves: int | None = None, merged: int = 0, averaged: bool = False
+    plan: RunPlan,
+    keep: int,
+    *,
+    best: bool,
+    saves: int | None = None,
+    merged: int = 0,
+    averaged: bool = False,
+    tokenizer: int = 0,
 ) -> DiskForecast:
     """keep: of the newest checkpoints. best: whether the best one stays besides, which may be one of them. saves: how
     many the run writes, None where nobody knows yet: at least one. merged: bytes of the whole model that the run
     publishes in place of what trains, 0 where it does not. averaged: it keeps a moving average of what trains, which is
-    published in the same form."""
+    published in the same form. tokenizer: bytes of its files, which lie in every checkpoint and beside the model."""
     most = keep + 1 + best
     surely = 1 if saves is None else saves
     policies = 1 + averaged
     last = merged or 4 * plan.trainable
     own_folder = merged  # in which the last of them is compared
     return DiskForecast(
-        checkpoint=checkpoint_bytes(plan) + _AVERAGES * averaged * 4 * plan.trainable,
+        checkpoint=checkpoint_bytes(plan) + _AVERAGES * averaged * 4 * plan.trainable + tokenizer,
         checkpoints=most if saves is None else min(most, saves),
-        model=policies * last + own_folder + _critic_bytes(plan),
+        model=policies * last + own_folder + _critic_bytes(plan) + tokenizer,
         written=min(keep + 1, surely),
         kept=min(keep, surely),
     )

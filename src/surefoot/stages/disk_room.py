@@ -8,6 +8,7 @@ from pathlib import Path
 from surefoot import durable, hardware
 from surefoot.config.schema import RunConfig
 from surefoot.errors import EnvironmentFault, Fault
+from surefoot.families.files import TOKENIZER_FILES
 from surefoot.models.hub import resolve_folder
 from surefoot.models.tree import facts_of
 from surefoot.planning.disk import DiskForecast, disk_forecast, model_bytes
@@ -23,14 +24,17 @@ def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskF
     keep = kept(config.checkpoint.keep)
     best = config.checkpoint.best != "none"
     averaged = config.stage == "ppo" and config.ppo.ema is not None
-    return disk_forecast(plan, keep, best=best, saves=saves, merged=_merged_bytes(config), averaged=averaged)
+    base = resolve_folder(config.model.path, config.model.revision, weights=False)
+    tokenizer = sum((base / name).stat().st_size for name in TOKENIZER_FILES if (base / name).is_file())
+    merged = _merged_bytes(config, base)
+    return disk_forecast(plan, keep, best=best, saves=saves, merged=merged, averaged=averaged, tokenizer=tokenizer)
 
 
-def _merged_bytes(config: RunConfig) -> int:
+def _merged_bytes(config: RunConfig, base: Path) -> int:
     """Of the model that base and adapter become, as the base is stored; 0 where the adapter is published."""
     if config.adapter is None or config.adapter.publish != "merged":
         return 0
-    facts = facts_of(resolve_folder(config.model.path, config.model.revision, weights=False))
+    facts = facts_of(base)
     return model_bytes(facts, facts.stored)
 
 

@@ -84,6 +84,14 @@ def base_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def require_base(checkpoint: Checkpoint, base: Path) -> None:
+    """Before anything of another model, such as its tokenizer, is found not to fit. Raises IntegrityError."""
+    then = saved_identity(checkpoint).get("base")
+    if then not in (None, base_fingerprint(base)):
+        what = f"is not the base model of {checkpoint.folder}: {_MUST_MATCH['base']}"
+        raise IntegrityError(Fault(str(base), what, "name the old one as model, or start another run"))
+
+
 def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence[str] = ()) -> list[str]:
     """Cautions about a changed environment. others: what else is computed in another way from here on. Raises
     IntegrityError where data, tokenizer or base changed."""

@@ -29,7 +29,7 @@ from surefoot.stages.custom import Custom, check_custom
 from surefoot.stages.disk_room import check_disk, disk_of
 from surefoot.stages.evaluating import check_answers
 from surefoot.stages.gist import gist
-from surefoot.stages.identity import check_identity, run_identity
+from surefoot.stages.identity import check_identity, require_base, run_identity
 from surefoot.stages.job import make_schedule
 from surefoot.stages.kinds import KINDS
 from surefoot.stages.lengths import lengths_of
@@ -71,6 +71,8 @@ def prepare(
         draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     stored_tensors(base)  # a cut download is refused by its header before data are read and tokens counted
+    if found.checkpoint is not None:
+        require_base(found.checkpoint, base)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     kind = KINDS[config.stage]
     phases.end("planning")

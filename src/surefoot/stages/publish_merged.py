@@ -11,10 +11,10 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from surefoot import durable
+from surefoot.families.files import TOKENIZER_FILES
 from surefoot.made_folders import AVERAGE
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
-from surefoot.stages.export.files import TOKENIZER_FILES
 from surefoot.stages.export.whole import export_model
 
 ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS})

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
+from surefoot.errors import Fault, IntegrityError
 from surefoot.training.checkpoint import STATE
 
 TIMING = frozenset({"seconds", "beside", "trackers"})  # of state.json: what two equal runs do not share
@@ -42,7 +43,7 @@ def compare_weights(a: Path, b: Path) -> list[Difference]:
 
 def _compare_tensors(name: str, a: Path, b: Path) -> list[Difference]:
     differences = []
-    with safe_open(a, "pt") as first, safe_open(b, "pt") as second:
+    with _opened(a) as first, _opened(b) as second:
         for key in sorted({*first.keys(), *second.keys()}):
             where = f"{name}: {key}"
             if (key in first.keys()) != (key in second.keys()):  # noqa: SIM118 (safe_open is no mapping)
@@ -50,6 +51,15 @@ def _compare_tensors(name: str, a: Path, b: Path) -> list[Difference]:
             elif what := _tensor_difference(first.get_tensor(key), second.get_tensor(key)):
                 differences.append(Difference(where, what))
     return differences
+
+
+def _opened(path: Path) -> safe_open:
+    try:
+        return safe_open(path, "pt")
+    except (OSError, SafetensorError) as error:  # its header and its size are compared here
+        raise IntegrityError(
+            Fault(str(path), f"cannot be read: {error}", "surefoot verify names all such files")
+        ) from None
 
 
 def _tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:

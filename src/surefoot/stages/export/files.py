@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot import durable, hardware
 from surefoot.convert.source import VALUE_HEAD_FILE
-from surefoot.families.files import read_json_if_there
+from surefoot.families.files import TOKENIZER_FILES, read_json_if_there
 from surefoot.families.gguf_rows import is_sentencepiece, ollama_puts_bos
 from surefoot.families.templates import OWN
 from surefoot.made_folders import run_of
@@ -20,16 +20,6 @@ from surefoot.stages.export.certificate import FORMAT, hashes
 from surefoot.stages.export.parts import ExportParts
 from surefoot.stages.served_template import served_row
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
 MODELFILE = "Modelfile"
 _TRAINED = ("## Data", "## Training", "## Results")  # sections of a run's card that go on being true
 
