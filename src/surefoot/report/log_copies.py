@@ -60,7 +60,7 @@ class LogCopies:
         with suppress(OSError):
             copies[FLIGHT] = gzip.compress(plain_files.read_bytes(self._run / FLIGHT), mtime=0)
         archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as tar:
+        with tarfile.TarFile(fileobj=archive, mode="w") as tar:
             for name, copy in copies.items():
                 entry = tarfile.TarInfo(f"{name}.gz")
                 entry.size = len(copy)
