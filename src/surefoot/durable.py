@@ -45,7 +45,7 @@ _ADVICE = {
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of `path`. The mode obeys umask. Raises EnvironmentFault; the old content then stands."""
     with _replacement(Path(path)) as file:
-        _write_all(file, data)
+        write_all(file, data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -74,18 +74,25 @@ def copy_file(source: Path, path: Path) -> None:
     """`write_bytes` with the content of `source`, a piece at a time."""
     with open(source, "rb") as original, _replacement(Path(path)) as file:
         while chunk := original.read(_CHUNK):
-            _write_all(file, chunk)
+            write_all(file, chunk)
 
 
 def fill_bytes(path: Path, data: bytes) -> None:
     """A new file in a folder that `staged_folder` is about to flush: not flushed here."""
     with faults_named(Path(path)), disk.create(path) as file:
-        _write_all(file, data)
+        write_all(file, data)
 
 
 def fill_json(path: Path, value: Any) -> None:
     """`fill_bytes` with what `write_json` writes."""
     fill_bytes(path, json_text(value).encode("utf-8"))
+
+
+@contextmanager
+def filling(path: Path) -> Iterator[FileIO]:
+    """A new file in a folder that `staged_folder` is about to flush, to be filled by `write_all`."""
+    with disk.create(path) as file:
+        yield file
 
 
 def append_line(path: Path, text: str) -> None:
@@ -98,7 +105,7 @@ def append_line(path: Path, text: str) -> None:
     with faults_named(Path(path)), disk.open_end(path) as file:
         start = file.seek(0, os.SEEK_END)
         try:
-            _write_all(file, f"{text}\n".encode())
+            write_all(file, f"{text}\n".encode())
         except OSError:
             disk.truncate(file, start)  # else the next line would be glued to half of this one
             raise
@@ -277,8 +284,8 @@ def _replacement(path: Path) -> Iterator[FileIO]:
         disk.sync(path.parent)
 
 
-def _write_all(file: FileIO, data: bytes) -> None:
-    """A disk may take less than it is given, which is no error of its own."""
+def write_all(file: FileIO, data: bytes) -> None:
+    """All of the data, though a disk may take less than it is given, which is no error of its own."""
     rest = memoryview(data)
     while rest:
         taken = disk.write(file, rest)

@@ -186,6 +186,17 @@ def test_learning_everything_needs_a_stop_somewhere(encoder, ids):
     assert "an answer does not" in fault_of(dataset((numbers("bos 5 6 7", ids), ".###")), encoder, ids, **mode)
 
 
+@pytest.mark.parametrize("train_on", ["completion", "everything"])
+def test_an_answer_that_lost_its_end_does_not_end_with_an_earlier_stop(encoder, ids, train_on, monkeypatch):
+    """Of two examples with two answers each, one was cut within its second answer."""
+    cut, whole = (numbers("bos 5 eot 7", ids), ".###"), (numbers("bos 5 eot 7 eot", ids), ".####")
+    data = dataset(cut, whole, flags=(TRUNCATED | STOP_LOST, 0))
+    audit = audited(data, encoder, ids, train_on=train_on)
+    assert (audit.answers, audit.stop_lost, audit.ended) == (2, 1, 1)
+    monkeypatch.setattr(proofs, "STOP_LOST", 0)  # twin: by the stop tokens alone
+    assert audited(data, encoder, ids, train_on=train_on).ended == 2
+
+
 def test_parts_do_not_change_what_is_found(encoder, ids, monkeypatch):
     good = (numbers("bos 5 eot", ids), ".##")
     data = dataset(*[good] * 7, (numbers("bos 5 6", ids), ".##"))

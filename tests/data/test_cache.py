@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot import durable
+from surefoot import disk, durable
 from surefoot.data import cache
 from surefoot.data import dataset as dataset_module
-from surefoot.data.cache import cache_key, open_cache, write_cache
+from surefoot.data.cache import cache_key, open_cache
 from surefoot.data.dataset import (
     CONTINUED,
     CONTINUES,
@@ -41,6 +41,11 @@ EXAMPLES = [
     example(2, 65_535, 0, learned=2, truncated=True, prompt_cut=True, stop_lost=True, answers_lost=3),
     example(4, *range(1, 9), learned=5, truncated=True, prompt_lost=True, control_texts=3),
 ]
+
+
+def write_cache(folder: Path, name: str, examples: list[Encoded], record: dict, vocabulary: int):
+    """Each example as a batch of its own."""
+    return cache.write_cache(folder, name, ([one] for one in examples), lambda: record, vocabulary)
 
 
 @pytest.fixture
@@ -189,9 +194,9 @@ def test_processes_that_start_at_once_share_one_folder(tmp_path):
     assert all(open_cache(path, "d.json") for path in (tmp_path / "cache").iterdir())
 
 
-def test_twin_a_folder_removed_in_place_is_missed(tmp_path, monkeypatch):
-    """Whoever removes what is there without looking removes what another process has just written."""
-    monkeypatch.setattr(cache, "open_cache", lambda folder, name: None)
+def test_twin_who_comes_second_would_go_without(tmp_path, monkeypatch):
+    """All write at once, and only one can give the folder its name."""
+    monkeypatch.setattr(cache, "_is_taken", lambda error: False)
     assert not all_processes_get_the_data(tmp_path / "cache")
 
 
@@ -207,7 +212,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*arguments, **how):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(disk, "write", full)
     with pytest.raises(EnvironmentFault, match="No space left") as caught:
         write_cache(tmp_path / "key", "d.json", EXAMPLES, RECORD, vocabulary=9)
     assert str(tmp_path / "key") in str(caught.value)

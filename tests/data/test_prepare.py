@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot.data import encode, prepare, tokenise
+from surefoot.data import encode, prepare, reading, tokenise
 from surefoot.data.audit import cautions
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.formats import Conversation, Turn
@@ -127,7 +127,7 @@ def test_nothing_is_held_out_unless_asked(run, file):
 
 def test_the_second_start_tokenises_nothing(run, file, tokenised, monkeypatch):
     first = run(file)
-    monkeypatch.setattr(tokenise, "parse_rows", None)  # the rows are not even parsed again
+    monkeypatch.setattr(reading, "read_rows", None)  # the rows are not even parsed again
     monkeypatch.setattr(TextEncoder, "encode", None)
     second = run(file)
     assert tokenised == [20]

@@ -59,7 +59,7 @@ def data_file(given: tuple[str, bytes]) -> None:
     name, content = given
     kind = f".{name.removesuffix('.gz').rpartition('.')[2]}"
     rows = parse_rows(Source(name, kind, "", lambda: parse_bytes(name, kind, content)))
-    convert(rows, recognise(rows, name, among=tuple(LAYOUTS))[0], name)
+    convert(rows, recognise(rows[0], name, among=tuple(LAYOUTS))[0], name)
 
 
 def data_card(given: tuple[str, str]) -> None:

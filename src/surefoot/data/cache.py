@@ -8,10 +8,11 @@ stay until the user removes them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from surefoot import durable, hardware, plain_files
-from surefoot.data.columns import prints_of, supervised_of
+from surefoot.data.columns import PRINT, prints_of, supervised_of
 from surefoot.data.dataset import (
     CONTINUED,
     CONTINUES,
@@ -32,11 +33,19 @@ from surefoot.data.dataset import (
     TokenisedFile,
 )
 from surefoot.data.encode import Encoded
+from surefoot.data.growing import growing
 from surefoot.errors import EnvironmentFault
 
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = ("surefoot", "tokenizers", "transformers")
-_ARRAYS = ("ids", "mask", "offsets", "rows", "supervised", "prints")
+_ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None: as ids need, and shape of one row
+    "ids": (None, ()),
+    "mask": (np.dtype(bool), ()),
+    "offsets": (np.dtype(np.int64), ()),
+    "rows": (np.dtype(np.int64), (4,)),
+    "supervised": (np.dtype(np.int64), ()),
+    "prints": (PRINT, ()),
+}
 _META = "meta.json"
 
 
@@ -71,44 +80,65 @@ def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] 
         )
         if not intact:
             return None
-        return TokenisedFile(name, **{array: _mapped(folder / f"{array}.npy") for array in _ARRAYS}), meta["record"]
+        return _opened(folder, name), meta["record"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def write_cache(
-    folder: Path, name: str, examples: Iterable[Encoded], record: Mapping[str, Any], vocabulary: int
+    folder: Path,
+    name: str,
+    batches: Iterable[Sequence[Encoded]],
+    record: Callable[[], Mapping[str, Any]],
+    vocabulary: int,
 ) -> tuple[TokenisedFile, dict[str, Any]]:
-    """Write the examples of the file `name` and a JSON record; returns both. vocabulary: every id is below it.
+    """Write the examples of the file `name` as they come, and then a JSON record; returns both. vocabulary: every id is
+    below it.
 
     Several processes may do this at the same time with the same content: one of them writes the folder, the others find
-    it. What is returned then depends on no file that another one may move. Raises EnvironmentFault when the disk is
+    it. What is returned then depends on no name that another one may move. Raises EnvironmentFault when the disk is
     full or the place cannot be written.
     """
-    arrays = _arrays(list(examples), vocabulary)
-    for last in (False, True):
-        if (found := open_cache(folder, name)) is not None:
-            return found
-        _move_away(folder)
-        try:
-            _write(folder, arrays, record)
-            break
-        except EnvironmentFault:
-            if last and open_cache(folder, name) is None:  # not another process that was first, twice
-                raise
-    return TokenisedFile(name, **arrays), dict(record)
+    width = np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32)
+    found: tuple[TokenisedFile, dict[str, Any]] | None = None
+    try:
+        with durable.staged_folder(folder) as staging:
+            _fill(staging, batches, width)
+            files = {
+                path.name: {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
+                for path in sorted(staging.iterdir())
+            }
+            known = dict(record())
+            durable.fill_json(staging / _META, {"sha256": _digest(files, known), "files": files, "record": known})
+            found = _opened(staging, name), known
+            if open_cache(folder, name) is None:
+                _move_away(folder)
+    except EnvironmentFault as error:
+        if found is None or not _is_taken(error):
+            raise
+    return found
 
 
-def _write(folder: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
-    with durable.staged_folder(folder) as staging:
-        for name, array in arrays.items():
-            np.save(staging / f"{name}.npy", array, allow_pickle=False)
-        files = {
-            path.name: {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
-            for path in sorted(staging.iterdir())
+def _fill(folder: Path, batches: Iterable[Sequence[Encoded]], width: np.dtype) -> None:
+    """width: of an id."""
+    with ExitStack() as stack:
+        append = {
+            name: stack.enter_context(growing(folder / f"{name}.npy", dtype or width, row))
+            for name, (dtype, row) in _ARRAYS.items()
         }
-        meta = {"sha256": _digest(files, record), "files": files, "record": record}
-        durable.write_json(staging / _META, meta)
+        tokens = 0
+        append["offsets"](np.zeros(1, dtype=np.int64))
+        for batch in batches:
+            arrays = _arrays(batch, width)
+            append["offsets"](tokens + arrays.pop("offsets")[1:])
+            tokens += len(arrays["ids"])
+            for name, rows in arrays.items():
+                append[name](rows)
+
+
+def _is_taken(error: EnvironmentFault) -> bool:
+    """Whether another process has put its folder there, which then is the same."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def _move_away(folder: Path) -> None:
@@ -117,13 +147,17 @@ def _move_away(folder: Path) -> None:
         durable.remove(folder)
 
 
+def _opened(folder: Path, name: str) -> TokenisedFile:
+    return TokenisedFile(name, **{array: _mapped(folder / f"{array}.npy") for array in _ARRAYS})
+
+
 def _mapped(path: Path) -> np.ndarray:
     """Read-only and on disk, but seen as a plain array: every slice of a memmap object costs microseconds more."""
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
 
 
-def _arrays(examples: list[Encoded], vocabulary: int) -> dict[str, np.ndarray]:
-    width = np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32
+def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarray]:
+    """Of some examples what `TokenisedFile` has of all. width: of an id."""
     rows = [(one.number, one.line, _flags(one), one.answers_lost) for one in examples]
     ids = np.concatenate([np.zeros(0, dtype=width), *(one.ids for one in examples)], dtype=width, casting="unsafe")
     mask = np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)])

@@ -8,22 +8,29 @@ refused with their line: a reader that repairs them shifts answers into question
 from __future__ import annotations
 
 import csv
-import io
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from surefoot.data.text_pieces import lines_with_ends
 from surefoot.errors import Fault, InputError
 
 _DELIMITERS = ",;\t"
 
 
-def read_csv(name: str, text: str, delimiter: str | None = None) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, record) of each row below the header. delimiter: None looks at the header. Quoted cells may hold line
-    breaks; `line` is where the row starts. Blank lines between rows are skipped."""
-    if not text.strip():
+def read_csv(name: str, pieces: Iterable[str], delimiter: str | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line, record) of each row below the header. pieces: of the text. delimiter: None looks at the header. Quoted
+    cells may hold line breaks; `line` is where the row starts. Blank lines between rows are skipped."""
+    lines = lines_with_ends(pieces)
+    begin: list[str] = []
+    for line in lines:
+        begin.append(line)
+        if line.strip():
+            break
+    else:
         return
-    delimiter = delimiter or _delimiter(text)
-    cells = _cells(name, text, delimiter)
+    delimiter = delimiter or _delimiter("".join(begin))
+    cells = _cells(name, itertools.chain(begin, lines), delimiter)
     line, header = next(cells)
     _check_header(f"{name}:{line}", header)
     for line, row in cells:
@@ -35,9 +42,9 @@ def read_csv(name: str, text: str, delimiter: str | None = None) -> Iterator[tup
         yield line, dict(zip(header, row, strict=True))
 
 
-def _cells(name: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _cells(name: str, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(line, cells) of every row that is not blank."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     line, before = 1, csv.field_size_limit()
     while True:
         csv.field_size_limit(sys.maxsize)  # 128 KiB otherwise, which a long document exceeds; the limit is global

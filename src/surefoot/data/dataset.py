@@ -6,6 +6,7 @@ asked for. Files, row numbers and lines are kept, so that a log or an error can 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,6 +39,12 @@ class TokenisedFile:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def let_go(self) -> None:
+        """Of pages that were read of the ids and the mask; the system still has them, and so they cost no memory."""
+        for array in (self.ids, self.mask):
+            if isinstance(mapped := getattr(array.base, "_mmap", None), mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,8 @@ class TokenisedDataset:
                 np.concatenate([file.ids[part] for file, part in parts]),
                 np.concatenate([file.mask[part] for file, part in parts]),
             )
+            for file in self.files:
+                file.let_go()
 
     @cached_property
     def lengths(self) -> np.ndarray:

@@ -22,6 +22,7 @@ class SourceFacts:
     fields that nothing reads. notes: what a reader should know of the template. placeholders: records whose texts hold
     an unfilled {{name}}; placeholder: the first of these. part: where examples of the file went elsewhere. commit: of
     the hub data set that the file belongs to. template_fault: why it is not the template that was planned.
+    unkept: why it is tokenised anew at every start; empty where it is not.
     example_prompt: something that a user could ask the trained model, from the records; empty where none is short."""
 
     file: str
@@ -41,6 +42,7 @@ class SourceFacts:
     commit: str | None = None
     template_fault: str = ""
     example_prompt: str = ""
+    unkept: str = ""
 
 
 def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFacts:
@@ -63,6 +65,7 @@ def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFac
         placeholder=next((one.placeholder for one in facts if one.placeholder), ""),
         part=_listed(one.part for one in facts if one.part),
         example_prompt=next((one.example_prompt for one in facts if one.example_prompt), ""),
+        unkept=next((one.unkept for one in facts if one.unkept), ""),
     )
 
 

@@ -6,27 +6,23 @@ because a run must not train on other bytes than those it recorded.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
-import zlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefoot import durable
 from surefoot.data.csv_rows import read_csv
 from surefoot.data.json_rows import read_lines, read_list
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
+from surefoot.data.text_pieces import decoded, pieces_of, unpacked
 from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.hardware import host_memory
 from surefoot.locations import DATA_KINDS, data_kind
 from surefoot.sizes import size_text
-
-_RATIO = 200  # unpacked to packed; text reaches 3 to 20, gzip's most is 1,030
-_SMALL = 64 << 20  # bytes that may be unpacked whatever the ratio: rows alike may be packed well
 
 
 def open_file(path: str | Path, name: str | None = None) -> Source:
@@ -40,23 +36,32 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
         sha256 = durable.sha256_file(path)  # in pieces: the cache may make it needless to hold the whole file
 
     def read() -> Iterator[tuple[int, Any]]:
-        data = _read(path, name)
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise InputError(Fault(name, "changed while surefoot was reading it", "start again when it is complete"))
-        return parse_bytes(name, kind, data)
+        with _named(name), open(path, "rb") as file:
+            try:
+                yield from records_of(name, kind, file, os.fstat(file.fileno()).st_size)
+            except InputError:
+                _require_same(name, path, sha256)
+                raise
+            _require_same(name, path, sha256)
 
     return Source(name, kind, sha256, read)
 
 
 def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:
     """(line, value) of each record. name: of the file, for messages; one that ends in .gz says that data is packed."""
+    return records_of(name, kind, io.BytesIO(data), len(data))
+
+
+def records_of(name: str, kind: str, file: BinaryIO, size: int) -> Iterator[tuple[int, Any]]:
+    """(line, value) of each record, of which no more is read than is asked for, but for a piece of a text. size: of the
+    file; for the rest see `parse_bytes`."""
     if kind == ".parquet":
-        return read_parquet(name, data)
-    text = decode(name, _unpack(name, data) if name.lower().endswith(".gz") else data)
+        return read_parquet(name, file)
+    text = decoded(name, unpacked(name, file, size) if name.lower().endswith(".gz") else pieces_of(file))
     if kind in (".csv", ".tsv"):
         return read_csv(name, text, delimiter="\t" if kind == ".tsv" else None)
     if kind == ".txt":
-        return iter([(1, {"text": text})] if text.strip() else [])
+        return iter([(1, {"text": whole})] if (whole := "".join(text)).strip() else [])
     return read_list(name, text) if kind == ".json" else read_lines(name, text)
 
 
@@ -88,9 +93,9 @@ def _require_room(path: Path, name: str) -> None:
         raise EnvironmentFault(Fault(name, what, "split it, and train on a part"))
 
 
-def _read(path: Path, name: str) -> bytes:
-    with named(name):
-        return path.read_bytes()
+def _require_same(name: str, path: Path, sha256: str) -> None:
+    if durable.sha256_file(path) != sha256:
+        raise InputError(Fault(name, "changed while surefoot was reading it", "start again when it is complete"))
 
 
 @contextmanager
@@ -104,32 +109,3 @@ def named(name: str) -> Iterator[None]:
         raise InputError(Fault(name, "is a folder, not a file")) from None
     except OSError as error:
         raise EnvironmentFault(Fault(name, f"cannot be read: {error.strerror or error}")) from None
-
-
-def _unpack(name: str, data: bytes) -> bytes:
-    """InputError for what unpacks to far more than text does: a small file could fill the memory."""
-    most = max(_SMALL, _RATIO * len(data))
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-            unpacked = packed.read(most + 1)
-    except (OSError, EOFError, zlib.error):
-        raise InputError(Fault(name, "is not, or not wholly, gzip", "it looks cut off or misnamed")) from None
-    if len(unpacked) > most:
-        what = f"unpacks to more than {_RATIO} times its size, which no text does"
-        raise InputError(Fault(name, what, "unpack it by hand if you trust it"))
-    return unpacked
-
-
-def decode(name: str, data: bytes) -> str:
-    """The text of a whole file. InputError with the line where it is not UTF-8."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise InputError(Fault(f"{name}:1", "is UTF-16", "save the file as UTF-8"))
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        where = f"{name}:{line}"
-        if error.end >= len(data) and "unexpected end" in error.reason:
-            raise InputError(Fault(where, "the file ends in the middle of a character", "it looks cut off")) from None
-        what = f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
-        raise InputError(Fault(where, what, "save the file as UTF-8")) from None

@@ -32,11 +32,16 @@ class PairFacts:
 def pair_facts(dataset: TokenisedDataset) -> PairFacts:
     """dataset: examples 2i and 2i + 1 are a pair."""
     answers = dataset.supervised_counts.reshape(-1, 2)
-    rows = [(dataset[index], dataset[index + 1]) for index in range(0, len(dataset), 2)]
+    identical = at_start = 0
+    for chunk in dataset.chunks():  # which hold an even number of examples
+        rows = np.split(chunk.ids, chunk.ends[:-1])
+        pairs = list(zip(rows[::2], rows[1::2], strict=True))
+        identical += sum(np.array_equal(better, worse) for better, worse in pairs)
+        at_start += sum(int(better[0]) != int(worse[0]) for better, worse in pairs)
     return PairFacts(
         count=len(answers),
-        identical=sum(np.array_equal(better.ids, worse.ids) for better, worse in rows),
-        at_start=sum(int(better.ids[0]) != int(worse.ids[0]) for better, worse in rows),
+        identical=identical,
+        at_start=at_start,
         empty=int((answers <= 1).any(axis=1).sum()),
         better_longer=int((answers[:, 0] > answers[:, 1]).sum()),
         worse_longer=int((answers[:, 1] > answers[:, 0]).sum()),

@@ -128,8 +128,8 @@ def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learn
     if train_on in (
         "completion",
         "everything",
-    ):  # templates may write a line end after the stop token, and it is learned as well
-        closed = np.isin(owner, part.owner(stops))
+    ):  # templates may write a line end after the stop token, and it is learned as well; what was cut has earlier ones
+        closed = np.isin(owner, part.owner(stops)) & (part.flags[owner] & STOP_LOST == 0)
     elif learns_behind_stop:
         closed = np.isin(np.arange(len(ends)), np.searchsorted(ends, stops))
     else:

@@ -1,13 +1,14 @@
 """What a source of records is, and its records: read only when somebody asks, refused where they are not intact.
 
 A `Source` is known by the SHA-256 of its content before any record is parsed, so data that was tokenised before is
-found in the cache for the price of a hash. `parse_rows` reads the content a second time and refuses it if it changed in
-between. A whole file is held in memory while it is parsed. Who makes sources: `surefoot.data.sources`.
+found in the cache for the price of a hash. `read_rows` reads the content a second time, one record after the other, and
+refuses it if it changed in between. Who makes sources: `surefoot.data.sources`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,7 @@ class Source:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that decides which rows `parse_rows` returns, and how they are to be understood; JSON values."""
+        """All that decides which rows `read_rows` gives, and how they are to be understood; JSON values."""
         return {
             "sha256": self.sha256,
             "kind": self.kind,
@@ -80,20 +81,34 @@ class Row:
 
 
 def parse_rows(source: Source) -> list[Row]:
-    """All records of the source, at least one. InputError names the line (and column) of the first fault."""
-    rows: list[Row] = []
-    names: dict[str, None] = {}
+    """All of `read_rows`, held in memory."""
+    return list(read_rows(source))
+
+
+def read_rows(source: Source) -> Iterator[Row]:
+    """The records of the source, at least one. InputError names the line (and column) of the first fault. Each call
+    reads the source once; of a sample twice, to count first."""
+    if source.sample is None:
+        yield from _all_rows(source)
+        return
+    chosen = _sampled(sum(1 for _ in _all_rows(source)), source, source.sample)
+    for row, is_chosen in zip(_all_rows(source), chosen, strict=True):
+        if is_chosen:
+            yield row
+
+
+def _all_rows(source: Source) -> Iterator[Row]:
+    number, names = 0, {}
     for number, (line, value) in enumerate(source.read(), start=1):
         where = f"{source.name}:{line}"
         if not isinstance(value, dict):
             raise InputError(Fault(where, f"record {number} is {kind_of(value)}, not an object with named fields"))
         _check_characters(value, where)
         names |= dict.fromkeys(value)
-        rows.append(Row(number, line, parse_record(value, source, where)))
-    if not rows:
+        yield Row(number, line, parse_record(value, source, where))
+    if not number:
         raise InputError(Fault(source.name, "0 records", "put at least one example into the file"))
     _check_columns(source, names)
-    return rows if source.sample is None else _sampled(rows, source, source.sample)
 
 
 def parse_record(value: dict[str, Any], source: Source, where: str) -> dict[str, Any]:
@@ -129,13 +144,16 @@ def _check_columns(source: Source, names: Iterable[str]) -> None:
         raise InputError(faults)
 
 
-def _sampled(rows: list[Row], source: Source, count: int) -> list[Row]:
-    """`count` rows in the order of the file, picked by a hash of content and place: the same on every machine."""
-    if count > len(rows):
-        what = f"num_samples is {count}, and there are {len(rows)} records"
+def _sampled(rows: int, source: Source, count: int) -> list[bool]:
+    """Of each row whether it is one of `count`, picked by a hash of content and place: the same on every machine."""
+    if count > rows:
+        what = f"num_samples is {count}, and there are {rows} records"
         raise InputError(Fault(source.name, what, "lower it; records are repeated with weight or epochs"))
-    drawn = sorted(rows, key=lambda row: hashlib.sha256(f"{source.sha256}:{row.number}".encode()).digest())
-    return sorted(drawn[:count], key=lambda row: row.number)
+    drawn = heapq.nsmallest(
+        count, range(1, rows + 1), key=lambda number: hashlib.sha256(f"{source.sha256}:{number}".encode()).digest()
+    )
+    chosen = set(drawn)
+    return [number in chosen for number in range(1, rows + 1)]
 
 
 def _parse_cells(value: dict[str, Any], where: str, kind: str) -> dict[str, Any]:

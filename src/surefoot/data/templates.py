@@ -5,13 +5,14 @@ No template writes BOS at the start: whether it stands there is the plan's choic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from surefoot.data.chat.template import make_chat_template, make_file_template
 from surefoot.data.chat.writer import write_dialogue, write_prompt
-from surefoot.data.formats import Conversation, each_row
+from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.named import lay_out_dialogue, lay_out_prompt
 from surefoot.data.segments import Template
 from surefoot.data.text_encoder import Piece, TextEncoder
@@ -38,28 +39,25 @@ def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> T
     return _named(row, encoder, stop_ids)
 
 
-def templates_to_try(
-    planned: str, asked: bool, fallbacks: Sequence[str], conversations: Sequence[Conversation]
-) -> tuple[str, ...]:
-    """The templates for one source, most wanted first. asked: the user named it; then there is no other.
-
-    Texts without turns have no place in a chat template.
-    """
+def templates_to_try(planned: str, asked: bool, fallbacks: Sequence[str], *, texts: bool) -> tuple[str, ...]:
+    """The templates for one source, most wanted first. asked: the user named it; then there is no other. texts: no
+    record has turns, and a text has no place in a chat template."""
     if asked:
         return (planned,)
-    if all(turn.role == "text" for conversation in conversations for turn in conversation.turns):
-        return ("plain",)
-    return (planned, *fallbacks)
+    return ("plain",) if texts else (planned, *fallbacks)
 
 
 def template_for_all(
-    conversations: Sequence[Conversation], name: str, encoder: TextEncoder, stop_ids: Sequence[int]
+    batches: Callable[[], Iterable[list[Conversation]]], encoder: TextEncoder, stop_ids: Sequence[int]
 ) -> str | None:
-    """A template for any model that can write all these records of the file `name`, to be named in an error."""
+    """A template for any model that can write all these records, to be named in an error. batches: all of them, at each
+    call."""
     for generic in ("chatml", "vicuna"):
         try:
-            each_row(conversations, make_template(generic, encoder, stop_ids).segments, name)
-        except InputError:  # a record that it cannot write, or a token that the tokenizer lacks
+            template = make_template(generic, encoder, stop_ids)
+            for one in itertools.chain.from_iterable(batches()):
+                template.segments(one)
+        except (InputError, RowFault):  # a token that the tokenizer lacks, or a record that it cannot write
             continue
         return generic
     return None

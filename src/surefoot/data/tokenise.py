@@ -6,13 +6,14 @@ function reads are converted at every start: surefoot cannot know what the funct
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,19 @@ from surefoot.data.cache import cache_key, open_cache, write_cache
 from surefoot.data.dataset import TokenisedFile
 from surefoot.data.encode import Encoded, Encoding, TrainOn, encode
 from surefoot.data.encode_kinds import encode_judged, encode_pairs, encode_prompts
-from surefoot.data.facts import SourceFacts, find_example_prompt, find_placeholders
-from surefoot.data.formats import (
-    Conversation,
-    convert,
-    convert_with,
-    layout_of,
-    retag,
-    unused_fields,
-)
+from surefoot.data.facts import SourceFacts
+from surefoot.data.formats import Conversation, reader_with
 from surefoot.data.kind import Kind, rows_per_item
-from surefoot.data.rows import Source, parse_rows
+from surefoot.data.reading import CUSTOM, Batches, Reading, kept
+from surefoot.data.rows import Source
 from surefoot.data.segments import Template
 from surefoot.data.templates import make_template, template_for_all, templates_to_try
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.errors import Fault, InputError
 from surefoot.families.templates import find_row
 
-CUSTOM = "custom"
 ReadRecord = Callable[[dict[str, Any]], Any]
+Records = Callable[[], tuple[Reading, Batches]]
 
 
 @dataclass(frozen=True)
@@ -67,25 +62,29 @@ class Method:
         return make_template(name if find_row(name) else self.template, self.encoder, self.stop_ids)
 
 
-@dataclass(frozen=True)
-class _Records:
-    """What was read of a file. rows: how many it holds; used: the first so many of them, whose conversations follow."""
-
-    rows: int
-    used: int
-    layout: str
-    reason: str
-    conversations: Sequence[Conversation]
-    unused: tuple[str, ...]
-
-
 def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> tuple[TokenisedFile, SourceFacts]:
     """The file's examples, which may be none, and what is known of them. limit: only the first so many records. cache:
     a folder. Raises InputError for anything wrong with the records."""
-    records = _read(source, method, limit) if source.format == CUSTOM else None
-    content = _digest({**source.identity, "limit": limit})
-    if records is not None:
-        content = _digest([asdict(conversation) for conversation in records.conversations])
+    if source.format != CUSTOM:
+
+        def records() -> tuple[Reading, Batches]:
+            reading = Reading(source, method.kind, limit, texts_alone=method.chunks)
+            return reading, reading.batches()
+
+        return _found_or_made(source, method, _digest({**source.identity, "limit": limit}), records, cache)
+    if method.read_record is None:
+        what = "is custom, and nobody passed the function that reads a record"
+        raise InputError(Fault("data.format", what, "pass read_record from Python, or name a format"))
+    read = reader_with(method.read_record, method.kind)
+    reading = Reading(source, method.kind, limit, texts_alone=method.chunks, read=read)
+    with kept(reading.batches()) as found:
+        return _found_or_made(source, method, found.digest, lambda: (reading, found.again()), cache)
+
+
+def _found_or_made(
+    source: Source, method: Method, content: str, records: Records, cache: Path
+) -> tuple[TokenisedFile, SourceFacts]:
+    """content: digest of what the records are. records: opens them anew at each call."""
     key = cache_key(
         {
             "content": content,
@@ -105,7 +104,7 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
     found = open_cache(folder, source.name)
     if found is None:
         with _no_collector():
-            found = _encode(source, records or _read(source, method, limit), method, folder)
+            found = _encode(source, records, method, folder)
     file, record = found
     return file, _facts(source, content, record)
 
@@ -123,88 +122,83 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _read(source: Source, method: Method, limit: int | None) -> _Records:
-    rows = parse_rows(source)
-    used = retag(rows[:limit], source.tags)
-    if source.format == CUSTOM:
-        if method.read_record is None:
-            what = "is custom, and nobody passed the function that reads a record"
-            fix = "pass read_record from Python, or name a format"
-            raise InputError(Fault("data.format", what, fix))
-        conversations = convert_with(method.read_record, used, source.name, method.kind)
-        layout = "text" if conversations[0].turns[0].role == "text" else CUSTOM
-        records = _Records(len(rows), len(used), layout, "read by your function", conversations, ())
-        return _checked(source, method, records)
-    layout, reason = layout_of(method.kind, source.format, used, source.name, texts=method.chunks)
-    if not source.only_columns:  # else its notes name them
-        reason = "; ".join((reason, *(f"{own!r} read as {field!r}" for field, own in source.columns.items())))
-    if layout == "prompt-completion" and isinstance(used[0].value.get("prompt"), str):
-        reason += "; a pair of texts goes through the template"
-    conversations = convert(used, layout, source.name)
-    if layout == "preference" and method.kind == "answers":  # only where it is asked for: see `layout_of`
-        conversations, reason = conversations[::2], f"{reason}; the better answers are learned"
-    records = _Records(len(rows), len(used), layout, reason, conversations, unused_fields(used, layout))
-    return _checked(source, method, records)
+def _encode(source: Source, records: Records, method: Method, folder: Path) -> tuple[TokenisedFile, dict[str, Any]]:
+    """The examples, by the first template that can write all records, and what is to be known of them."""
+    reading, batches = records()
+    first = next(batches)
+    batches = itertools.chain([first], batches)
+    refused: list[InputError] = []
+    for wanted in templates_to_try(method.template, method.template_asked, method.fallbacks, texts=reading.texts):
+        if refused:
+            reading, batches = records()
+        template, dropped = method.template_called(wanted), []
+        examples = _examples(batches, template, method, source.name, dropped)
+        fault = refused[0].faults[0].what if refused else ""
+        record = functools.partial(_record, reading, template, fault, dropped)
+        try:
+            return write_cache(folder, source.name, examples, record, method.encoder.size)
+        except _Unwritten as error:
+            refused.append(error.why)
+    if other := template_for_all(lambda: records()[1], method.encoder, method.stop_ids):
+        fix = f"choose data.template {other}, which can write all records"
+        faults = refused[0].faults
+        raise InputError([fault if fault.where == source.name else replace(fault, fix=fix) for fault in faults])
+    raise refused[0]
 
 
-def _checked(source: Source, method: Method, records: _Records) -> _Records:
-    if method.chunks:
-        for one in records.conversations:
-            if one.turns[0].role != "text":
-                what = f"row {one.number}: is a conversation ({records.layout}), and pretraining learns plain texts"
-                fix = "name the field that holds the text in the source's columns: {text: FIELD}, or choose stage: sft"
-                raise InputError(Fault(f"{source.name}:{one.line}", what, fix))
-    return records
+class _Unwritten(Exception):
+    """A template cannot write all records."""
+
+    def __init__(self, why: InputError):
+        super().__init__(str(why))
+        self.why = why
 
 
-def _encode(source: Source, records: _Records, method: Method, folder: Path) -> tuple[TokenisedFile, dict[str, Any]]:
-    conversations = records.conversations
-    template, examples, fault = _laid_out(conversations, method, source.name)
-    is_kept = [_is_kept(example, method) for example in examples]
-    several = any(sum(turn.role == "assistant" for turn in one.turns) > 1 for one in conversations)
-    placeholders, placeholder = find_placeholders(conversations)
-    record = {
-        "layout": records.layout,
-        "layout_reason": records.reason,
+def _examples(
+    batches: Iterable[list[Conversation]], template: Template, method: Method, name: str, dropped: list[tuple[int, int]]
+) -> Iterator[list[Encoded]]:
+    """Those that are kept, some at a time. dropped: gets number and line of the others' records. Raises _Unwritten at
+    the end: what is wrong with the records, whatever the template, goes before."""
+    why: InputError | None = None
+    for batch in batches:
+        if why is not None:
+            continue
+        try:
+            examples = list(_encoded(batch, template, method, name))
+        except InputError as error:
+            why = error
+            continue
+        is_kept = [_is_kept(example, method) for example in examples]
+        size = rows_per_item(method.kind)
+        items = zip(examples[::size], is_kept[::size], strict=True)
+        dropped += [(one.number, one.line) for one, kept in items if not kept]
+        yield list(itertools.compress(examples, is_kept))
+    if why is not None:
+        raise _Unwritten(why)
+
+
+def _record(reading: Reading, template: Template, fault: str, dropped: list[tuple[int, int]]) -> dict[str, Any]:
+    """What stands in the cache beside the examples, once all of them were written. fault: what hindered the template
+    that was wanted before all others."""
+    return {
+        "layout": reading.layout,
+        "layout_reason": reading.reason,
         "template": template.name,
         "template_fault": fault,
-        "rows": records.rows,
-        "used": records.used,
-        "dropped": [
-            [examples[place].number, examples[place].line]
-            for place in range(0, len(examples), rows_per_item(method.kind))
-            if not is_kept[place]
-        ],
-        "unused": list(records.unused),
-        "notes": [*template.notes, *(template.dialogue_notes if several else ())],
-        "placeholders": placeholders,
-        "placeholder": placeholder,
-        "example_prompt": find_example_prompt(conversations),
+        "rows": reading.rows,
+        "used": reading.used,
+        "dropped": [list(place) for place in dropped],
+        "unused": list(reading.unused),
+        "notes": [*template.notes, *(template.dialogue_notes if reading.several else ())],
+        "placeholders": [list(place) for place in reading.placeholders],
+        "placeholder": reading.placeholder,
+        "example_prompt": reading.example_prompt,
     }
-    kept = list(itertools.compress(examples, is_kept))
-    return write_cache(folder, source.name, kept, record, method.encoder.size)
 
 
 def _is_kept(example: Encoded, method: Method) -> bool:
     """Both examples of a pair, or none."""
     return example.fits if method.kind == "prompts" else example.usable
-
-
-def _laid_out(conversations: Sequence[Conversation], method: Method, name: str) -> tuple[Template, list[Encoded], str]:
-    """The examples, by the first template that can write all records, and what hinders the one before all others."""
-    refused: InputError | None = None
-    for wanted in templates_to_try(method.template, method.template_asked, method.fallbacks, conversations):
-        template = method.template_called(wanted)
-        examples = _encoded(conversations, template, method, name)
-        try:
-            return template, list(examples), refused.faults[0].what if refused else ""
-        except InputError as error:
-            refused = refused or error
-    assert refused is not None
-    if other := template_for_all(conversations, name, method.encoder, method.stop_ids):
-        fix = f"choose data.template {other}, which can write all records"
-        raise InputError([fault if fault.where == name else replace(fault, fix=fix) for fault in refused.faults])
-    raise refused
 
 
 def _encoded(conversations: Sequence[Conversation], template: Template, method: Method, name: str) -> Iterator[Encoded]:

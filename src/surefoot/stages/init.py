@@ -6,6 +6,7 @@ learns from such data, unless one is asked for. What the plan would decide stand
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.starter import starting_config
-from surefoot.data.formats import kind_of_record, layout_of
+from surefoot.data.formats import kind_of_record, look
 from surefoot.data.kind import Kind
-from surefoot.data.rows import parse_rows
+from surefoot.data.rows import read_rows
 from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.few import counted
 from surefoot.models.hub import resolve_folder
@@ -88,16 +89,18 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
 
 
 def _look_at(data: str, stage: str | None) -> Records:
-    count, seen = 0, []
+    count, described = 0, []
     for source in open_sources(SourceSpec(data)):
-        rows = parse_rows(source)
+        rows = read_rows(source)
+        first = next(rows)
         if stage is None:
-            kind = kind_of_record(rows[0].value)
+            kind = kind_of_record(first.value)
             stage = next(name for name, start in STARTS.items() if start.kind == kind)
-        layout, why = layout_of(STARTS[stage].kind, source.format, rows, source.name, texts=stage == "pretrain")
-        count += len(rows)
-        seen.append(f"{source.name}: {len(rows):,} records, {layout} ({why})")
-    return Records(stage or next(iter(STARTS)), count, tuple(seen))
+        rows = itertools.chain([first], rows)
+        seen = look(STARTS[stage].kind, source.format, rows, source.name, texts=stage == "pretrain")
+        count += seen.rows
+        described.append(f"{source.name}: {seen.rows:,} records, {seen.layout} ({seen.reason})")
+    return Records(stage or next(iter(STARTS)), count, tuple(described))
 
 
 def _rhythm(config: RunConfig, records: Records) -> dict[str, str]:

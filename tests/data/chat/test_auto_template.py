@@ -154,7 +154,7 @@ def test_a_template_that_was_asked_for_stays(prepare, file):
 
 
 def test_twin_without_fallbacks_auto_is_refused_too(prepare, file, monkeypatch):
-    monkeypatch.setattr(tokenise, "templates_to_try", lambda planned, *_: (planned,))
+    monkeypatch.setattr(tokenise, "templates_to_try", lambda planned, *_, **how: (planned,))
     with pytest.raises(InputError, match="leaves out the definitions of tools"):
         prepare("phi3", file("call"))
 

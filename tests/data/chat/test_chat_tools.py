@@ -193,15 +193,11 @@ class TestFile:
 
 
 class TestUnasked:
-    DIALOGUE, SINGLE, TEXT = (
-        Conversation(turns) for turns in ((USER, ANSWER, AGAIN, LAST), (USER, ANSWER), (Turn("text", "a"),))
-    )
-
     def test_texts_take_plain_and_what_was_asked_for_stays(self):
-        assert templates_to_try("tokenizer", False, ("phi3",), [self.SINGLE]) == ("tokenizer", "phi3")
-        assert templates_to_try("tokenizer", False, ("phi3",), [self.TEXT]) == ("plain",)
-        assert templates_to_try("alpaca", True, ("vicuna",), [self.DIALOGUE]) == ("alpaca",)
-        assert templates_to_try("chatml", True, (), [self.TEXT]) == ("chatml",)
+        assert templates_to_try("tokenizer", False, ("phi3",), texts=False) == ("tokenizer", "phi3")
+        assert templates_to_try("tokenizer", False, ("phi3",), texts=True) == ("plain",)
+        assert templates_to_try("alpaca", True, ("vicuna",), texts=False) == ("alpaca",)
+        assert templates_to_try("chatml", True, (), texts=True) == ("chatml",)
 
 
 # --- the checks above have teeth -------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from surefoot.data.formats import (
     Conversation,
     Turn,
     convert,
-    convert_with,
+    converted,
     fields,
+    look,
+    reader_with,
     recognise,
-    unused_fields,
 )
 from surefoot.data.formats import turns as turns_module
-from surefoot.data.formats.preferences import refuse_preferences
+from surefoot.data.formats.layouts import unused_in
 from surefoot.data.rows import Row
 from surefoot.errors import InputError
 
@@ -244,8 +245,9 @@ TURN = {"messages": [{"role": "user", "content": "u"}], "sharegpt": [{"from": "h
     ],
 )  # fmt: skip
 def test_recognise_says_what_it_saw(record, layout, reason):
-    assert recognise(rows(record), "d.json")[0] == layout
-    assert recognise(rows(record), "d.json")[1].startswith(f"the first record has {reason}")
+    (row,) = rows(record)
+    assert recognise(row, "d.json")[0] == layout
+    assert recognise(row, "d.json")[1].startswith(f"the first record has {reason}")
 
 
 def test_preferences_are_not_taken_for_answers():
@@ -254,13 +256,15 @@ def test_preferences_are_not_taken_for_answers():
         InputError,
         match=r"^d\.json:10: row 1 is a preference record .*columns: \{prompt: prompt, completion: chosen\}$",
     ):
-        refuse_preferences(rows(pair), "d.json")
-    refuse_preferences(rows({"prompt": "p", "completion": "c", "rejected": "r"}), "d.json")  # what columns make of it
+        look("answers", "auto", rows(pair), "d.json")
+    look(
+        "answers", "auto", rows({"prompt": "p", "completion": "c", "rejected": "r"}), "d.json"
+    )  # what columns make of it
 
 
 def test_unrecognised_columns_and_their_nearest_name():
     with pytest.raises(InputError) as caught:
-        recognise(rows({"instruction": "q", "outputs": "a"}), "d.json")
+        recognise(*rows({"instruction": "q", "outputs": "a"}), "d.json")
     message = str(caught.value)
     assert message.startswith("d.json:10: row 1 has no layout that surefoot knows: it has 'instruction', 'outputs'")
     assert "('outputs' looks like 'output')" in message
@@ -268,16 +272,16 @@ def test_unrecognised_columns_and_their_nearest_name():
 
 
 def test_unused_fields_are_told():
-    assert unused_fields(
-        rows({"instruction": "q", "output": "a", "answer": "b"}, {"history": [], "id": 1}), "alpaca"
-    ) == (
-        "answer",
-        "id",
+    seen = look(
+        "answers", "alpaca", records := rows({"instruction": "q", "answer": "b"}, {"history": [], "id": 1}), "d"
     )
+    for row in records * 2:
+        seen.note_unused(row)
+    assert seen.unused == ("answer", "id")
     record = {"messages": [{"role": "user", "content": "u", "weight": 0, "name": "n", "score": 1}], "id": 1}
-    assert unused_fields(rows(record), "messages") == ("id", "messages[].score")
+    assert unused_in(record, "messages") == ["id", "messages[].score"]
     record = {"messages": [{"from": "human", "value": "u", "score": 1}]}
-    assert unused_fields(rows(record), "sharegpt") == ("messages[].score",)
+    assert unused_in(record, "sharegpt") == ["messages[].score"]
 
 
 def test_a_function_of_the_user_reads_records():
@@ -289,14 +293,15 @@ def test_a_function_of_the_user_reads_records():
 
     def fault(value) -> str:
         with pytest.raises(InputError) as caught:
-            convert_with(lambda record: value, rows({"q": "q"}), "d.json")
+            converted(rows({"q": "q"}), reader_with(lambda record: value, "answers"), "d.json")
         return str(caught.value)
 
-    found = convert_with(read_record, rows({"story": "x"}, {"q": "q", "a": "a"}, {"q": "q", "a": "a", "tools": 1}), "d")
+    read = reader_with(read_record, "answers")
+    found = converted(rows({"story": "x"}, {"q": "q", "a": "a"}, {"q": "q", "a": "a", "tools": 1}), read, "d")
     assert [one.turns[0] for one in found] == [Turn("text", "x"), Turn("user", "q"), Turn("user", "q")]
     assert [(one.number, one.line, len(one.tools)) for one in found] == [(1, 10, 0), (2, 20, 0), (3, 30, 1)]
     with pytest.raises(InputError, match=r"d\.json:10: row 1: the function that reads records failed: KeyError: 'a'"):
-        convert_with(read_record, rows({"q": "q"}), "d.json")
+        converted(rows({"q": "q"}), read, "d.json")
     assert "row 1: the function that reads records returned NoneType" in fault(None)
     assert "row 1: the last turn is user" in fault([{"role": "user", "content": "q"}])
     assert "row 1: has an empty 'text'" in fault("")

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from surefoot.data.formats import convert, preferences, recognise
-from surefoot.data.formats.preferences import refuse_preferences
+from surefoot.data.formats import convert, look, preferences
 from surefoot.data.rows import Row
 from surefoot.errors import InputError
 
@@ -20,7 +19,7 @@ def rows(*values):
 
 def advice(record):
     with pytest.raises(InputError, match=r"^d\.json:10: row 1 is a preference record") as caught:
-        refuse_preferences(rows(record), "d.json")
+        look("answers", "auto", rows(record), "d.json")
     return caught.value.faults[0].fix
 
 
@@ -39,8 +38,7 @@ def test_the_columns_that_are_advised_read_the_record(record):
     fix = advice(record)
     columns = dict(re.findall(r"(\w+): (\w+)", fix.partition("{")[2]))
     renamed = rows({field: record[own] for field, own in columns.items()})
-    refuse_preferences(renamed, "d.json")
-    layout, _ = recognise(renamed, "d.json")
+    layout = look("answers", "auto", renamed, "d.json").layout
     assert convert(renamed, layout, "d.json")[0].turns[-1].text in ("c", "a")
 
 
@@ -58,7 +56,7 @@ def test_where_no_columns_could_read_it_none_are_advised(record):
 
 def check_marked_answers(*values):
     with pytest.raises(InputError, match=r"^d\.json:20: row 2 .*'label' is false, as in 1 of 2 records") as caught:
-        refuse_preferences(rows(*values), "d.json")
+        look("answers", "auto", rows(*values), "d.json")
     assert "would learn its bad answers" in str(caught.value)
 
 
@@ -90,4 +88,4 @@ def test_twin_without_the_look_at_labels_they_would_be_learned(monkeypatch):
     ],
 )
 def test_labels_of_another_kind_and_good_answers_are_not_refused(value):
-    refuse_preferences(rows(value), "d.json")
+    look("answers", "auto", rows(value), "d.json")

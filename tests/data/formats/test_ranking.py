@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.data.formats import convert, ranking, retag
-from surefoot.data.formats.preferences import layout_for
+from surefoot.data.formats import convert, look, ranking, retag
 from surefoot.data.rows import Row
 from surefoot.errors import InputError
 
@@ -183,7 +182,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_prompt_of_any_record(name):
-    assert layout_for("prompts", "auto", rows(PROMPTS[name]), "d.json")[0] == "prompts"
+    assert look("prompts", "auto", rows(PROMPTS[name]), "d.json").layout == "prompts"
     (found,) = read("prompts", PROMPTS[name])
     assert [(one.role, one.text) for one in found.turns] == [("user", ASKED)]
 
@@ -201,7 +200,7 @@ def test_a_prompt_of_any_record(name):
 )
 def test_records_of_another_kind_are_refused_in_one_line(kind, record, says):
     with pytest.raises(InputError) as caught:
-        layout_for(kind, "auto", rows(record), "d.json")
+        look(kind, "auto", rows(record), "d.json")
     (fault,) = caught.value.faults
     assert says in fault.what
     assert fault.where == "d.json:10"
@@ -210,6 +209,7 @@ def test_records_of_another_kind_are_refused_in_one_line(kind, record, says):
 
 def test_the_reason_says_how_records_are_written():
     both = rows(ONE_TURN["hh, whole"], ONE_TURN["trl"])
-    layout, reason = layout_for("pairs", "auto", both, "d.json")
+    seen = look("pairs", "auto", both, "d.json")
+    layout, reason = seen.layout, seen.reason
     assert layout == "preference"
     assert "1 records: Human/Assistant dialogues in 'chosen' and 'rejected', read as turns" in reason

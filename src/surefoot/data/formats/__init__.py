@@ -6,31 +6,28 @@ data, named with file, line, row, turn and field. A blank system text counts as 
 """
 
 from surefoot.data.formats.conversation import Conversation, ToolCall, Turn
-from surefoot.data.formats.custom import convert_with
-from surefoot.data.formats.fields import RowFault, each_row
-from surefoot.data.formats.layouts import (
-    LAYOUTS,
-    convert,
-    forms,
-    recognise,
-    unused_fields,
-)
-from surefoot.data.formats.preferences import kind_of_record, layout_of
+from surefoot.data.formats.custom import reader_with
+from surefoot.data.formats.fields import RowFault, RowFaults, each_row
+from surefoot.data.formats.layouts import LAYOUTS, Reader, conversations_of, convert, converted, recognise
+from surefoot.data.formats.preferences import Seen, kind_of_record, look
 from surefoot.data.formats.tags import retag
 
 __all__ = [
     "LAYOUTS",
     "Conversation",
+    "Reader",
     "RowFault",
+    "RowFaults",
+    "Seen",
     "ToolCall",
     "Turn",
+    "conversations_of",
     "convert",
-    "convert_with",
+    "converted",
     "each_row",
-    "forms",
     "kind_of_record",
-    "layout_of",
+    "look",
+    "reader_with",
     "recognise",
     "retag",
-    "unused_fields",
 ]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot.data.formats.conversation import Conversation
 from surefoot.data.formats.fields import RowFault
 from surefoot.data.formats.judgements import read_judged
-from surefoot.data.formats.layouts import Reader, Record, converted, read_text
+from surefoot.data.formats.layouts import Reader, Record, read_text
 from surefoot.data.formats.messages import read_messages
 from surefoot.data.formats.prompts import read_prompt
 from surefoot.data.formats.ranking import read_preference
 from surefoot.data.kind import Kind
-from surefoot.data.rows import Row
 
 _READS: Mapping[Kind, Reader] = {
     "answers": read_messages,
@@ -30,13 +29,11 @@ _WANTED: Mapping[Kind, str] = {
 _LIST_FIELD: Mapping[Kind, str] = {"answers": "messages", "prompts": "prompt"}
 
 
-def convert_with(
-    read_record: Callable[[dict[str, Any]], Any], rows: Iterable[Row], name: str, kind: Kind = "answers"
-) -> list[Conversation]:
-    """All rows through a user's function. Of answers it gets a record and returns its text, its list of messages, or
-    {"messages": …, "tools": …}; all rules of the messages format hold. Of other kinds it returns a record as the
-    formats preference, judged and prompts read it. InputError lists the rows that fail."""
-    return converted(rows, lambda record: _read(read_record, record, kind), name)
+def reader_with(read_record: Callable[[dict[str, Any]], Any], kind: Kind) -> Reader:
+    """A user's function as a reader of records. Of answers it gets a record and returns its text, its list of messages,
+    or {"messages": …, "tools": …}; all rules of the messages format hold. Of other kinds it returns a record as the
+    formats preference, judged and prompts read it."""
+    return lambda record: _read(read_record, record, kind)
 
 
 def _read(

@@ -6,7 +6,7 @@ A field that may be absent may be null as well: tables (CSV, Parquet) have no ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from surefoot.data.formats.conversation import Conversation
 from surefoot.data.json_rows import read_value
@@ -29,34 +29,59 @@ class RowFault(Exception):
         self.what, self.fix = what, fix
 
 
-def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
-    """`do` for every row of the file `name`. RowFaults become one InputError: each kind of fault once, by its first row
-    and the numbers of others; the first kinds in full, rows with others counted."""
-    results: list[Result] = []
-    found: dict[tuple[str, str], list[Item]] = {}
-    for item in items:
+class RowFaults(Generic[Item]):
+    """The rows of the file `name` that something could not be done with, gathered one after the other."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._found: dict[tuple[str, str], list[int]] = {}  # the first kinds, with the numbers of their rows
+        self._lines: list[int] = []  # of the first row of each
+        self._rest = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def attempt(self, item: Item, do: Callable[[Item], Result]) -> Result | None:
+        """What `do` returns; None where the row is at fault."""
         try:
-            results.append(do(item))
+            return do(item)
         except RowFault as fault:
-            found.setdefault((fault.what, fault.fix), []).append(item)
-    if found:
-        kinds = list(found.items())
+            kind = (fault.what, fault.fix)
+            if kind in self._found:
+                self._found[kind].append(item.number)
+            elif len(self._found) < _SHOWN:
+                self._found[kind] = [item.number]
+                self._lines.append(item.line)
+            else:
+                self._rest += 1
+            return None
+
+    def refuse(self) -> None:
+        """One InputError for all of them, where there are any: each kind of fault once, by its first row and the
+        numbers of others; the first kinds in full, rows with others counted."""
         faults = [
-            Fault(f"{name}:{rows[0].line}", f"row {rows[0].number}: {what}", _also(rows[1:], fix))
-            for (what, fix), rows in kinds[:_SHOWN]
+            Fault(f"{self._name}:{line}", f"row {rows[0]}: {what}", _also(rows[1:], fix))
+            for line, ((what, fix), rows) in zip(self._lines, self._found.items(), strict=True)
         ]
-        if rest := sum(len(rows) for _, rows in kinds[_SHOWN:]):
-            faults.append(Fault(name, f"{rest} more faulty rows were seen"))
-        raise InputError(faults)
-    return results
+        if self._rest:
+            faults.append(Fault(self._name, f"{self._rest} more faulty rows were seen"))
+        if faults:
+            raise InputError(faults)
 
 
-def _also(rows: Sequence[Row | Conversation], fix: str) -> str:
+def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
+    """`do` for every row of the file `name`. InputError, as `RowFaults` words it, where there are faulty ones."""
+    faults = RowFaults[Item](name)
+    results = [faults.attempt(item, do) for item in items]
+    faults.refuse()
+    return cast("list[Result]", results)
+
+
+def _also(rows: Sequence[int], fix: str) -> str:
     """Before what is to be done, which is to be done in all of them; `what` stays a sentence about one row."""
     if not rows:
         return fix
-    numbers = first_few([row.number for row in rows], _SHOWN)
-    same = f"the same in row{'s' if len(rows) > 1 else ''} {numbers}"
+    same = f"the same in row{'s' if len(rows) > 1 else ''} {first_few(rows, _SHOWN)}"
     return f"{same}; {fix}" if fix else same
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,9 +96,9 @@ LAYOUTS: Mapping[str, Layout] = {
 FOR_ANSWERS = tuple(name for name, layout in LAYOUTS.items() if layout.kind == "answers")
 
 
-def recognise(rows: Sequence[Row], name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:
+def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:
     """The layout of the first record and the reason. name: the file, for the error when none of `among` fits."""
-    first = rows[0].value
+    first = row.value
     for layout in among:
         if LAYOUTS[layout].fits(first):
             besides = [field for field in LAYOUTS[layout].besides if first.get(field) and field not in _DIALOGUES]
@@ -112,7 +111,7 @@ def recognise(rows: Sequence[Row], name: str, *, among: Sequence[str] = FOR_ANSW
     hint = f" ({like[0][1]!r} looks like {like[0][0]!r})" if like else ""
     what = f"row 1 has no layout that surefoot knows: it has {listed(columns)}{hint}"
     fix = f"rename the fields, or name them in the source's columns ({known})"
-    raise InputError(Fault(f"{name}:{rows[0].line}", what, fix))
+    raise InputError(Fault(f"{name}:{row.line}", what, fix))
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
@@ -121,39 +120,24 @@ def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
     return converted(rows, LAYOUTS[layout].read, name)
 
 
-def forms(rows: Sequence[Row], layout: str) -> str:
-    """In which ways the records are written, for the reason in the audit; empty for a layout that has one way."""
-    form = LAYOUTS[layout].form
-    if form is None:
-        return ""
-    counts = Counter(form(row.value) for row in rows)
-    if len(counts) == 1:
-        return next(iter(counts))
-    return "; ".join(f"{count:,} records: {words}" for words, count in counts.most_common())
-
-
 def converted(rows: Iterable[Row], read: Reader, name: str) -> list[Conversation]:
-    """What `read` makes of the rows of the file `name`, each conversation with its row's number and line."""
-
-    def numbered(row: Row) -> list[Conversation]:
-        found = read(row.value)
-        several = found if isinstance(found, tuple) else (found,)
-        return [Conversation(one.turns, row.number, row.line, one.tools, one.good) for one in several]
-
-    return list(itertools.chain.from_iterable(each_row(rows, numbered, name)))
+    """What `read` makes of the rows of the file `name`."""
+    return list(itertools.chain.from_iterable(each_row(rows, lambda row: conversations_of(row, read), name)))
 
 
-def unused_fields(rows: Sequence[Row], layout: str) -> tuple[str, ...]:
-    """Names of the fields that the layout does not read, in order of appearance."""
-    table, names = LAYOUTS[layout], {}
-    for row in rows:
-        names |= dict.fromkeys(name for name in row.value if name not in table.fields)
-        if table.turn_key:
-            dialogue = _dialogue(row.value) if table.needed[0] not in row.value else table.needed[0]
-            names |= {
-                f"{dialogue}[].{name}": None
-                for turn in row.value[dialogue]
-                for name in turn
-                if name not in table.turn_fields
-            }
-    return tuple(names)
+def conversations_of(row: Row, read: Reader) -> list[Conversation]:
+    """What `read` makes of a row, one conversation or two, with its number and line."""
+    found = read(row.value)
+    several = found if isinstance(found, tuple) else (found,)
+    return [Conversation(one.turns, row.number, row.line, one.tools, one.good) for one in several]
+
+
+def unused_in(record: Record, layout: str) -> list[str]:
+    """Names of the record's fields that the layout does not read."""
+    table = LAYOUTS[layout]
+    names = [name for name in record if name not in table.fields]
+    if table.turn_key:
+        dialogue = _dialogue(record) if table.needed[0] not in record else table.needed[0]
+        unread = (name for turn in record[dialogue] for name in turn if name not in table.turn_fields)
+        names += [f"{dialogue}[].{name}" for name in unread]
+    return names

@@ -5,7 +5,7 @@ A renaming and nothing else: the sharegpt format reads what comes out of it and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +21,15 @@ _ROLES = {
 }
 
 
-def retag(rows: Sequence[Row], tags: Mapping[str, str]) -> Sequence[Row]:
+def retag(rows: Iterable[Row], tags: Mapping[str, str]) -> Iterator[Row]:
     """Rows whose turns have sharegpt's own words. tags: role_tag, content_tag, user_tag, … -> the file's word. What has
     another word stays as it is, for the format to judge."""
-    if not tags:
-        return rows
     fields = {tags[tag]: ours for tag, ours in _FIELDS.items() if tag in tags}
     roles = {tags[tag]: ours for tag, ours in _ROLES.items() if tag in tags}
-    return [
-        replace(row, value={name: _turns(value, fields, roles) for name, value in row.value.items()}) for row in rows
-    ]
+    for row in rows:
+        if tags:
+            row = replace(row, value={name: _turns(value, fields, roles) for name, value in row.value.items()})
+        yield row
 
 
 def _turns(value: Any, fields: Mapping[str, str], roles: Mapping[str, str]) -> Any:

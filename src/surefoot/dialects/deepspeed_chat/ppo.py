@@ -11,7 +11,7 @@ _CONSTANTS = "kl_ctl 0.1, clip_reward 5, cliprange 0.2, cliprange_value 0.2, gam
 _GREEDY = (
     "drawn at temperature 1; the original asks for no sampling, and then the model's generation_config.json decides"
 )
-_LONG = "a longer prompt is cut; the original leaves it out"
+_LONG = "a longer prompt is left out, as by the original; none is cut"
 
 
 def set_rollouts(draft: Draft) -> None:
