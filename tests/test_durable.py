@@ -299,3 +299,16 @@ def test_twin_a_link_taken_for_a_folder_ends_the_run(tmp_path, monkeypatch):
     (tmp_path / ".a.1-0123abcd.tmp").symlink_to(tmp_path)
     with pytest.raises(EnvironmentFault, match="cannot be written"):
         durable.clear_temporary(tmp_path)
+
+
+def test_what_others_began_long_ago_goes_and_what_they_write_now_stays(tmp_path):
+    old, busy, named = (tmp_path / name for name in (".a.12-0123abcd.tmp", ".b.12-0123abcd.tmp", "c"))
+    for folder in (old, busy, named):
+        folder.mkdir()
+        (folder / "ids.npy").write_bytes(b"x")
+        for path in (folder / "ids.npy", folder):
+            os.utime(path, (0, 0))
+    (busy / "ids.npy").write_bytes(b"xy")  # the folder itself is as old
+    os.utime(busy, (0, 0))
+    durable.clear_abandoned(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [busy, named]

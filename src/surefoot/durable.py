@@ -15,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -29,6 +30,7 @@ LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)  # what `_hidden_beside` makes
 _REPLACED = ".replaced-"
 _CHUNK = 1 << 20  # bytes per read when hashing
+_ABANDONED = 3 * 24 * 3600  # seconds without a change after which nobody is at work any more
 _unfinished: set[Path] = set()  # hidden files and folders that this process is filling
 _ADVICE = {
     errno.ENOSPC: "free some space or write to another disk",
@@ -238,6 +240,17 @@ def clear_temporary(folder: Path) -> None:
     with faults_named(folder):
         for path in folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
+                disk.remove_tree(path) if _is_folder(path) else disk.unlink(path)
+
+
+def clear_abandoned(folder: Path) -> None:
+    """Remove the half-written files and folders in it that nothing was written to for days: whoever began them was
+    killed, here or on another machine. For a folder that no process has to itself."""
+    oldest = time.time() - _ABANDONED
+    for path in folder.iterdir():
+        with suppress(OSError):  # another process was faster
+            parts = [path, *(path.iterdir() if _is_folder(path) else ())]
+            if _TEMPORARY.fullmatch(path.name) and all(part.stat().st_mtime < oldest for part in parts):
                 disk.remove_tree(path) if _is_folder(path) else disk.unlink(path)
 
 

@@ -45,7 +45,9 @@ EXAMPLES = [
 
 def write_cache(folder: Path, name: str, examples: list[Encoded], record: dict, vocabulary: int):
     """Each example as a batch of its own."""
-    return cache.write_cache(folder, name, ([one] for one in examples), lambda: record, vocabulary)
+    *found, unkept = cache.write_cache(folder, name, ([one] for one in examples), lambda: record, vocabulary)
+    assert unkept == ""
+    return found
 
 
 @pytest.fixture

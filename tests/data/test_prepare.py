@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.segments import prompt_ids
 from surefoot.data.sources import SourceSpec
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
+from surefoot.errors import EnvironmentFault, InputError
 
 ALPACA_DEMO = Path(__file__).parents[3] / "shared/data/instruct/alpaca_en_demo.json"
 
@@ -615,3 +616,81 @@ def test_twin_with_the_collector_it_would_look(run, file, collector, monkeypatch
     monkeypatch.setattr(tokenise, "_no_collector", nullcontext)
     run(file)
     assert collector == [True]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(run, file, tmp_path, monkeypatch):
+    (tmp_path / "taken").write_text("")
+    cache = tmp_path / "taken" / "cache"  # below a file: nobody may make a folder there
+    data = run(file, cache=cache)
+    assert same(data.train, run(file).train)
+    assert str(tmp_path / "taken") in data.audit.source.unkept
+    assert sum(data.audit.source.unkept in sentence for sentence in cautions(data.audit)) == 1
+    kept = run(file).audit
+    assert (kept.source.unkept, cautions(kept)) == (
+        "",
+        tuple(one for one in cautions(data.audit) if "taken" not in one),
+    )
+    monkeypatch.setattr("surefoot.durable.require_writable", lambda folder: None)  # twin: nobody looks
+    monkeypatch.setattr("surefoot.durable.make_folders", lambda folder: None)
+    with pytest.raises((EnvironmentFault, OSError)):
+        run(file, cache=cache)
+
+
+def test_what_fills_the_disk_beside_a_cache_is_told(run, file, tmp_path, monkeypatch):
+    """The examples without a cache need room as well."""
+    (tmp_path / "taken").write_text("")
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("surefoot.disk.write", full)
+    with pytest.raises(EnvironmentFault, match="No space left"):
+        run(file, cache=tmp_path / "taken" / "cache")
+
+
+def test_a_function_of_the_user_is_asked_once_for_each_record(run, file, tmp_path):
+    """What is learned is what was hashed, also where the function says another thing each time."""
+    calls = itertools.count()
+
+    def read_record(record):
+        asked = {"role": "user", "content": record["instruction"]}
+        return [asked, {"role": "assistant", "content": f"It is {next(calls)}."}]
+
+    data = run(file, layout="custom", read_record=read_record)
+    assert next(calls) == 20
+    calls = itertools.count()
+    again = run(file, layout="custom", read_record=read_record)
+    assert again.audit.source.content == data.audit.source.content
+    plain = [{**record, "output": f"It is {number}."} for number, record in enumerate(records(20))]
+    assert same(data.train, run(write(tmp_path / "plain.jsonl", plain)).train)
+    other = run(file, layout="custom", read_record=read_record)  # twin: goes on to count
+    assert other.audit.source.content != data.audit.source.content
+
+
+def test_faults_of_all_batches_are_told_together(run, tmp_path, monkeypatch):
+    """And a file that is no JSON to its end is told before them."""
+    monkeypatch.setattr(reading, "_BATCH", 4)
+    values = records(20)
+    for place in (2, 13):
+        values[place]["output"] = ""
+    with pytest.raises(InputError) as caught:
+        run(write(tmp_path / "d.jsonl", values))
+    (fault,) = caught.value.faults
+    assert fault.where == f"{tmp_path / 'd.jsonl'}:3"
+    assert "row 14" in fault.fix
+    with open(tmp_path / "d.jsonl", "a", encoding="utf-8") as file:
+        file.write("{")
+    with pytest.raises(InputError) as caught:
+        run(tmp_path / "d.jsonl")
+    assert caught.value.faults[0].where.startswith(f"{tmp_path / 'd.jsonl'}:21")
+
+
+def test_another_template_reads_the_records_once_more(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_BATCH", 4)
+    dialogue = [{"role": role, "content": "x"} for role in ("user", "assistant") * 2]
+    file = write(tmp_path / "d.jsonl", [{"messages": dialogue[:2]}] * 9 + [{"messages": dialogue}])
+    data = run(file, template="alpaca", template_fallbacks=("vicuna",))
+    alone = run(file, template="vicuna", template_asked=True)
+    assert same(data.train, alone.train)
+    assert (data.audit.source.template, data.audit.source.used) == ("vicuna", 10)
+    assert data.template_reason != alone.template_reason == ""

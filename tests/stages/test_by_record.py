@@ -11,6 +11,7 @@ import pytest
 from layouts import run_config
 from surefoot.cli.translated import reading_options
 from surefoot.config.load import check_config
+from surefoot.data.files import records_of
 from surefoot.data.first_record import first_record
 from surefoot.data.sources import SourceSpec
 from surefoot.dialects.deepspeed_chat import FOLDERS
@@ -101,8 +102,6 @@ class Counted:
 
 @pytest.mark.parametrize("end", [".json", ".jsonl", ".csv"])
 def test_no_more_is_read_than_the_first_record_takes(end, tmp_path):
-    from surefoot.data.first_record import _whole
-
     long = {"prompt": "x" * 200_000, "completion": "é"}
     text = {".json": json.dumps([long] * 40), ".jsonl": f"{json.dumps(long)}\n" * 40,
             ".csv": "prompt,completion\n" + f"{long['prompt']},é\n" * 40}[end]  # fmt: skip
@@ -110,7 +109,7 @@ def test_no_more_is_read_than_the_first_record_takes(end, tmp_path):
     path.write_text(text, encoding="utf-8")
     with path.open("rb") as file:
         counted = Counted(file)
-        ((_, value),) = _whole(counted, str(path), end)
+        _, value = next(records_of(str(path), end, counted, path.stat().st_size))
     assert value == long
     assert counted.read_bytes < MIB < path.stat().st_size
 

@@ -224,6 +224,8 @@ def cautions(audit: Audit) -> tuple[str, ...]:
             f"{audit.prompt_cut}, and was lost whole in {audit.prompt_lost}; {ends}; whole answers lost: "
             f"{audit.answers_lost}"
         )
+    if source.unkept:
+        found.append(f"tokenised data is not kept for the next start: {source.unkept}")
     if audit.control_text:
         found.append(f"examples that spell out control tokens, encoded as plain text: {audit.control_text}")
     if audit.duplicates:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ _ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None
     "prints": (PRINT, ()),
 }
 _META = "meta.json"
+Written = tuple[TokenisedFile, dict[str, Any], str]  # the last: why nothing is kept, empty where it is
 
 
 def cache_key(parts: Mapping[str, Any]) -> str:
@@ -91,15 +93,22 @@ def write_cache(
     batches: Iterable[Sequence[Encoded]],
     record: Callable[[], Mapping[str, Any]],
     vocabulary: int,
-) -> tuple[TokenisedFile, dict[str, Any]]:
-    """Write the examples of the file `name` as they come, and then a JSON record; returns both. vocabulary: every id is
-    below it.
+) -> Written:
+    """Write the examples of the file `name` as they come, and then a JSON record. vocabulary: every id is below it.
 
     Several processes may do this at the same time with the same content: one of them writes the folder, the others find
-    it. What is returned then depends on no name that another one may move. Raises EnvironmentFault when the disk is
-    full or the place cannot be written.
+    it. What is returned then depends on no name that another one may move. Where no folder can be made, the examples
+    are in files without a name, which are gone with the process. Raises EnvironmentFault when a disk is full.
     """
     width = np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32)
+    try:
+        durable.make_folders(folder.parent)
+        durable.require_writable(folder.parent)
+    except EnvironmentFault as error:
+        with _nameless(error) as place:
+            _fill(place, batches, width)
+            return _opened(place, name), dict(record()), f"{error.faults[0].where} {error.faults[0].what}"
+    durable.clear_abandoned(folder.parent)
     found: tuple[TokenisedFile, dict[str, Any]] | None = None
     try:
         with durable.staged_folder(folder) as staging:
@@ -116,7 +125,19 @@ def write_cache(
     except EnvironmentFault as error:
         if found is None or not _is_taken(error):
             raise
-    return found
+    return *found, ""
+
+
+@contextmanager
+def _nameless(why: EnvironmentFault) -> Iterator[Path]:
+    """A folder for files that are opened in it; they stay readable when it is gone, which it is when the block ends.
+    why: is raised where there is no place for it either."""
+    try:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    except OSError:
+        raise why from None
+    with folder, durable.faults_named(Path(folder.name)):
+        yield Path(folder.name)
 
 
 def _fill(folder: Path, batches: Iterable[Sequence[Encoded]], width: np.dtype) -> None:

@@ -36,7 +36,7 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
         sha256 = durable.sha256_file(path)  # in pieces: the cache may make it needless to hold the whole file
 
     def read() -> Iterator[tuple[int, Any]]:
-        with _named(name), open(path, "rb") as file:
+        with named(name), open(path, "rb") as file:
             try:
                 yield from records_of(name, kind, file, os.fstat(file.fileno()).st_size)
             except InputError:

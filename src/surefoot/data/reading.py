@@ -48,7 +48,8 @@ class Reading:
     ):
         """limit: only the first so many records. texts_alone: records that have turns are refused. read: of records
         whose format is custom."""
-        self._source, self._kind, self._limit = source, kind, limit
+        self._source, self._limit = source, limit
+        self._kind: Kind = kind
         self._texts_alone, self._read = texts_alone, read
         self._seen: Seen | None = None
         self._first: Row | None = None

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from surefoot.errors import Fault, InputError
 
-_PIECE = 1 << 20  # bytes that are read at once
+_PIECE = 1 << 18  # bytes that are read at once
 _RATIO = 200  # unpacked to packed; text reaches 3 to 20, gzip's most is 1,030
 _SMALL = 64 << 20  # bytes that may be unpacked whatever the ratio: rows alike may be packed well
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.cache import cache_key, open_cache, write_cache
+from surefoot.data.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.dataset import TokenisedFile
 from surefoot.data.encode import Encoded, Encoding, TrainOn, encode
 from surefoot.data.encode_kinds import encode_judged, encode_pairs, encode_prompts
@@ -101,12 +101,12 @@ def _found_or_made(
         }
     )
     folder = Path(cache) / "tokenised" / key
-    found = open_cache(folder, source.name)
-    if found is None:
+    if (found := open_cache(folder, source.name)) is not None:
+        file, record, unkept = *found, ""
+    else:
         with _no_collector():
-            found = _encode(source, records, method, folder)
-    file, record = found
-    return file, _facts(source, content, record)
+            file, record, unkept = _encode(source, records, method, folder)
+    return file, replace(_facts(source, content, record), unkept=unkept)
 
 
 @contextmanager
@@ -122,8 +122,9 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _encode(source: Source, records: Records, method: Method, folder: Path) -> tuple[TokenisedFile, dict[str, Any]]:
-    """The examples, by the first template that can write all records, and what is to be known of them."""
+def _encode(source: Source, records: Records, method: Method, folder: Path) -> Written:
+    """The examples, by the first template that can write all records, what is to be known of them, and why they are not
+    kept: see `write_cache`."""
     reading, batches = records()
     first = next(batches)
     batches = itertools.chain([first], batches)

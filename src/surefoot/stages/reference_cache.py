@@ -30,6 +30,7 @@ from surefoot.data.layout import Layout
 from surefoot.data.loader import all_laid_out
 from surefoot.data.pack import in_rows
 from surefoot.data.prepare import PreparedData
+from surefoot.errors import EnvironmentFault
 from surefoot.models.hub import resolve_folder
 from surefoot.objectives.reference import Reference
 from surefoot.planning.plan import RunPlan
@@ -63,7 +64,10 @@ def cached_reference(
     if known is None:
         known = _computed(plan, data, setup, base, say)
         if setup.engine.rank == 0:
-            _write(folder, known)
+            try:
+                _write(folder, known)
+            except EnvironmentFault as error:  # it is computed again next time
+                say(f"reference: log-probabilities are not kept for the next start: {error}")
     else:
         say(f"reference: log-probabilities of {len(known):,} answers found in the cache")
     return lambda rows: _look_up(known, rows)
