@@ -45,9 +45,9 @@ EXAMPLES = [
 
 def write_cache(folder: Path, name: str, examples: list[Encoded], record: dict, vocabulary: int):
     """Each example as a batch of its own."""
-    *found, unkept = cache.write_cache(folder, name, ([one] for one in examples), lambda: record, vocabulary)
+    file, known, unkept = cache.write_cache(folder, name, ([one] for one in examples), lambda: record, vocabulary)
     assert unkept == ""
-    return found
+    return file, known
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from tempfile import TemporaryFile
 from typing import Any
 
 from surefoot.data.facts import find_example_prompt, find_placeholders
@@ -166,7 +166,7 @@ def kept(batches: Batches) -> Iterator[Kept]:
     """What a user's function makes of records is asked for once: it may be another thing the next time. The file has no
     name, and is gone when the block ends."""
     digest, separator = hashlib.sha256(), "["
-    with TemporaryFile("w+", encoding="utf-8", newline="\n") as file:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as file:
         for one in itertools.chain.from_iterable(batches):
             value = asdict(one)
             digest.update((separator + json.dumps(value, sort_keys=True, ensure_ascii=False)).encode())
