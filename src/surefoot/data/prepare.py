@@ -82,7 +82,7 @@ def prepare_data(
     template_asked: the user named it. bos_id: None for no BOS. stop_ids: EOS first. max_samples: only the first so
     many records of every training source that says nothing of its own. cache: a folder. chunks: every token of plain
     texts is learned, and one that is too long becomes several examples; other records are refused. read_record: for
-    sources whose format is custom; see `surefoot.data.formats.convert_with`. template_fallbacks: names of the table, to
+    sources whose format is custom; see `surefoot.data.formats.reader_with`. template_fallbacks: names of the table, to
     be tried in this order where the template cannot write the records and nobody asked for it. encoding: of prompt and
     answer, in parts or as a whole. kind: what is learned from a record; for other kinds than answers, train_on, chunks
     and encoding have no meaning, and a prompt is left out where it has

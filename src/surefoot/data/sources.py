@@ -1,6 +1,6 @@
 """Where examples come from: files, folders, described folders, hub data sets.
 
-`open_sources` finds what a path means and hashes it; nothing is parsed yet. `surefoot.data.rows.parse_rows` does that,
+`open_sources` finds what a path means and hashes it; nothing is parsed yet. `surefoot.data.rows.read_rows` does that,
 one source after the other.
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from surefoot import hardware
 from surefoot.config.schema import RunConfig
 from surefoot.data.first_record import first_row
-from surefoot.data.formats import layout_of, retag
+from surefoot.data.formats import look, retag
 from surefoot.data.sources import files_of
 from surefoot.errors import Fault, InputError, SurefootError
 from surefoot.locations import looks_local
@@ -50,7 +50,7 @@ def look_beforehand(config: RunConfig, mode: Mode) -> Commits | None:
                 found, row = first_row(replace(spec, kind=kind))
                 rows, texts = retag([row], found.tags), config.stage == "pretrain"
                 if not found.columns and found.format != _OWN:  # a named column may stand in later records alone
-                    layout_of(kind, found.format, rows, found.name, texts=texts)
+                    look(kind, found.format, rows, found.name, texts=texts)
     return commits
 
 
