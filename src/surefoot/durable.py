@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import takewhile
@@ -208,13 +208,17 @@ def move(path: Path, target: Path) -> None:
         disk.sync(target.parent)
 
 
-def empty_folder(folder: Path, last: str) -> None:
-    """Delete what is in a folder; the folder and its lock stay. last: the file that stands until all else is gone."""
+def empty_folder(folder: Path, last: str, ours: Callable[[str], bool]) -> None:
+    """Delete what is ours in a folder, which itself stays, with its lock.
+
+    last: the file that stands until all else is gone.
+    ours: whether a file or folder of this name may go.
+    """
     with faults_named(folder):
         trash = _hidden_beside(folder / "emptied")
         disk.make_folder(trash)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
-            if path.name != LOCK and path != trash:
+            if path.name != LOCK and path != trash and (is_temporary(path) or ours(path.name)):
                 disk.rename(path, trash / path.name)
         disk.remove_tree(trash)
 

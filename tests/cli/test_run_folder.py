@@ -15,7 +15,10 @@ import yaml
 import zoo
 from forkserver import ForkServer
 from surefoot import durable
+from surefoot.durable import LOCK
+from surefoot.made_folders import MANIFEST
 from surefoot.report.verification import verify_folder
+from surefoot.stages.run_names import written_by_run
 from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)]
@@ -150,6 +153,24 @@ def test_an_impossible_output_is_found_before_the_plan(train, tmp_path):
         code, log = train(f"output={place}")
         assert code == 3
         assert log.splitlines()[1].startswith(f"error: {place}: cannot be written"), log
+
+
+OWN = ("notes.md", "slurm-7.out", "exports", "checkpoint-2.bak", "my-model.safetensors")  # of a user
+
+
+def test_overwrite_removes_what_the_run_wrote_and_nothing_else(train, output):
+    assert train("data.eval=2", "report_to=[tensorboard]")[0] == 0
+    written = {path.name for path in output.iterdir()}
+    for name in OWN:
+        (output / name).write_text("mine")
+    ours = written_by_run(output)
+    assert {path.name for path in output.iterdir() if ours(path.name)} == written - {LOCK}
+    shutil.rmtree(output / "checkpoint-2")
+    (output / MANIFEST).unlink()  # as after a kill: no list of what was published
+    assert train("--overwrite", "duration=1 step")[0] == 0
+    assert {name: (output / name).read_text() for name in OWN} == dict.fromkeys(OWN, "mine")
+    left = {path.name for path in output.iterdir()} - set(OWN)
+    assert left < written - {"checkpoint-2", "eval_results.json", "training_eval_loss.png", "tensorboard"}
 
 
 def check_all_conflicts(train, *arguments):

@@ -10,6 +10,7 @@ from surefoot import disk
 from surefoot.config.load import dump_config
 from surefoot.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.planning.serial import plan_to_json
+from surefoot.stages import occupied
 from surefoot.stages import run_folder as module
 from surefoot.stages.run_folder import Claim, claim, occupy
 from surefoot.training.state import RunState
@@ -111,7 +112,7 @@ class TestWhoseFolder:
 
     @pytest.mark.parametrize("mode", ["resume", "overwrite"])
     def test_taking_a_stranger_for_a_run_would_be_noticed(self, look, config, foreign, mode, monkeypatch):
-        monkeypatch.setattr(module, "_is_run_folder", lambda folder: True)
+        monkeypatch.setattr(occupied, "_is_run_folder", lambda folder: True)
         with pytest.raises(pytest.fail.Exception):
             self.test_a_strangers_is_neither_replaced_nor_resumed(look, config, foreign, mode)
 
@@ -144,7 +145,7 @@ class TestWhoseFolder:
         assert [fault.where for fault in caught.value.faults] == ["data.template", "data.train"]
         (stopped / "mine.json").unlink()
         assert look(config(data=sources | {"template": "chatml"}), "overwrite").mode == "overwrite"
-        monkeypatch.setattr(module, "is_file", lambda name: False)  # twin
+        monkeypatch.setattr(occupied, "is_file", lambda name: False)  # twin
         assert look(config(data=sources), "overwrite").mode == "overwrite"
 
     @pytest.mark.parametrize("mode", ["new", "resume"])

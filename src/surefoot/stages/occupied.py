@@ -55,7 +55,7 @@ def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
         for source in sources if isinstance(sources, tuple) else ():
             inputs += [(key, source.path), *((key, path) for path in _described(source.path))]
     faults = [
-        Fault(key, f"{path} lies in {folder}, which --overwrite would delete", "move it, or name another output")
+        Fault(key, f"{path} lies in {folder}, which --overwrite replaces", "move it, or name another output")
         for key, path in inputs
         if Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve())
     ]

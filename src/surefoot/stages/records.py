@@ -11,9 +11,9 @@ from surefoot.config.load import dump_config
 from surefoot.config.schema import RunConfig
 from surefoot.dialects.account import to_json
 from surefoot.dialects.translation import Translation
+from surefoot.made_folders import CONFIG, PLAN
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_to_json
-from surefoot.stages.run_folder import CONFIG, PLAN
 from surefoot.training.manifest import MANIFEST
 
 ENVIRONMENT = "environment.json"

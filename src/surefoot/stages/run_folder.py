@@ -22,6 +22,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.stages.occupied import Mode, is_free, refuse_occupied, require_free
 from surefoot.stages.rollback_record import find_checkpoint
+from surefoot.stages.run_names import written_by_run
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, set_aside_newer
 from surefoot.training.manifest import read_manifest
 from surefoot.training.rollback import Rollback
@@ -68,7 +69,7 @@ def occupy(claim: Claim) -> Iterator[list[Path]]:
         if not is_free(folder):
             refuse_occupied(folder, claim.mode)
         if claim.mode == "overwrite":
-            durable.empty_folder(folder, last=PLAN)
+            durable.empty_folder(folder, PLAN, written_by_run(folder))
         durable.clear_temporary(folder)
         yield set_aside_newer(folder, claim.checkpoint.step) if claim.checkpoint else []
 
