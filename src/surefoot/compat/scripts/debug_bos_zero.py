@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Try the BOS scaling with the small model that comes with surefoot: a few steps, offline, seconds on a CPU."""
 
+import argparse
 import json
 import math
 import subprocess
@@ -54,6 +55,7 @@ def _finite(value: object) -> bool:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name, resources.as_file(resources.files("surefoot.quickstart")) as quickstart:
         folder = Path(name)
         (folder / "sums.json").write_text(json.dumps(RECORDS))
