@@ -6,10 +6,20 @@ import re
 
 import pytest
 
+from surefoot.report import wording
 from surefoot.report.console import Console
 from surefoot.report.pace import Timing
 from surefoot.report.progress import Progress, is_logged
-from surefoot.report.wording import duration_text, eta_text, fitted, number, sample_text, skip_sentence, step_line
+from surefoot.report.wording import (
+    duration_text,
+    eta_text,
+    eval_fields,
+    fitted,
+    number,
+    sample_text,
+    skip_sentence,
+    step_line,
+)
 from surefoot.sizes import size_text
 from surefoot.training.report import EvalReport, StepReport
 
@@ -60,6 +70,23 @@ def test_the_log_has_all_of_a_line_and_a_wide_terminal_too(tmp_path):
         "step 120/1000 · loss 1.234 (eval 1.301 @ 100) · lr 9.1e-05 · grad 0.420 · 3,512 tok/s (411 supervised)"
         " · mem 1.1 GiB · eta 00:41 · ok",
     ]
+
+
+PAIRS = {"reward_accuracy": 0.6, "reward_margin": 0.0145, "reward_chosen": -0.008207, "reward_rejected": -0.005399}
+PPO = {"reward": 0.009149, "kl": 0.0141}
+
+
+@pytest.mark.parametrize(("metrics", "kept", "left_out"), [(PAIRS, "accuracy", "margin"), (PPO, "reward", "kl")])
+def test_what_a_method_is_about_is_the_last_of_its_numbers_to_go(metrics, kept, left_out, monkeypatch):
+    report = dataclasses.replace(STEP, loss=-0.002053, metrics=metrics)
+    fields = step_line(report, 1000, TIMING, "ok", None)
+    assert kept in fitted(fields, 80)
+    assert left_out not in fitted(fields, 80)
+    turned = {name: metrics[name] for name in reversed(metrics)}  # in whatever order they were summed up
+    evaluation = dataclasses.replace(EVALUATION, perplexity=None, accuracy=None, metrics=turned)
+    assert f"{kept} " in fitted(eval_fields(evaluation, True), 80)
+    monkeypatch.setattr(wording, "_SHOWN", wording._SHOWN[::-1])  # twin: their order is what decides
+    assert kept not in fitted(step_line(report, 1000, TIMING, "ok", None), 80)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])

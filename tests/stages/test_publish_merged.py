@@ -12,11 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from forkserver import ForkServer
 from surefoot.config.load import load_config
+from surefoot.made_folders import CERTIFICATE
+from surefoot.report.verification import verify_folder
 from surefoot.stages import publish_merged
 from surefoot.stages.disk_room import disk_of
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.provenance import saved_plan
 from surefoot.training.checkpoint import verify_checkpoint
+from surefoot.training.manifest import check_against
 from tiny import tiny_llama
 
 ROUNDING = 1e-5  # share of the largest logit: fp32 weights W + s B A in place of two products
@@ -73,6 +76,24 @@ def test_the_adapter_stays_in_the_checkpoints_alone(run):
     assert verify_checkpoint(run) == []
     manifest = json.loads((run / "MANIFEST.json").read_text(encoding="utf-8"))["files"]
     assert {"model.safetensors", "config.json", "export.json", "tokenizer.json"} <= manifest.keys()
+
+
+def test_verify_takes_it_as_a_run(run, tmp_path):
+    """Checkpoints, published files and logs, though an export's certificate lies there; and that one is true."""
+    checks = verify_folder(run)
+    assert [check.name for check in checks] == ["checkpoint-6", "run", "logs"]
+    assert not [fault for check in checks for fault in check.faults]
+    outputs = json.loads((run / CERTIFICATE).read_text(encoding="utf-8"))["outputs"]
+    assert "model.safetensors" in outputs
+    assert not [check.fault for check in check_against(run, outputs) if check.fault]
+    twin = tmp_path / "run"
+    shutil.copytree(run, twin)
+    with (twin / "checkpoint-6" / "adapter_model.safetensors").open("ab") as file:
+        file.write(b"!")
+    assert [check.name for check in verify_folder(twin) if check.faults] == ["checkpoint-6"]
+    alone = shutil.copytree(run, tmp_path / "alone", ignore=shutil.ignore_patterns("checkpoint-*", "MANIFEST.json"))
+    (check,) = verify_folder(alone)  # what anybody else has of it, an export
+    assert (check.name, check.faults) == ("alone", [])
 
 
 def test_the_forecast_of_the_disk_is_what_lies_there(run, tmp_path, monkeypatch):

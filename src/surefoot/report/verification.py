@@ -42,13 +42,14 @@ class FolderCheck:
 def verify_folder(folder: Path) -> list[FolderCheck]:
     """A checkpoint, an export, or a run folder: its published files and each of its checkpoints, oldest first."""
     require_written(folder)
-    if (folder / CERTIFICATE).is_file():
-        return [_check_export(folder)]
     checkpoints = sorted(list_checkpoints(folder), key=lambda checkpoint: checkpoint.step)
+    manifest = (folder / MANIFEST).is_file()
+    if (folder / CERTIFICATE).is_file() and not (manifest or checkpoints):  # a run that merges has one as well
+        return [_check_export(folder)]
     folders = [checkpoint.folder for checkpoint in checkpoints]
     checks = [_check(folder, path) for path in folders]
     sound = [path for path, check in zip(folders, checks, strict=True) if not check.faults]
-    if (folder / MANIFEST).is_file() or is_checkpoint(folder) or is_finished(folder):
+    if manifest or is_checkpoint(folder) or is_finished(folder):
         checks.append(_check(folder, folder))
     logs = _check_logs(folder, sound)
     return [*checks, logs] if logs else checks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -11,7 +11,7 @@ from surefoot.report.pace import Timing, clock_text
 from surefoot.sizes import size_text
 from surefoot.training.report import EvalReport, StepProfile, StepReport, example_list
 
-_SHOWN = (  # of a step's metrics
+_SHOWN = (  # of the metrics of a step, most wanted first
     ("reward_accuracy", "accuracy", ".1%"),
     ("reward_margin", "margin", ".3g"),
     ("reward", "reward", ".4g"),
@@ -21,8 +21,8 @@ _SHOWN = (  # of a step's metrics
 
 @dataclass(frozen=True)
 class Field:
-    """A part of a line. spare: of several that a line has no room for, the one with the highest number goes first; 0
-    stays. joined: it belongs to the field before it."""
+    """A part of a line. spare: of several that a line has no room for, the one with the highest number goes first, and
+    of equal ones the last; 0 stays. joined: it belongs to the field before it."""
 
     text: str
     spare: int = 0
@@ -34,10 +34,10 @@ def fitted(fields: Sequence[Field], width: int | None = None) -> str:
     kept = list(fields)
     while True:
         line = "".join(f"{' ' if one.joined else ' · '}{one.text}" for one in kept).removeprefix(" · ")
-        last = max(kept, key=lambda one: one.spare, default=None)
-        if width is None or cell_len(line) <= width or last is None or not last.spare:
+        last = max(range(len(kept)), key=lambda place: (kept[place].spare, place), default=None)
+        if width is None or cell_len(line) <= width or last is None or not kept[last].spare:
             return line
-        kept.remove(last)
+        del kept[last]
 
 
 def step_line(
@@ -57,7 +57,7 @@ def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | Non
     unmeasured = report.decision == "held" and report.non_finite is None and report.loss is None
     fields = [
         *([] if unmeasured else [Field(f"loss {number(report.loss)}"), *evaluation]),
-        *(Field(f"{said} {report.metrics[name]:{form}}", 2) for name, said, form in _SHOWN if name in report.metrics),
+        *_shown(report.metrics),
         Field(f"lr {report.lr:.3g}", 5),
         *([] if unmeasured else [Field(f"grad {number(report.grad_norm, 3)}")]),
     ]
@@ -108,15 +108,25 @@ def profile_line(step: int, profile: StepProfile) -> str:
 
 def eval_fields(report: EvalReport, improved: bool) -> list[Field]:
     counted = f"{report.weight:,} {report.unit.replace('_', ' ')}"
+    known = {name for name, _, _ in _SHOWN}
     return [
         Field(f"evaluation after step {report.step}: loss {report.loss:.4g}"),
         *([] if report.perplexity is None else [Field(f"perplexity {report.perplexity:.4g}", 4)]),
         *([] if report.accuracy is None else [Field(f"accuracy {report.accuracy:.1%}", 1)]),
         Field(counted if report.accuracy is None else f"of {counted}", 5, joined=report.accuracy is not None),
-        *(Field(f"{name.replace('_', ' ')} {value:.4g}", 2) for name, value in report.metrics.items()),
+        *_shown(report.metrics),
+        *(
+            Field(f"{name.replace('_', ' ')} {value:.4g}", 3)
+            for name, value in report.metrics.items()
+            if name not in known
+        ),
         Field(f"{report.seconds:.1f} s", 3),
         *([Field("best so far")] if improved else []),
     ]
+
+
+def _shown(metrics: Mapping[str, float]) -> list[Field]:
+    return [Field(f"{said} {metrics[name]:{form}}", 2) for name, said, form in _SHOWN if name in metrics]
 
 
 def eval_sentence(report: EvalReport, improved: bool) -> str:

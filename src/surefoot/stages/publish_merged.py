@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from surefoot import durable
 from surefoot.families.files import TOKENIZER_FILES
-from surefoot.made_folders import AVERAGE
+from surefoot.made_folders import AVERAGE, CERTIFICATE
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.stages.export.whole import export_model
@@ -37,6 +37,8 @@ def publish_merged(run: Path, checkpoint: Path) -> tuple[list[str], tuple[str, .
         durable.make_folders(run / place)
         for name in own:
             durable.copy_file(staging / name, run / place / name)
+        outputs = {name: entry for name, entry in exported.record["outputs"].items() if name in own}
+        durable.write_json(run / place / CERTIFICATE, {**exported.record, "outputs": outputs})
         durable.remove(staging)
         names += [str(PurePosixPath(place, name)) for name in own]
         cautions += exported.cautions

@@ -22,6 +22,7 @@ from surefoot.models.cast import Cast, Part, ScoredPart
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.objectives.ppo import PpoSettings, ppo_objective
+from surefoot.report.verification import verify_folder
 from surefoot.stages.disk_room import disk_of
 from surefoot.stages.open_model import open_for_use
 from surefoot.stages.open_reward import open_reward
@@ -145,6 +146,7 @@ def test_where_the_policy_is_published_merged_so_is_its_average(merged):
     assert not {"ema/adapter_model.safetensors", "adapter_config.json"} & read_manifest(merged)["files"].keys()
     assert verify_checkpoint(merged) == []
     assert open_for_use(str(merged / "ema")).plan is not None  # known as the run's
+    assert not [fault for place in ("", "ema") for check in verify_folder(merged / place) for fault in check.faults]
 
 
 def test_the_disk_is_forecast_with_critic_and_average(merged):
