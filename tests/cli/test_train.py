@@ -127,9 +127,14 @@ def test_twin_all_of_it_on_request(run):
         check_shortness(log)
 
 
-def test_every_caution_is_said(run):
+@pytest.mark.parametrize("sources", [1, 2])
+def test_every_caution_is_said(run, sources):
+    """Of two sources also what is much of one and little of both."""
     trial = run(optim={"warmup": "100 steps"})
-    (trial.folder / "train.json").write_text(json.dumps(ROWS * 2))  # copies, of which the audit warns
+    (trial.folder / "train.json").write_text(json.dumps(ROWS * (2 if sources == 1 else 20)))  # copies: a caution
+    if sources == 2:
+        (trial.folder / "long.json").write_text(json.dumps([{"instruction": "Go on.", "output": "and on " * 200}]))
+        trial.config["data"]["train"] = [str(trial.folder / name) for name in ("train.json", "long.json")]
     code, log = trial("--dry-run")
     full = [line for line in log.splitlines() if line.lstrip().startswith("caution")]
     assert code == 0

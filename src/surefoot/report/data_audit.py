@@ -18,6 +18,7 @@ from surefoot.data.audit import Audit, Sample, cautions
 from surefoot.data.facts import Place
 from surefoot.data.kind import Kind
 from surefoot.data.prepare import PreparedData
+from surefoot.few import first_few
 from surefoot.report.hanging import Hanging
 
 _HEAD, _TAIL = 320, 120  # characters shown of a long stretch of a sample
@@ -44,6 +45,17 @@ def audit_report(data: PreparedData) -> RenderableType:
         samples = [max(audit.samples, key=lambda sample: len(sample.parts)) for audit in data.sources]
     parts.append(Text(_LEGENDS[data.audit.kind], "bold"))
     return Group(*parts, *(part for sample in samples for part in _sample(sample, several)))
+
+
+def all_cautions(data: PreparedData) -> list[str]:
+    """Those of the report. What is much of one source may be little of all, so each speaks for itself."""
+    found: dict[str, list[str]] = {}
+    for prefix, sources in (("", data.sources), ("evaluation data: ", data.eval_sources)):
+        for audit in sources:
+            for caution in cautions(audit):
+                found.setdefault(f"{prefix}{caution}", []).append(audit.source.file)
+    several = len(data.sources) > 1 or len(data.eval_sources) > 1
+    return [f"{caution} (of {first_few(files, 3)})" if several else caution for caution, files in found.items()]
 
 
 def audit_to_json(data: PreparedData) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.audit import Audit, cautions
+from surefoot.data.audit import Audit
 from surefoot.data.prepare import PreparedData
 from surefoot.few import counted, first_few
 from surefoot.models.tree import facts_of
@@ -17,7 +17,7 @@ from surefoot.planning.limits import Work
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import RunPlan
-from surefoot.report.data_audit import sample_text
+from surefoot.report.data_audit import all_cautions, sample_text
 from surefoot.report.hanging import Hanging
 from surefoot.report.tables.plan import choice_rows
 from surefoot.report.wording import duration_text
@@ -47,8 +47,7 @@ def gist(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times
     parts: list[RenderableType] = [
         Hanging(Text(f"{name:<12}", "bold"), Text(value) if isinstance(value, str) else value) for name, value in lines
     ]
-    told = [*plan.cautions, *cautions(data.audit)]
-    told += [f"evaluation data: {one}" for one in (cautions(data.eval_audit) if data.eval_audit else ())]
+    told = [*plan.cautions, *all_cautions(data)]
     parts += [Hanging(Text("caution: ", "yellow"), Text(one, "yellow")) for one in told]
     where = f"all of the plan and the data's audit: {config.output}/run.log; here with -v"
     return Group(*parts, Text(where, "dim"))
