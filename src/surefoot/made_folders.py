@@ -16,10 +16,8 @@ MANIFEST = "MANIFEST.json"
 CERTIFICATE = "export.json"
 FAILURE, FAILED_BATCH = "failure.json", "batch.safetensors"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-AVERAGE, CRITIC_FOLDER = (
-    "ema",
-    "critic",
-)  # of stage ppo, in runs and checkpoints: moving average of the policy, critic
+AVERAGE = "ema"  # in a run or a checkpoint of stage ppo: the moving average of the policy
+CRITIC_FOLDER = "critic"  # there as well
 
 
 def require_run(folder: Path) -> None:

@@ -73,7 +73,7 @@ POLICIES: dict[str, Rule] = {
     "alignment": Rule("refused", "the policy so far was moved by the old loss"),
     "ppo": Rule("refused", "the policy and the critic so far were moved under the old constants"),
     "ppo.reward": Rule("free", "the reward model may have been moved; what is in it is compared"),
-    "ppo.critic": Rule("free", "only the first step starts from it"),
+    "ppo.critic": Rule("free", "only the first step starts from it, and what an adapter lies over is compared"),
     "ppo.critic_adapter": Rule("warned", "a critic that has begun trains what it began with"),
     "ppo.patience": Rule("warned", "the run may stop at another step"),
     "ppo.vllm_url": Rule("free", "the server may have been moved"),

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from surefoot.errors import Fault, InputError
 from surefoot.models.checkpointing import leave_inputs_constant
 from surefoot.models.peft import LoraConfig, LoraLayer, ModulesToSaveWrapper, PeftModel, TaskType, get_peft_model
+from surefoot.models.precision import hold_in_fp32
 from surefoot.models.quantised import plain_weight
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.vocabulary import is_tied
@@ -63,9 +64,7 @@ def add_adapter(
     leave_inputs_constant(adapted)
     config = adapted.peft_config[ADAPTER]
     config.base_model_name_or_path, config.revision = base, revision
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    hold_in_fp32(adapted)
     if plan.kind.value == "dora":
         _start_at_exact_norms(adapted, ADAPTER)
     elif autocast:

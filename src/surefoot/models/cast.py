@@ -6,8 +6,8 @@
     separate   a model for each, as full fine-tuning needs it
 
 and anything between. What learns is registered in the module with the trunk that it plays on, so that an engine holds
-it; what is frozen and stands apart is not. Frozen parts run without gradients and
-without dropout, and those apart can wait in host memory while they are not asked.
+it; what is frozen and stands apart is not. Frozen parts run without gradients and without dropout, and those apart can
+wait in host memory while they are not asked.
 
 Shapes: B rows, T tokens of the longest one, N places asked for, V vocabulary.
 """

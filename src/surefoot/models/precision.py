@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot.planning.plan import DType, PrecisionPlan
 
@@ -28,6 +29,13 @@ def set_tf32(plan: PrecisionPlan) -> None:
     precision = "tf32" if plan.tf32.value else "ieee"
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.fp32_precision = precision
+
+
+def hold_in_fp32(model: nn.Module) -> None:
+    """What trains, whatever the rest is held in: an optimizer's small steps would be rounded away in half precision."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 @contextmanager

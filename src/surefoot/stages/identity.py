@@ -31,6 +31,8 @@ _MUST_MATCH = {
     "template": "the chat template is not what it was",
     "base": "the base model is not what it was",
     "reference": "the model of alignment.reference is not what it was",
+    "reward": "the model of ppo.reward is not what it was",
+    "critic": "the model that the critic began as is not what it was, and the critic's adapter lies over it",
 }
 _OF_THE_BASE = (NONE, ADAPTER_OFF, MODEL, CACHED)  # references that are the base itself
 
@@ -51,6 +53,7 @@ def run_identity(
         else None,
         "base": base_fingerprint(base),
         "reference": _reference_fingerprint(plan),
+        **_scored_fingerprints(config, plan),
         "versions": hardware.versions(),
         "threads": plan.threads.value,
         "device": plan.device.value,
@@ -63,6 +66,14 @@ def _reference_fingerprint(plan: RunPlan) -> str | None:
     """Of a reference that is another model or adapter."""
     chosen = plan.reference.value if plan.reference else NONE
     return None if chosen in _OF_THE_BASE else base_fingerprint(resolve_folder(chosen, None, weights=True))
+
+
+def _scored_fingerprints(config: RunConfig, plan: RunPlan) -> dict[str, str]:
+    if plan.ppo is None:
+        return {}
+    from surefoot.stages.ppo.parts import fingerprints
+
+    return fingerprints(config, plan.ppo)
 
 
 def base_fingerprint(folder: Path) -> str:
@@ -99,7 +110,7 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence
     faults = [
         Fault(str(checkpoint.folder), what, "restore it, or start another run")
         for key, what in _MUST_MATCH.items()
-        if then.get(key, now[key]) != now[key]  # an older version's checkpoint may lack one
+        if then.get(key, now.get(key)) != now.get(key)  # an older version's checkpoint may lack one
     ]
     if then.get("objective") != now["objective"]:
         losses = [name or "the stage's own" for name in (then.get("objective"), now["objective"])]

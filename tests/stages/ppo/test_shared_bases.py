@@ -17,17 +17,18 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import surefoot
 from surefoot.data.batch import Batch
-from surefoot.errors import EnvironmentFault
+from surefoot.errors import EnvironmentFault, IntegrityError
 from surefoot.models.roles import Trunk
 from surefoot.planning.plan import Choice
 from surefoot.stages import kinds
 from surefoot.stages.open_reward import open_reward
-from surefoot.stages.ppo import models
+from surefoot.stages.ppo import models, parts
+from surefoot.training.manifest import read_manifest
 from tiny import tiny_llama
 
 APART = Choice("model", "a copy of its own", "default")
@@ -56,19 +57,21 @@ def world(tmp_path_factory) -> Path:
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs = [{"prompt": f"Say {n}.", "chosen": "a e i", "rejected": "b c d"} for n in range(12)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    train(
-        {
-            "stage": "reward",
-            "model": str(folder / "other"),
-            "data": {"train": str(folder / "pairs.jsonl"), "max_length": 64},
-            "optim": {"lr": 1e-2},
-            "batch": {"size": 6},
-            "precision": "fp32",
-            "duration": "4 steps",
-            "output": str(folder / "reward"),
-        }
-    )
+    train(reward_config(folder, folder / "reward"))
     return folder
+
+
+def reward_config(world: Path, output: Path) -> dict:
+    return {
+        "stage": "reward",
+        "model": str(world / "other"),
+        "data": {"train": str(world / "pairs.jsonl"), "max_length": 64},
+        "optim": {"lr": 1e-2},
+        "batch": {"size": 6},
+        "precision": "fp32",
+        "duration": "4 steps",
+        "output": str(output),
+    }
 
 
 def train(config: dict, **more) -> str:
@@ -233,3 +236,43 @@ def test_a_run_from_before_critics_had_adapters_goes_on_with_its_whole_critic(wo
     after = load_file(old / "critic" / "model.safetensors")
     assert after.keys() == before.keys()
     assert not torch.equal(after["model.norm.weight"], before["model.norm.weight"])
+
+
+def test_a_run_goes_on_over_the_reward_model_that_it_began_with_or_not_at_all(world, shared, tmp_path, monkeypatch):
+    """Other weights under the same value head, by which alone a reward model was known."""
+
+    def goes_on_with(reward: Path) -> None:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.copytree(shared, tmp_path / "run")
+        config = config_of(world, tmp_path / "run", reward=str(reward)) | {"duration": f"{STEPS + 1} steps"}
+        train(config, resume=True)
+
+    moved = shutil.copytree(world / "reward", tmp_path / "moved")
+    goes_on_with(moved)
+    weights = load_file(moved / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, moved / "model.safetensors", {"format": "pt"})
+    with pytest.raises(IntegrityError) as refused:
+        goes_on_with(moved)
+    assert len(refused.value.faults) == 2  # it scores, and the critic's adapter lies over it
+    known = read_manifest(shared / f"checkpoint-{STEPS}")["identity"]
+    monkeypatch.setattr(parts, "fingerprints", lambda *given: {part: known[part] for part in ("reward", "critic")})
+    goes_on_with(moved)  # the twin
+
+
+def test_a_critic_trains_in_fp32_what_its_reward_model_trained_in_full(world, tmp_path, monkeypatch):
+    """An embedding beside a LoRA adapter, over a base that is held in bf16."""
+    adapter = {"kind": "lora", "rank": 2, "modules_to_save": ["embed_tokens"]}
+    train(reward_config(world, tmp_path / "reward") | {"adapter": adapter, "precision": "bf16", "duration": "1 steps"})
+    build, seen = models.build_ppo, []
+
+    def built(*given):
+        for hold in (models.hold_in_fp32, lambda model: None):  # the second one is the twin
+            monkeypatch.setattr(models, "hold_in_fp32", hold)
+            seen.append({one.dtype for one in build(*given).model.parameters() if one.requires_grad})
+        raise EnvironmentFault("seen")
+
+    monkeypatch.setitem(kinds.KINDS, "ppo", replace(kinds.KINDS["ppo"], build=built))
+    with pytest.raises(EnvironmentFault, match="seen"):
+        train(config_of(world, tmp_path / "run", reward=str(tmp_path / "reward")) | {"precision": "bf16"})
+    assert seen == [{torch.float32}, {torch.float32, torch.bfloat16}]

@@ -26,7 +26,7 @@ from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.dropout import set_dropout
 from surefoot.models.load import load_model
 from surefoot.models.peft import PeftModel
-from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.precision import TORCH_DTYPE, hold_in_fp32
 from surefoot.models.roles import Trunk
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
@@ -145,15 +145,14 @@ def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: 
     if begins and begins.saved:
         own = model.peft_config[ADAPTER]
         own.base_model_name_or_path, own.revision = begins.saved.base, begins.saved.revision
+        hold_in_fp32(model)  # modules_to_save were opened as their base was
     install_bos_scaling(model, scale)
     return Trunk(model.train())
 
 
 def _whole_critic(begins: Source | None, plan: RunPlan, policy: nn.Module, base: Path) -> ScoredPart:
     critic = ScoredModel(_load(plan, base, "fp32"), _head(policy)) if begins is None else begins.open().model
-    for parameter in critic.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    hold_in_fp32(critic)
     if plan.memory.gradient_checkpointing.value:
         enable_gradient_checkpointing(critic.backbone, plan.memory.recomputed)
     set_dropout(critic, 0.0)

@@ -19,7 +19,7 @@ from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.tree import facts_of
 from surefoot.models.value_head import ValueHead, load_value_head, value_head_tensors, value_width
-from surefoot.planning.plan import DType
+from surefoot.planning.plan import DType, PpoPlan
 from surefoot.planning.ppo import RoleFacts, Roles
 from surefoot.stages.identity import base_fingerprint
 from surefoot.stages.open_model import find_parts, saved_bos_scale
@@ -77,6 +77,19 @@ def policy_base(config: RunConfig, base: Path) -> str:
     """By which it is known. With added rows it is another than that of any model that was saved."""
     grown = " with added rows" if config.tokenizer.pad == "add" else ""
     return _known(base, config.bos.scale) + grown
+
+
+def fingerprints(config: RunConfig, plan: PpoPlan) -> dict[str, str]:
+    """Of the models that a resumed run has to find again: what scores, and what a critic that is an adapter begins as,
+    since it goes on lying over that."""
+    scored = reward_model(config)
+    critic = (config.ppo.critic or scored) if plan.critic.value == "adapter" else None
+    return {part: _fingerprint(path) for part, path in (("reward", scored), ("critic", critic)) if path is not None}
+
+
+def _fingerprint(path: str) -> str:
+    base, saved = find_parts(path, None)
+    return " ".join(map(base_fingerprint, (base, saved.folder) if saved else (base,)))
 
 
 def _known(base: Path, scale: float) -> str:
