@@ -8,7 +8,7 @@ import pytest
 
 from plans import run_plan
 from surefoot.planning.disk import disk_forecast
-from surefoot.planning.plan import Choice, ParallelPlan
+from surefoot.planning.plan import Choice, ParallelPlan, PpoPlan
 
 
 def a_plan(**changes):
@@ -47,6 +47,15 @@ def test_the_tokenizer_lies_in_each_checkpoint_and_beside_the_model():
     found = disk_forecast(a_plan(), 3, best=False, tokenizer=17)
     assert (found.checkpoint, found.model) == (12_000 + 17, 4000 + 17)
     assert found.total == 4 * 12_000 + 4000 + 5 * 17
+
+
+def test_of_ppo_every_model_has_its_tokenizer():
+    """The twin: of other stages the policy alone has, above."""
+    part = Choice("model", "", "default")
+    plan = a_plan(ppo=PpoPlan(part, part, part, part, critic_parameters=0))
+    averaged, alone = (disk_forecast(plan, 3, best=False, averaged=one, tokenizer=17) for one in (True, False))
+    assert (averaged.checkpoint, averaged.model) == (12_000 + 8000 + 3 * 17, 8000 + 3 * 17)
+    assert (alone.checkpoint, alone.model) == (12_000 + 2 * 17, 4000 + 2 * 17)
 
 
 def test_a_merged_model_lies_there_twice_in_place_of_the_adapter():

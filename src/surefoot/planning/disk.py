@@ -57,10 +57,11 @@ def disk_forecast(
     """keep: of the newest checkpoints. best: whether the best one stays besides, which may be one of them. saves: how
     many the run writes, None where nobody knows yet: at least one. merged: bytes of the whole model that the run
     publishes in place of what trains, 0 where it does not. averaged: it keeps a moving average of what trains, which is
-    published in the same form. tokenizer: bytes of its files, which lie in every checkpoint and beside the model."""
+    published in the same form. tokenizer: bytes of its files, which lie beside every model."""
     most = keep + 1 + best
     surely = 1 if saves is None else saves
     policies = 1 + averaged
+    tokenizer *= policies + (plan.ppo is not None)  # the critic's
     last = merged or 4 * plan.trainable
     own_folder = merged  # in which the last of them is compared
     return DiskForecast(

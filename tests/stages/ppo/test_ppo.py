@@ -18,6 +18,7 @@ from surefoot.config.load import load_config
 from surefoot.data.batch import Batch
 from surefoot.data.episodes import Episode, episode_batches
 from surefoot.errors import Diverged, InputError
+from surefoot.families.files import TOKENIZER_FILES
 from surefoot.models.cast import Cast, Part, ScoredPart
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
@@ -154,7 +155,9 @@ def test_the_disk_is_forecast_with_critic_and_average(merged):
     assert plan is not None
 
     def weights(folder: Path) -> int:
-        return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+        """And tokenizers."""
+        files = [*folder.rglob("*.safetensors"), *(one for name in TOKENIZER_FILES for one in folder.rglob(name))]
+        return sum(file.stat().st_size for file in files)
 
     forecast = disk_of(config, plan)
     lies = weights(merged / "checkpoint-3")
