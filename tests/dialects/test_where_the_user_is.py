@@ -12,11 +12,14 @@ from click.testing import CliRunner
 from surefoot import compat, libraries
 from surefoot.cli import train as command
 from surefoot.cli.main import main as cli
+from surefoot.config.schema import RunConfig
+from surefoot.dialects import account
 from surefoot.dialects.account import in_its_words, locate
 from surefoot.dialects.deepspeed_chat import FOLDERS
 from surefoot.dialects.deepspeed_chat.pipeline import ROWS
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command, translate_file
+from surefoot.doctor.findings import fault
 from surefoot.errors import Fault, InputError
 from surefoot.stages.api import _told_in_python
 from tiny import tiny_llama
@@ -61,6 +64,28 @@ def test_flags_are_arguments_in_python():
     assert "resume=True" in str(caught.value)
     assert "overwrite=True" in caught.value.faults[0].fix
     assert "--" not in str(caught.value)
+
+
+def test_what_a_check_advises_names_the_words_of_the_command(tmp_path, monkeypatch):
+    (tmp_path / "d.json").write_text(json.dumps([{"prompt": "a", "completion": "b"}] * 8))
+    found = fault("LOSS-FINITE", "not so", "lower optim.lr")
+    monkeypatch.setattr("surefoot.doctor.check.check_steps", lambda *asked: (found,))
+    base, data = tiny_llama(tmp_path / "base"), tmp_path / "d.json"
+    words = f"--model_name_or_path {base} --dataset_name {data} --output_dir o --learning_rate 1e9".split()
+
+    def advised():
+        return CliRunner().invoke(cli, ["run", "--check", "2", "--", "trl", "sft", *words]).output.splitlines()[-2]
+
+    assert "--learning_rate" in advised()
+    monkeypatch.setattr(account, "in_its_words", lambda translation, advice: advice)  # twin
+    assert "--learning_rate" not in advised()
+
+
+def test_data_of_a_registry_go_by_their_name():
+    config = {"stage": "sft", "model": "m", "data": {"train": [{"path": "data", "name": "herons"}]}, "output": "o"}
+    named = command._beginning(RunConfig.model_validate(config))
+    del config["data"]["train"][0]["name"]
+    assert ("herons" in named, "herons" in command._beginning(RunConfig.model_validate(config))) == (True, False)
 
 
 def test_without_deepspeed_nothing_is_planned(tmp_path, monkeypatch):

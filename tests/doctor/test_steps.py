@@ -32,7 +32,7 @@ def verdicts(lines):
 def test_ten_clean_steps(one):
     taken = take(one)
     assert len(taken.reports) == STEPS
-    found = verdicts(steps.number_lines(taken, falls=True))
+    found = verdicts(steps.number_lines(taken, "fp32", falls=True))
     assert set(found) == {"LOSS-FINITE", "LOSS-ZERO", "GRAD-NORM", "LOSS-FALLING"}
     assert set(found.values()) == {"ok"}
 
@@ -41,7 +41,7 @@ def test_steps_that_take_very_long_are_fewer_and_enough(one, monkeypatch):
     monkeypatch.setattr(steps, "_PATIENCE", 0.0)
     taken = take(one)
     assert len(taken.reports) == steps._ENOUGH < STEPS
-    assert verdicts(steps.number_lines(taken, falls=True))["LOSS-FINITE"] == "ok"
+    assert verdicts(steps.number_lines(taken, "fp32", falls=True))["LOSS-FINITE"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,16 @@ def test_steps_that_take_very_long_are_fewer_and_enough(one, monkeypatch):
     ],
 )
 def test_numbers_that_are_wrong(one, code, verdict, change):
-    lines = steps.number_lines(take(plant_in_loss(one, change)), falls=True)
+    lines = steps.number_lines(take(plant_in_loss(one, change)), "fp32", falls=True)
     assert verdicts(lines)[code] == verdict
     assert next(line for line in lines if line.code == code).fix
+
+
+def test_what_is_not_finite_in_fp32_is_not_sent_to_fp32(one):
+    taken = take(plant_in_loss(one, lambda loss, batch: loss * float("nan")))
+    fixes = {compute: steps.number_lines(taken, compute, falls=True)[0].fix for compute in ("fp32", "bf16")}
+    assert all("optim.lr" in fix for fix in fixes.values())
+    assert {compute: "precision.compute" in fix for compute, fix in fixes.items()} == {"fp32": False, "bf16": True}
 
 
 def products_of(one, compute, measured):

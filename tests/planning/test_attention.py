@@ -295,6 +295,7 @@ class TestOtherImplementations:
     def test_flash_attention_2_is_refused_where_it_cannot_run(self, hardware, compute, says):
         _, notes = decide("flash_attention_2", hardware=hardware, compute=compute)
         assert says in "\n".join(map(str, notes.faults))
+        assert "attention.implementation: sdpa" in notes.faults[0].fix  # the whole key: it becomes the word of a tool
 
     def test_or_is_not_installed(self):
         here = Hardware("H100", "cuda", 2**36, (9, 0), True, True, True, 16, preset=False, flash_attention_2=False)

@@ -12,6 +12,7 @@ from surefoot import process
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
+    from surefoot.dialects.translation import Translation
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _LEAST = 2  # steps; the first alone tells nothing
@@ -23,12 +24,13 @@ def checking(command: Command) -> Command:
     return click.option("--check", type=click.IntRange(min=_LEAST), metavar="N", help=words)(command)
 
 
-def check_run(config: RunConfig, steps: int) -> int:
-    """The exit code: 0, or that of a run that would fail so."""
+def check_run(config: RunConfig, steps: int, origin: Translation | None = None) -> int:
+    """The exit code: 0, or that of a run that would fail so. origin: the words of another tool that were translated."""
     from surefoot.report.console import open_console
 
     console = open_console(sys.stdout, process.terminal_wishes())
     console.say(f"{steps} steps of {config.model.path}, at the peak of the learning rate; nothing is written …")
+    from surefoot.dialects.account import in_its_words
     from surefoot.doctor.check import check_steps
     from surefoot.doctor.findings import Examination
     from surefoot.doctor.table import advice, doctor_table
@@ -36,5 +38,5 @@ def check_run(config: RunConfig, steps: int) -> int:
     found = Examination(check_steps(config, steps, console.say), {})
     console.show(doctor_table(found))
     for line, style in advice(found):
-        console.say(line, style=style)
+        console.say(in_its_words(origin, line) if origin else line, style=style)
     return found.exit_code

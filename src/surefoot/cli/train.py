@@ -118,7 +118,7 @@ def train_translation(
     time_every = time_every or int(_after("--time-every", words) or 0) or None
     config = checked(found)
     if check is not None:
-        return check_run(config, check)
+        return check_run(config, check, found)
     with _told_if_interrupted(Path(config.output), mode):
         return _train(config, mode, quiet, name, (profile, time_every), dry_run, full, found, read_from)
 
@@ -191,7 +191,7 @@ def _train(
 def _beginning(config: RunConfig) -> str:
     """The first line, before anything takes time."""
     train = config.data.train
-    data = first_few([Path(source.path).name for source in train], 2)
+    data = first_few([source.name or Path(source.path).name for source in train], 2)
     base = Path(config.model.path)
     model = base.name if base.is_dir() else config.model.path
     return f"{config.stage} of {model} on {data}, into {config.output}: checking, then loading libraries …"

@@ -18,6 +18,7 @@ from surefoot.doctor.codes import FP32
 from surefoot.doctor.findings import Finding, caution, fault, ok
 from surefoot.doctor.passes import Observed
 from surefoot.planning.measurements import Measurements
+from surefoot.planning.plan import DType
 from surefoot.stages.trial import Ready
 from surefoot.training.profile import Stopwatch
 from surefoot.training.report import StepReport
@@ -89,14 +90,19 @@ def _graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def number_lines(taken: Taken, *, falls: bool) -> list[Finding]:
-    """Loss and gradients. falls: whether the loss of the first step's examples is one that learning lowers."""
+def number_lines(taken: Taken, compute: DType, *, falls: bool) -> list[Finding]:
+    """Loss and gradients.
+
+    compute: the type of products.
+    falls: whether the loss of the first step's examples is one that learning lowers.
+    """
     bad = [report for report in taken.reports if report.decision == "non_finite"]
     if bad:
         first = bad[0]
         what = f"the {(first.non_finite or '').replace('_', ' ')} of step {first.step} is not finite"
         examples = ", ".join(map(str, first.examples[:4]))
-        return [fault("LOSS-FINITE", f"{what} (examples {examples})", "set precision: fp32, or lower optim.lr")]
+        wider = "" if compute == "fp32" else "set precision.compute: fp32, or "
+        return [fault("LOSS-FINITE", f"{what} (examples {examples})", f"{wider}lower optim.lr")]
     lines = [ok("LOSS-FINITE", f"{len(taken.reports)} steps")]
     losses = [report.loss for report in taken.reports if report.loss is not None]
     norms = [report.grad_norm for report in taken.reports if report.grad_norm is not None]

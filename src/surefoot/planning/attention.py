@@ -75,7 +75,7 @@ def _not_sdpa(name: str, hardware: Hardware, compute: DType, without_sdpa: str, 
         )
     if name == "flash_attention_2":
         for reason in flash_attention_2_obstacles(hardware, compute):
-            fix = "use attention: sdpa, whose flash kernel is the same algorithm"
+            fix = "use attention.implementation: sdpa, whose flash kernel is the same algorithm"
             notes.refuse("attention.implementation", f"flash_attention_2 {reason}", fix)
         if hardware.preset:
             notes.caution(
@@ -91,7 +91,9 @@ def _not_sdpa(name: str, hardware: Hardware, compute: DType, without_sdpa: str, 
 def _eager_only(reason: str, asked: bool, notes: Notes) -> AttentionPlan:
     """asked: for SDPA or one of its kernels."""
     if asked:
-        notes.refuse("attention", reason, "use attention: eager, or flash_attention_2 on a GPU that has it")
+        notes.refuse(
+            "attention", reason, "use attention.implementation: eager, or flash_attention_2 on a GPU that has it"
+        )
     return AttentionPlan(
         implementation=Choice("eager", reason, "family"),
         kernels=_NO_KERNELS,

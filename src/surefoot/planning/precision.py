@@ -154,7 +154,9 @@ def _tf32(
     """gain: how many times as fast as fp32 products, None where not measured."""
     if not hardware.tf32:
         if request.tf32 == "on":
-            notes.refuse("precision.tf32", f"{hardware.name} has no TF32", "it needs an NVIDIA GPU from Ampere on")
+            notes.refuse(
+                "precision.tf32", f"{hardware.name} has no TF32", "leave it out; it needs an NVIDIA GPU from Ampere on"
+            )
         return Choice(False, f"{hardware.name} has no TF32", "hardware")
     if (forced := _forced_tf32(environment)) is not None:
         asked = {"on": True, "off": False}.get(request.tf32, forced)

@@ -111,7 +111,8 @@ def _example(data: PreparedData) -> Text:
 
 
 def _batch(plan: RunPlan, shown: Mapping[str, str], times: Timetable) -> str:
-    steps = f"{counted(times.total_steps, 'step')} ({times.epoch(times.total_steps):.3g} epochs)"
+    epochs = f"{times.epoch(times.total_steps):.3g}"
+    steps = f"{counted(times.total_steps, 'step')} ({epochs} epoch{'' if epochs == '1' else 's'})"
     packed = f"packing {shown['data.packing']}"
     return f"{plan.batch.size.value} examples a step, in passes of {shown['batch.micro']}; {packed}; {steps}"
 

@@ -143,7 +143,8 @@ def _as_ollama_reads(folder: Path, bos: str) -> tuple[str, tuple[str, ...]]:
     if puts and not bos:
         notes.append("Ollama puts BOS before every prompt, and training did not; a GGUF file (--gguf) forbids it")
     if is_sentencepiece(tokenizer) and not (folder / "tokenizer.model").is_file():
-        notes.append("Ollama reads this kind of tokenizer from tokenizer.model: copy the base's to here, or use --gguf")
+        what = "Ollama reads this kind of tokenizer from tokenizer.model"
+        notes.append(f"{what}: copy the base's to here, or `surefoot export` with --gguf")
     return ("" if puts else bos), tuple(notes)
 
 
