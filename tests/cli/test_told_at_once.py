@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -41,6 +42,7 @@ CASES = {
     "train run.yaml output=full": "output: full is not empty",
     "train run.yaml output=/proc/none": "/proc/none: cannot be written",
     "train run.yaml data.train=cut.json": "cut.json:1:21: error: the file ends in the middle of a record",
+    "train run.yaml data.train=cut.jsonl.gz": "cut.jsonl.gz: is not, or not wholly, gzip",
     "train run.yaml data.train=odd.json": "odd.json:1: error: row 1 has no layout that surefoot knows",
     "train run.yaml data.eval=cut.json": "cut.json:1:21: error: the file ends in the middle of a record",
     "train run.yaml stage=dpo": "row 1 is alpaca data for stage sft",
@@ -83,6 +85,7 @@ def place(tmp_path_factory):
     (folder / "empty.txt").write_text("\n")
     (folder / "rows.json").write_text(json.dumps([{"instruction": "a", "output": "b"}]))
     (folder / "cut.json").write_text('[{"instruction": "a"\n')
+    (folder / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"instruction": "a", "output": "b"}\n')[:-8])
     (folder / "odd.json").write_text('[{"instructio": "a"}]')
     for name in ("folder", "full"):
         (folder / name / "below").mkdir(parents=True)

@@ -111,8 +111,8 @@ def _found_or_made(
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Inside, Python looks for no cycles. Records and examples have none and nearly all stay until the end, so that it
-    finds nothing, in an eighth of the time that tokenising takes."""
+    """Inside, Python looks for no cycles. Records and examples have none, so it would find nothing, in an eighth of the
+    time that tokenising takes."""
     was_on = gc.isenabled()
     gc.disable()
     try:
