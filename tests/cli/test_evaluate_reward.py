@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from forkserver import ForkServer
+from surefoot.convert.source import VALUE_HEAD_FILE
 from surefoot.evaluate.shares import wilson
 from surefoot.report.record import read_run
 from surefoot.report.views import commands
@@ -73,6 +74,19 @@ def test_what_the_run_offers_at_its_end_can_be_pasted(place):
     (told,) = [one for _, one in commands(read_run(folder / "run"), "finished") if "evaluate reward" in one]
     assert shlex.split(line) == shlex.split(told) == ["surefoot", "evaluate", "reward", str(folder / "run")]
     assert found_by(place, "run") == found_by(place, "run", "pairs.jsonl")
+
+
+def test_what_an_export_of_it_offers_can_be_pasted(place):
+    folder, server = place
+    log = folder / "export.txt"
+    assert server.run(["export", "run", "--merge", "--out", "exported"], log, folder=folder) == 0, log.read_text()
+    (line,) = log.read_text().partition("next:")[2].split("\n")[1:-1]
+    tool, *words, data = shlex.split(line)
+    assert (tool, data) == ("surefoot", "DATA")
+    assert server.run([*words, "pairs.jsonl"], log, folder=folder) == 0, log.read_text()
+    twin = shutil.copytree(folder / "exported", folder / "headless")
+    (twin / VALUE_HEAD_FILE).unlink()
+    assert server.run(["generate", "headless", "--prompt", "Hello"], log, folder=folder) == 0, log.read_text()
 
 
 def test_pairs_that_were_split_off_are_measured_as_the_run_evaluated_them(place):
@@ -141,12 +155,13 @@ def found_by(place, *words: str) -> dict:
         (["evaluate", "reward", "run", "--max-samples", "2"], "DATA: is needed"),
         (["evaluate", "reward", "scored"], "DATA: is needed"),
         (["generate", "run", "--prompt", "Hello"], "it scores answers and writes none"),
+        (["generate", "scored", "--prompt", "Hello"], "it scores answers and writes none"),
         (["evaluate", "loss", "run", "pairs.jsonl"], "it scores answers and writes none"),
     ],
 )
 def test_refusals(place, words, said):
     folder, server = place
-    if "scored" in words:  # a reward model that no run of surefoot left
+    if "scored" in words and not (folder / "scored").exists():  # a reward model that no run of surefoot left
         shutil.copytree(folder / "run", folder / "scored", ignore=shutil.ignore_patterns("plan.json", "checkpoint-*"))
     log = folder / "refused.txt"
     assert server.run(words, log, folder=folder) == 2

@@ -19,6 +19,7 @@ from surefoot.compat import write_scripts
 from surefoot.dialects.launch import Options
 from surefoot.dialects.tools import translate_command, translate_file
 from surefoot.errors import EnvironmentFault, InputError
+from surefoot.planning.parallel import shared_parts
 from surefoot.report.pictures.plots import draw_history
 
 ROOT = Path(__file__).parents[2]
@@ -314,3 +315,28 @@ def test_a_config_of_our_own_and_a_file_in_place_of_a_command(tmp_path):
         translate_file(str(own), own.read_text() + "unheard: 1\n", (), Options())
     with pytest.raises(InputError, match=r"is a file, and no command; surefoot train t/lora_sft\.yaml"):
         translate_command(["t/lora_sft.yaml"], Options())
+
+
+@pytest.mark.parametrize("script", ["run_1.3b.sh", "run_llama_8b.sh"])
+@pytest.mark.parametrize(("stages", "average"), [("", None), ("2 2", True), ("2 3", False), ("0 0", True)])
+def test_step_3_asks_for_an_average_where_a_gpu_has_whole_weights(tmp_path, script, stages, average):
+    """Its own defaults included, on two GPUs: the plan refuses the other."""
+    shutil.copytree(ROOT / "compat" / "deepspeed_chat", tmp_path / "chat")
+    (tmp_path / "chat/bin/deepspeed").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    folder = tmp_path / "chat/training/step3_rlhf_finetuning/training_scripts/single_node"
+    done = subprocess.run(
+        ["bash", folder / script, "a", "c", *stages.split()],
+        cwd=tmp_path, env={**os.environ, "NUM_GPUS": "2"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    def shares_an_average(*more):
+        words = ["deepspeed", *done.stdout.split(), *more]
+        config = translate_command(words, Options(folder=str(tmp_path))).config
+        parallel = config["parallel"]
+        shared = "weights" in shared_parts(parallel["engine"], parallel.get("zero_stage"))
+        return shared, config["ppo"].get("ema") is not None
+
+    shared, kept = shares_an_average()
+    assert kept is not shared
+    assert average in (None, kept)
+    assert shares_an_average("--enable_ema") == (shared, True)  # twin: the flag in the script whatever the stage

@@ -78,6 +78,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 
 
 def _tell(exported: Exported) -> None:
+    from surefoot.convert.source import VALUE_HEAD_FILE
     from surefoot.report.cards.export import CERTIFICATE, check_lines
     from surefoot.sizes import size_text
 
@@ -95,4 +96,6 @@ def _tell(exported: Exported) -> None:
     for name, size in sizes.items():
         echo(f"  {name:<{width}}  {size_text(size):>9}")
     if "tensors" in record:
-        echo(f"\nnext:\n  surefoot chat {shlex.quote(str(exported.folder))}")
+        folder = shlex.quote(str(exported.folder))
+        command = f"evaluate reward {folder} DATA" if VALUE_HEAD_FILE in sizes else f"chat {folder}"
+        echo(f"\nnext:\n  surefoot {command}")

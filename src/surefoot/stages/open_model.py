@@ -92,7 +92,7 @@ def open_for_use(
     base, saved = find_parts(path, adapter)
     trained = saved.folder if saved else base
     plan = saved_plan(trained)
-    if plan is not None and plan.reward is not None and not scored:
+    if not scored and has_value_head(trained):  # also what was exported: no plan lies there
         what = "is a reward model: it scores answers and writes none"
         raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA"))
     notes = list(cautions_about(trained, base))

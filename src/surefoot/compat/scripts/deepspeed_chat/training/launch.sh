@@ -19,3 +19,11 @@ launch() {
     "$_chat/bin/deepspeed" ${NUM_GPUS:+--num_gpus "$NUM_GPUS"} "$_step/main.py" "$@" --output_dir "$output" 2>&1 |
         tee -a "$output/training.log"
 }
+
+# `average ZERO…`: the flag for a moving average of the policy, which needs whole weights on every GPU: not at stage 3.
+average() {
+    case "$*" in
+    *3*) ;;
+    *) echo --enable_ema ;;
+    esac
+}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Step 3, PPO:  run_1.3b.sh ACTOR CRITIC [ACTOR_ZERO [CRITIC_ZERO [OUTPUT [FLAGS…]]]]      defaults: 2 2 ./output
 # environment: DATA_PATH (Dahoas/rm-static), NUM_GPUS (all). The policy is written to OUTPUT/actor.
+# Below stage 3 its moving average is kept as well (--enable_ema).
 
 source "$(dirname "${BASH_SOURCE[0]}")/../../../launch.sh"
 launch "${5:-./output}" \
@@ -26,6 +27,6 @@ launch "${5:-./output}" \
     --enable_hybrid_engine \
     --actor_zero_stage "${3:-2}" \
     --critic_zero_stage "${4:-2}" \
-    --enable_ema \
+    $(average "${3:-2}" "${4:-2}") \
     --deepspeed \
     "${@:6}"

@@ -2,6 +2,7 @@
 # Step 3, PPO:  run_llama_8b.sh ACTOR CRITIC [ACTOR_ZERO [CRITIC_ZERO [OUTPUT [FLAGS…]]]]
 # defaults: 3 3 ./output_llama_8b_rlhf
 # environment: DATA_PATH (Dahoas/rm-static), NUM_GPUS (all). The policy is written to OUTPUT/actor.
+# Below stage 3 its moving average is kept as well (--enable_ema).
 
 source "$(dirname "${BASH_SOURCE[0]}")/../../../launch.sh"
 launch "${5:-./output_llama_8b_rlhf}" \
@@ -30,6 +31,6 @@ launch "${5:-./output_llama_8b_rlhf}" \
     --enable_hybrid_engine \
     --actor_zero_stage "${3:-3}" \
     --critic_zero_stage "${4:-3}" \
-    --enable_ema \
+    $(average "${3:-3}" "${4:-3}") \
     --deepspeed \
     "${@:6}"
