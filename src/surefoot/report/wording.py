@@ -116,12 +116,12 @@ def eval_fields(report: EvalReport, improved: bool) -> list[Field]:
         Field(counted if report.accuracy is None else f"of {counted}", 5, joined=report.accuracy is not None),
         *_shown(report.metrics),
         *(
-            Field(f"{name.replace('_', ' ')} {value:.4g}", 3)
+            Field(f"{name.replace('_', ' ')} {value:.4g}", 2)
             for name, value in report.metrics.items()
             if name not in known
         ),
         Field(f"{report.seconds:.1f} s", 3),
-        *([Field("best so far")] if improved else []),
+        *([Field("best so far", 2)] if improved else []),
     ]
 
 
