@@ -95,7 +95,7 @@ def test_every_rank_is_recorded_and_the_plan_says_what_each_holds(two):
     plan = json.loads((output / "plan.json").read_text())["plan"]
     assert plan["parallel"]["ranks"]["value"] == 2
     assert plan["batch"]["accumulation"] == 2
-    assert "parallel.engine" in said
+    assert "2 x cpu, ddp" in said
     assert said.count("step 6/6") == 1, "one rank talks"
 
 

@@ -25,7 +25,7 @@ from surefoot.sizes import size_text
 from surefoot.stages.arithmetic import Arithmetic
 from surefoot.stages.timetable import Timetable
 
-_OF_STAGES = ("alignment.", "ppo.", "reward.", "shared prompts")  # of the plan's choices
+_OF_SOME = ("bos.scale", "alignment.", "ppo.", "reward.", "shared prompts")  # of the plan's choices
 _SAMPLE = 240  # characters of the example
 
 
@@ -36,7 +36,7 @@ def gist(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times
         ("model", _model(config, plan, base)),
         ("trains", _trained(config, plan, shown)),
         ("computes", _computing(plan, shown)),
-        *_stage(shown),
+        *_besides(shown),
         *_data(data),
         ("example", _example(data)),
         ("batch", _batch(plan, shown, times)),
@@ -81,11 +81,11 @@ def _computing(plan: RunPlan, shown: Mapping[str, str]) -> str:
     return f"{where}{threads}; {', '.join(types)}; {attention}; compile {shown['compile']}"
 
 
-def _stage(shown: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What other stages than supervised training choose besides."""
-    own = [f"{what} {value}" for what, value in shown.items() if what.startswith(_OF_STAGES)]
+def _besides(shown: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What only some runs choose: a scaled BOS, and stages other than supervised training."""
+    own = [f"{what} {value}" for what, value in shown.items() if what.startswith(_OF_SOME)]
     if own:
-        yield "stage", "; ".join(own)
+        yield "besides", "; ".join(own)
 
 
 def _data(data: PreparedData) -> Iterator[tuple[str, str]]:
