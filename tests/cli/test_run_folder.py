@@ -155,7 +155,15 @@ def test_an_impossible_output_is_found_before_the_plan(train, tmp_path):
         assert log.splitlines()[1].startswith(f"error: {place}: cannot be written"), log
 
 
-OWN = ("notes.md", "slurm-7.out", "exports", "checkpoint-2.bak", "my-model.safetensors")  # of a user
+OWN = (
+    "notes.md",
+    "slurm-7.out",
+    "exports",
+    "checkpoint-2.bak",
+    "my-model.safetensors",
+    "model-notes.json",
+    "training_ideas.png",
+)  # of a user
 
 
 def test_overwrite_removes_what_the_run_wrote_and_nothing_else(train, output):

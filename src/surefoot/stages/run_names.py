@@ -21,7 +21,8 @@ from surefoot.training.manifest import read_manifest
 # Also what a killed process left, which no manifest lists: weights in any number of files, and the checkpoints that a
 # resumed run set aside.
 _PATTERN = re.compile(
-    r"(\.rejected-)?checkpoint-\d+|failure-\d+(-.+)?|training_.+\.png|(adapter_)?(model|config)\b.*\.(safetensors|json)"
+    r"(\.rejected-)?checkpoint-\d+|failure-\d+(-.+)?|training_(loss|eval_\w+)\.png|(adapter_|generation_)?config\.json"
+    r"|(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
 )
 _NAMES = {
     *(PLAN, CONFIG, MANIFEST, AVERAGE, CRITIC_FOLDER, TRAINER_STATE, "README.md"),
