@@ -73,7 +73,7 @@ lock: $(SETUP) $(TOOLS_SETUP)  ## write locks/ anew from constraints.txt, hashes
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
-	$(BIN)/pytest tests/stages/harness/test_harness.py
+	$(BIN)/pytest tests/evaluate/harness/test_harness.py
 
 conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers and PEFT, as one table
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m conformance.table

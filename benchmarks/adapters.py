@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example, collate
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.adapters import install
-from surefoot.objectives.sft import sft_loss
 from surefoot.planning.plan import AdapterPlan, Choice
 
 LENGTHS = (212, 205, 198, 190, 186, 181, 177, 170)  # about what is packed together of short instructions

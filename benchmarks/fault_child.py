@@ -31,7 +31,7 @@ _SAVED = "checkpoint-4"  # in whose writing a command is disturbed
 
 
 def surefoot(arguments: list[str]) -> None:
-    from surefoot.cli.main import main
+    from surefoot.commands.main import main
 
     main(arguments)
 
@@ -49,7 +49,7 @@ def llamafactory(arguments: list[str]) -> None:
 
 
 _SIDES: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {  # with what is imported before
-    "surefoot": (surefoot, ("matplotlib.figure", "surefoot.stages.run")),
+    "surefoot": (surefoot, ("matplotlib.figure", "surefoot.runs.run")),
     "trainer": (trainer, ("datasets",)),
     "llamafactory": (llamafactory, ("datasets", "llamafactory.train.tuner")),
 }

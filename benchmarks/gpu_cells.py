@@ -31,17 +31,17 @@ from peer_sides import sides
 from peer_world import config_text, texts_of, world_records
 from peers import arguments, parity_steps
 
-from surefoot import hardware
 from surefoot.config.load import load_config
 from surefoot.families.model_facts import ModelFacts
+from surefoot.methods.examples import prepare_examples
 from surefoot.models.tree import facts_of
 from surefoot.planning.limits import Work, step_flops, work_of
 from surefoot.planning.plan import AdapterPlan, RunPlan
-from surefoot.sizes import size_text
-from surefoot.stages.examples import prepare_examples
-from surefoot.stages.lengths import lengths_of
-from surefoot.stages.planned import make_plan
-from surefoot.stages.setup import planned_tokenizer
+from surefoot.runs.lengths import lengths_of
+from surefoot.runs.planned import make_plan
+from surefoot.runs.setup import planned_tokenizer
+from surefoot.system import hardware
+from surefoot.system.sizes import size_text
 
 PRODUCTS = 788e12  # FLOP/s
 COPIES = 4.3e12  # bytes read and written per second

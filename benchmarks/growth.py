@@ -81,9 +81,9 @@ def measure(folder: Path) -> dict[str, float]:
     import transformers  # noqa: F401
 
     from surefoot.config.load import load_config
-    from surefoot.stages.arithmetic import step_work
-    from surefoot.stages.profiling import arithmetic_of
-    from surefoot.stages.trial import ready
+    from surefoot.runs.arithmetic import step_work
+    from surefoot.runs.profiling import arithmetic_of
+    from surefoot.runs.trial import ready
 
     config = load_config(folder / "run.yaml").config
     held, mapped = resident("VmHWM"), resident("RssFile")

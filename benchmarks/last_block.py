@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example
 from surefoot.data.pack import pack
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
@@ -30,7 +31,6 @@ from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
 from surefoot.models.product_flops import ProductFlops
-from surefoot.objectives.sft import sft_loss
 from surefoot.planning.plan import AdapterPlan, Choice
 
 LENGTHS, LEARNED, WORDS = (250, 225, 200, 175, 150, 150, 150, 125, 125, 125, 100, 100, 75, 50), 0.12, 32_000

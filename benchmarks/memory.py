@@ -32,7 +32,7 @@ from bases import SIZES as NAMED
 from bases import Shape
 from fresh import told_by
 
-from surefoot import process
+from surefoot.system import process
 
 SIZES = {"22 M": Shape(8, 384, 8_192), "95 M": Shape(10, 768, 32_000)}
 LENGTHS = (256, 1024)
@@ -121,10 +121,10 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     from surefoot.config.load import load_config
     from surefoot.data.batch import Batch
-    from surefoot.objectives.sft import sft_loss
-    from surefoot.stages.parity.fast_paths import planned_paths
-    from surefoot.stages.planned import make_plan
-    from surefoot.stages.setup import planned_tokenizer, set_up
+    from surefoot.methods.losses.sft import sft_loss
+    from surefoot.runs.parity.fast_paths import planned_paths
+    from surefoot.runs.planned import make_plan
+    from surefoot.runs.setup import planned_tokenizer, set_up
     from surefoot.training.step import train_step
 
     text = Path(case["folder"]) / "one.json"
@@ -152,9 +152,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
     """The same of a run's own first steps, each another set of documents."""
     from surefoot.config.load import load_config
-    from surefoot.stages.planned import make_plan
-    from surefoot.stages.setup import planned_tokenizer
-    from surefoot.stages.trial import ready
+    from surefoot.runs.planned import make_plan
+    from surefoot.runs.setup import planned_tokenizer
+    from surefoot.runs.trial import ready
 
     shape, device = cases(case["device"], packed=True)[0][case["size"]], case["device"]
     base, path = _world(case, shape, Path(case["data"]), "batch: {size: 16}\n")
@@ -208,7 +208,7 @@ def _start(device: str) -> tuple[int, int]:
 
 def _begin(device: str) -> None:
     """The mark of the peak begins again."""
-    from surefoot import hardware
+    from surefoot.system import hardware
 
     hardware.forget_peak(device)
     if device == "cpu":
@@ -216,8 +216,8 @@ def _begin(device: str) -> None:
 
 
 def _found(plan: Any, model: Any, device: str, before: int, code: int) -> dict[str, Any]:
-    from surefoot import hardware
-    from surefoot.stages.setup import mapped_weights
+    from surefoot.runs.setup import mapped_weights
+    from surefoot.system import hardware
 
     if device == "cuda":
         import torch

@@ -76,9 +76,9 @@ def least(world: World, asked: argparse.Namespace) -> dict[str, float]:
     from surefoot.config.load import load_config
     from surefoot.models.tree import facts_of
     from surefoot.planning.limits import attention_flops, step_flops, work_of
-    from surefoot.probe.copy import copy_rate
-    from surefoot.stages.planned import make_plan
-    from surefoot.stages.profiling import arithmetic_of, product_rate
+    from surefoot.planning.probes.copy import copy_rate
+    from surefoot.runs.planned import make_plan
+    from surefoot.runs.profiling import arithmetic_of, product_rate
 
     config = load_config(world.folder / "run.yaml").config
     plan = make_plan(config, measure=False)

@@ -26,11 +26,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefoot.data.batch import Example, PairBatch
 from surefoot.data.layout import Layout
 from surefoot.data.loader import common_beginning
+from surefoot.methods.losses.preference import Constants, preference_loss
+from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.models.value_head import ScoredModel, ValueHead
-from surefoot.objectives.preference import Constants, preference_loss
-from surefoot.objectives.reward import reward_objective
 
 SIZE, TOKENS, LONGEST, WORDS = 16, 4096, 512, 8000
 ALIKE = {"fp32": 1e-4, "bf16": 2e-2}  # of the losses of two layouts, relative

@@ -25,9 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example, Weighted, collate
 from surefoot.data.pack import pack, packed_rows, padded_rows
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.packing import packed_attention
-from surefoot.objectives.base import Objective
-from surefoot.objectives.sft import sft_loss
+from surefoot.training.objective import Objective
 
 SIZE, MICRO, TOKENS, WORDS = 32, 8, 2048, 8000
 ALIKE = {"fp32": 1e-4, "bf16": 2e-2}  # of the losses of two layouts, relative

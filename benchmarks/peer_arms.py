@@ -100,11 +100,11 @@ def ours(folder: Path, asked: dict[str, Any]) -> Result:
     import peft  # noqa: F401  the imports of a run, so that they are in no side's memory
     import transformers  # noqa: F401
 
-    from surefoot import hardware, process
     from surefoot.config.load import load_config
-    from surefoot.stages.arithmetic import step_work
-    from surefoot.stages.profiling import arithmetic_of, product_rate
-    from surefoot.stages.trial import ready
+    from surefoot.runs.arithmetic import step_work
+    from surefoot.runs.profiling import arithmetic_of, product_rate
+    from surefoot.runs.trial import ready
+    from surefoot.system import hardware, process
 
     clock = Clock(asked)
     hardware.forget_peak = _told_first(hardware.forget_peak, clock)
@@ -392,7 +392,7 @@ ARMS: dict[str, Callable[[Path, dict[str, Any]], Result]] = {
 def begin(arm: str, asked: dict[str, Any]) -> None:
     """surefoot begins again as `surefoot train` does, unless it is to be as a run from Python is."""
     if arm == "ours" and not asked.get("from_python"):
-        from surefoot import process
+        from surefoot.system import process
 
         process.restart_without_thread_cache()
 

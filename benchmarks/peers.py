@@ -196,7 +196,7 @@ def take_turns(
 
 
 def machine() -> dict[str, str]:
-    from surefoot import hardware
+    from surefoot.system import hardware
 
     now = datetime.datetime.now(datetime.UTC)
     found = {"name": hardware.detect().name, "cores": str(os.cpu_count()), "date": f"{now:%Y-%m-%d %H:%M} UTC"}

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from surefoot.kernels.blocks import NormForm
 from surefoot.kernels.forms import Arithmetic, arithmetic_for
 from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.pointwise import install
-from surefoot.objectives.sft import sft_loss
 
 SIZES = ((768, 12, 64, 2048), (2048, 32, 64, 5632), (4096, 32, 128, 11008))  # width, heads, numbers per head, gate
 LLAMA = NormForm(1e-5, 0.0, narrow_first=True)

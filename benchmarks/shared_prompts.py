@@ -17,8 +17,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Example, PairBatch, collate
+from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.value_head import ScoredModel, ValueHead, freeze_output_head
-from surefoot.objectives.reward import reward_objective
 
 SHAPES = [(4, 64, 64), (4, 256, 64), (4, 256, 128), (2, 512, 96)]  # pairs, tokens of a prompt, of an answer
 

@@ -32,11 +32,11 @@ from transformers import (
 
 from surefoot.config.load import load_config
 from surefoot.data.order import step_examples
-from surefoot.stages.examples import prepare_examples
-from surefoot.stages.lengths import length_facts
-from surefoot.stages.planned import make_plan
-from surefoot.stages.setup import planned_tokenizer, set_up
-from surefoot.stages.sft import sft_stage
+from surefoot.methods.examples import prepare_examples
+from surefoot.methods.sft import sft_stage
+from surefoot.runs.lengths import length_facts
+from surefoot.runs.planned import make_plan
+from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.training.step import train_step
 
 WARM_UP = 2  # steps of each turn that are not counted

@@ -25,23 +25,23 @@ from typing import Any
 from bases import Shape, build_base
 from peers import machine
 
-from surefoot import hardware
+from surefoot.commands.tune.attempt import Request, can_fork, workshop
+from surefoot.commands.tune.run import tune
+from surefoot.commands.tune.search import grid
+from surefoot.commands.tune.space import Space, beside_the_plan, given_keys, make_space
+from surefoot.commands.tune.trials import ROUNDS, with_settings
 from surefoot.config.load import check_config, load_config
-from surefoot.errors import InputError
 from surefoot.planning.measurements import LengthFacts, measurements_from_json
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import diff_plans
 from surefoot.report.silent import silent_console
-from surefoot.stages.custom import NOTHING
-from surefoot.stages.lengths import lengths_of
-from surefoot.stages.planned import make_plan
-from surefoot.stages.prepare import prepare
-from surefoot.stages.run_folder import Claim
-from surefoot.tune.attempt import Request, can_fork, workshop
-from surefoot.tune.run import tune
-from surefoot.tune.search import grid
-from surefoot.tune.space import Space, beside_the_plan, given_keys, make_space
-from surefoot.tune.trials import ROUNDS, with_settings
+from surefoot.runs.custom import NOTHING
+from surefoot.runs.lengths import lengths_of
+from surefoot.runs.planned import make_plan
+from surefoot.runs.prepare import prepare
+from surefoot.runs.run_folder import Claim
+from surefoot.system import hardware
+from surefoot.system.errors import InputError
 
 SIZES = {"2 layers, 256 wide": Shape(2, 256), "4 layers, 384 wide": Shape(4, 384)}
 # Compiling costs a minute each time, hours in a grid; checkpointing is the same setting twice where everything fits.

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import surefoot
-from surefoot import durable
-from surefoot.errors import SurefootError
+from surefoot.evaluate.measure_norms import measure_model_norms, report_to_json
 from surefoot.report.overlay import layer_chart, overlay_page, position_chart, run_charts
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
 from surefoot.report.views import Table
-from surefoot.stages.measure.norms import measure_model_norms, report_to_json
+from surefoot.system import durable
+from surefoot.system.errors import SurefootError
 
 SCALES = (1.0, 0.2, 0.1, 0.05, 0.0)
 SHOWN = 16  # positions in the charts

@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 from statistics import mean, pstdev
 
-from surefoot.quickstart.things import GROUPS
-from surefoot.quickstart.world import ROOMS, instructions, museum
+from surefoot.commands.quickstart.things import GROUPS
+from surefoot.commands.quickstart.world import ROOMS, instructions, museum
 
 MUSEUM = 1  # which of the quickstart's museums
 ROOM_OF = {thing: museum(MUSEUM)[group.name] for group in GROUPS for thing in group.things}
@@ -49,8 +49,8 @@ def write_data(folder: Path) -> None:
 def earnings(run: str, questions: list[dict[str, str]], seed: int = 0) -> list[float]:
     """The reward of one answer to each question, drawn at temperature 1 as in PPO."""
     from surefoot.data.formats import Turn
+    from surefoot.methods.open_model import conversation_ids, open_for_use
     from surefoot.models.generate import generate_answers
-    from surefoot.stages.open_model import conversation_ids, open_for_use
 
     opened = open_for_use(run)
     prompts = [conversation_ids(opened, [Turn("user", one["instruction"], one["input"])]) for one in questions]

@@ -10,7 +10,7 @@ set -euo pipefail
 
 OUT=${1:-rlhf-quickstart}
 HERE=$(cd "$(dirname "$0")" && pwd)
-BASE=$(python -c "from surefoot.quickstart.world import base_folder; print(base_folder())")
+BASE=$(python -c "from surefoot.commands.quickstart.world import base_folder; print(base_folder())")
 COMMON=("${@:2}" --resume)
 
 # 1. Questions, and answers whose rooms were drawn by lot.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.objectives.base import LossSum
 from surefoot.training import step
+from surefoot.training.objective import LossSum
 
 
 def spoil(names: Collection[Any], patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What secrets look like, by formats and not by the patterns of `surefoot/redaction.py`.
+"""What secrets look like, by formats and not by the patterns of `surefoot/system/redaction.py`.
 
 Tokens: prefix, alphabet and length as in the rules of gitleaks (config/gitleaks.toml, read 2026-11-22) and the
 providers' own pages. Names and notations: what HTTP, cloud tools, shells and Python print. A shape that gets through is

@@ -40,7 +40,7 @@ def in_backward(rank: int = 0) -> None:
 def replayed_in_backward(rank: int = 0) -> None:
     """What a replay's child does, in the working folder and a process that has torch loaded already."""
     from surefoot.report.death import death_in_a_step
-    from surefoot.stages.failures.replay_run import take_again
+    from surefoot.runs.failures.replay_run import take_again
 
     in_backward()
     begun = death_in_a_step(Path.cwd()).begun
@@ -69,7 +69,7 @@ def _plant(crash: Any) -> None:
 
 
 if __name__ == "__main__":
-    from surefoot.stages.failures import replay_run
+    from surefoot.runs.failures import replay_run
 
     globals()[sys.argv[1]]()
     replay_run.main()

@@ -9,7 +9,7 @@ from typing import Any
 
 from layouts import run_config
 from surefoot.config.schema import RunConfig
-from surefoot.objectives.base import LossSum
+from surefoot.training.objective import LossSum
 from tiny import tiny_llama
 
 ROWS = [

@@ -15,18 +15,18 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.loader import dealt
-from surefoot.errors import EnvironmentFault
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model, hidden_states, logits_at
 from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
 from surefoot.models.save import save_adapter
-from surefoot.objectives.base import LossSum
-from surefoot.objectives.sft import sft_loss
+from surefoot.system.errors import EnvironmentFault
 from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
 from surefoot.training.engine.base import Members
 from surefoot.training.engine.stepping import own_part
+from surefoot.training.objective import LossSum
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 from surefoot.training.randomness import draw_seed
 from surefoot.training.ranks import ALONE, Ranks

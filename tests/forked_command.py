@@ -74,7 +74,7 @@ class Forked:
 def _command(words: list[str], log: Path, environment: dict[str, str], told: float | None) -> None:
     """In the child that stands for what a user has typed."""
     from pictures import blank_pictures
-    from surefoot.cli import launching
+    from surefoot.commands import launching
     from unflushed import unflushed
 
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -137,7 +137,7 @@ def begin(environment: Mapping[str, str]) -> None:
 
 def _main(words: list[str]) -> int:
     """The exit code of `surefoot *words`."""
-    from surefoot.cli.main import main
+    from surefoot.commands.main import main
 
     try:
         main(words)

@@ -134,12 +134,12 @@ def serve() -> None:
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import surefoot.stages.run  # noqa: F401
+    import surefoot.runs.run  # noqa: F401
     from pictures import blank_pictures
     from unflushed import unflushed
 
     if "deepspeed" in sys.argv:
-        from surefoot.libraries import import_deepspeed
+        from surefoot.system.libraries import import_deepspeed
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
             import_deepspeed("cpu")
@@ -196,7 +196,7 @@ def _child(request: dict[str, Any], rank: int) -> None:
     kill = dict(request["kill"] or {})
     armed = kill and kill.pop("rank", rank) == rank
     counts = _arm(Path(request["where"]), **kill) if armed else None
-    from surefoot.cli.main import main
+    from surefoot.commands.main import main
 
     code = 1
     try:
@@ -216,13 +216,13 @@ def _arm(
 ) -> dict[str, int]:
     """where: a file for the whereabouts. beside: checkpoints of any size are finished by a thread. Returns the counts.
     Flushes and renames are caught in `os`, where all libraries make them."""
-    from surefoot import durable
     from surefoot.models import generate
-    from surefoot.stages import follow, run
+    from surefoot.runs import follow, run
+    from surefoot.system import durable
     from surefoot.training import loop, step
 
     if beside:
-        from surefoot.stages import steps
+        from surefoot.runs import steps
 
         steps._LARGE = 0
     counts = {"write": 0, "sync": 0, "save": 0, "rollout": 0, "again": 0, "update": 0}

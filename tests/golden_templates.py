@@ -19,8 +19,8 @@ from dialogues import CASES, ids_and_mask
 from surefoot.data.formats import RowFault
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
 from surefoot.families.templates import ROWS
+from surefoot.system.errors import InputError
 
 FOLDER = Path(__file__).parent / "golden" / "templates"
 _WORDS = (

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from click.testing import CliRunner, Result
 
-from surefoot.cli.main import main
+from surefoot.commands.main import main
 from tiny import tiny_llama
 
 

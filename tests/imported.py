@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 
-from surefoot import process
+from surefoot.system import process
 
 process.quiet_sockets()  # ranks do so before they import torch
 
@@ -16,10 +16,10 @@ import matplotlib.figure  # noqa: E402, F401
 import pytest  # noqa: E402, F401
 import transformers.models.llama.modeling_llama  # noqa: E402, F401
 
-import surefoot.cli.launching  # noqa: E402
-import surefoot.cli.train  # noqa: E402
-import surefoot.stages.run  # noqa: E402, F401
-from surefoot.libraries import import_deepspeed, is_installed  # noqa: E402
+import surefoot.commands.launching  # noqa: E402
+import surefoot.commands.train  # noqa: E402
+import surefoot.runs.run  # noqa: E402, F401
+from surefoot.system.libraries import import_deepspeed, is_installed  # noqa: E402
 
 if is_installed("deepspeed"):
     import_deepspeed("cpu")

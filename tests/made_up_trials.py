@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefoot.stages.trial import Trial
+from surefoot.runs.trial import Trial
 
 
 def made_up(step: float = 1.0, **changes: Any) -> Trial:

@@ -27,7 +27,7 @@ from types import ModuleType
 import pytest
 
 from forked_command import begin, forkserver
-from surefoot.compat import write_scripts
+from surefoot.interop.compat import write_scripts
 
 _CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
@@ -42,7 +42,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: os.kill(pid, number))
 sys.exit(int(answers.readline() or 1))  # nothing: it was killed
 """
-_PROGRAMS = {"surefoot": "surefoot.cli.main", "accelerate": "accelerate.commands.accelerate_cli"}
+_PROGRAMS = {"surefoot": "surefoot.commands.main", "accelerate": "accelerate.commands.accelerate_cli"}
 
 
 @dataclass(frozen=True)

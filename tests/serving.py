@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from surefoot.board.server import Board
+from surefoot.commands.board.server import Board
 
 
 @contextmanager

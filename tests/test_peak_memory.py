@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import torch
 
-from surefoot.hardware import forget_peak, peak_memory
+from surefoot.system.hardware import forget_peak, peak_memory
 
 BLOCK = 200_000_000  # bytes
 
@@ -22,7 +22,7 @@ def test_the_peak_stays_after_memory_is_given_back():
 
 def test_a_new_process_starts_from_its_own():
     block = np.ones(2 * BLOCK, dtype=np.uint8)
-    program = "from surefoot.hardware import peak_memory; print(peak_memory('cpu'))"
+    program = "from surefoot.system.hardware import peak_memory; print(peak_memory('cpu'))"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert 0 < int(out) < BLOCK < len(block)
 

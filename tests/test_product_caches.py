@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from surefoot import process
-from surefoot.allocator import NO_THREAD_CACHE
+from surefoot.system import process
+from surefoot.system.allocator import NO_THREAD_CACHE
 
 NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 SHAPES = 600  # more than the bound, and fewer than the 1,024 that are kept without
@@ -18,7 +18,7 @@ GROWTH = """
 import sys
 from pathlib import Path
 import torch
-from surefoot import process
+from surefoot.system import process
 
 def resident():
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])

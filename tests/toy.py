@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import IGNORE, Batch, Example, collate
-from surefoot.objectives.base import LossSum
 from surefoot.training.checkpoint import begin_checkpoint
 from surefoot.training.engine import Engine, SingleEngine
+from surefoot.training.objective import LossSum
 from surefoot.training.optimizer import adamw, trainable_parameters
 from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings

@@ -28,7 +28,7 @@ import torch
 from surefoot.kernels.blocks import NormForm
 from surefoot.kernels.forms import Arithmetic, triton_arithmetic
 from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
-from surefoot.libraries import is_installed
+from surefoot.system.libraries import is_installed
 
 BESIDE = Path(__file__).parents[1] / "build" / "triton"
 FORMS = {

@@ -25,17 +25,17 @@ from casting import a_batch
 from layouts import run_config
 from sky import write_sky
 from surefoot.kernels.forms import triton_arithmetic
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.fast.gates import gates
 from surefoot.models.fast.pointwise import install
-from surefoot.objectives.sft import sft_loss
 from surefoot.planning.measurements import PointwiseSizes
-from surefoot.probe.limits import LIMITS
-from surefoot.probe.pointwise import PointwiseRequest, pointwise_trials
+from surefoot.planning.probes.limits import LIMITS
+from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
 from surefoot.report.console import Console
-from surefoot.stages.kernel_probes import pointwise_ways
-from surefoot.stages.run import train_run
+from surefoot.runs.kernel_probes import pointwise_ways
+from surefoot.runs.run import train_run
 from tiny import tiny_llama
 
 FAMILIES = ("llama3", "qwen2", "gemma2", "mistral", "phi3")

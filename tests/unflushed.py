@@ -2,7 +2,7 @@
 
 No test cuts the power, and what a killed process has written is there without a flush; so a flush changes nothing that
 a test can see, and a tiny run makes a hundred. That everything is flushed, and in the right order, is proven by tests
-that stand in the place of the call: tests/test_durable.py and tests/faults.
+that stand in the place of the call: tests/system/test_durable.py and tests/faults.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Journal:
 
     def installed(self) -> Journal:
         """For the rest of this process."""
-        from surefoot.stages import run, steps
+        from surefoot.runs import run, steps
         from surefoot.training import loop
 
         train = loop.train

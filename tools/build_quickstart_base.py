@@ -1,6 +1,6 @@
 """Build the base model of the quickstart: tokenizer, weights and configuration, from text written by the repository.
 
-    python tools/build_quickstart_base.py                    # into src/surefoot/quickstart/base
+    python tools/build_quickstart_base.py                    # into src/surefoot/commands/quickstart/base
     python tools/build_quickstart_base.py --output FOLDER    # somewhere else
 
 Takes a few minutes on two CPU cores. Two builds on one machine give the same bytes: seeded, always two threads, fp32.
@@ -22,8 +22,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from surefoot.quickstart.things import GROUPS
-from surefoot.quickstart.world import base_folder, pretraining_text
+from surefoot.commands.quickstart.things import GROUPS
+from surefoot.commands.quickstart.world import base_folder, pretraining_text
 
 THREADS = 2
 SEED = 1

@@ -11,31 +11,37 @@ the middle of what a command prints as JSON. Its logger is held to errors here, 
 from __future__ import annotations
 
 import logging
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from surefoot.system import errors
+
 if TYPE_CHECKING:
     from surefoot.config.load import load_config as load_config
-    from surefoot.evaluate.answers import Answered as Answered
+    from surefoot.methods.losses.sft import supervised_logits as supervised_logits
     from surefoot.models.bos import install_bos_scaling as install_bos_scaling
-    from surefoot.objectives.base import LossSum as LossSum
-    from surefoot.objectives.sft import supervised_logits as supervised_logits
-    from surefoot.stages.api import TrainResult as TrainResult
-    from surefoot.stages.api import plan as plan
-    from surefoot.stages.api import train as train
+    from surefoot.runs.api import TrainResult as TrainResult
+    from surefoot.runs.api import plan as plan
+    from surefoot.runs.api import train as train
+    from surefoot.training.answers import Answered as Answered
+    from surefoot.training.objective import LossSum as LossSum
 
     __version__: str
+
+# Its public name, as docs/python.md has it: `from surefoot.errors import InputError`.
+sys.modules[f"{__name__}.errors"] = errors
 
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 _PUBLIC = {  # public name -> the module that defines it
     "load_config": "surefoot.config.load",
-    "train": "surefoot.stages.api",
-    "plan": "surefoot.stages.api",
-    "TrainResult": "surefoot.stages.api",
-    "LossSum": "surefoot.objectives.base",
-    "supervised_logits": "surefoot.objectives.sft",
-    "Answered": "surefoot.evaluate.answers",
+    "train": "surefoot.runs.api",
+    "plan": "surefoot.runs.api",
+    "TrainResult": "surefoot.runs.api",
+    "LossSum": "surefoot.training.objective",
+    "supervised_logits": "surefoot.methods.losses.sft",
+    "Answered": "surefoot.training.answers",
     "install_bos_scaling": "surefoot.models.bos",
 }
 

@@ -1,5 +1,5 @@
 """`python -m surefoot`, which launchers of many processes call."""
 
-from surefoot.cli.main import main
+from surefoot.commands.main import main
 
 main(prog_name="surefoot")

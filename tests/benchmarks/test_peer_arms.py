@@ -12,8 +12,8 @@ import torch
 from transformers import TrainingArguments
 
 from bench_words import asked
-from surefoot import process
-from surefoot.hardware import process_seconds
+from surefoot.system import process
+from surefoot.system.hardware import process_seconds
 from tiny import llama3_tokenizer, tiny_llama
 
 import peer_arms  # isort: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench_words import RECORDS, ROOT, asked
-from surefoot.durable import write_json
+from surefoot.system.durable import write_json
 
 import fresh  # isort: skip
 import memory  # isort: skip

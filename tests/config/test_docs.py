@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from configs import write_config
-from surefoot.cli.main import main
+from surefoot.commands.main import main
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.config.yaml_reader import parse_yaml

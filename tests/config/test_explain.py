@@ -7,7 +7,7 @@ import pytest
 from surefoot.config.explain import WIDTH, explain_all, explain_key
 from surefoot.config.keys import all_keys
 from surefoot.config.words import as_yaml, in_words, shown
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 
 @pytest.mark.parametrize("path", list(all_keys()))

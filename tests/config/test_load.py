@@ -19,7 +19,7 @@ from surefoot.config.nearest import nearest_key
 from surefoot.config.other_names import OTHER_NAMES
 from surefoot.config.schema import RunConfig
 from surefoot.config.words import as_yaml
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 
 def faults(path: Path, *overrides: str) -> list[str]:

@@ -14,7 +14,7 @@ from surefoot.config.load import load_config
 from surefoot.config.mixture import SourceConfig
 from surefoot.config.resume_policy import diff_configs
 from surefoot.config.schema import DataConfig, RunConfig
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 FORMS: list[tuple[Any, tuple[SourceConfig, ...], Any]] = [  # as written, as read, as saved
     ("a.json", (SourceConfig(path="a.json"),), "a.json"),

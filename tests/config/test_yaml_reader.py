@@ -16,7 +16,7 @@ from ruamel.yaml.error import YAMLError as RuamelError
 
 from surefoot.config import yaml_reader
 from surefoot.config.yaml_reader import MAX_BYTES, MAX_DEPTH, Position, parse_value, parse_yaml, read_yaml
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 SCALARS = {
     "1e-4": 1e-4,

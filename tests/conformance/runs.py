@@ -17,16 +17,16 @@ from torch import nn
 from conformance.reference import logits
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import IGNORE, Batch
-from surefoot.errors import STOPPED_EXIT_CODE
-from surefoot.objectives.base import LossSum
-from surefoot.objectives.sft import sft_loss
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.report.console import Console
-from surefoot.stages.custom import NOTHING, Custom
-from surefoot.stages.prepare import prepare
-from surefoot.stages.run import train_run
-from surefoot.stages.run_folder import claim
-from surefoot.stages.setup import set_up
+from surefoot.runs.custom import NOTHING, Custom
+from surefoot.runs.prepare import prepare
+from surefoot.runs.run import train_run
+from surefoot.runs.run_folder import claim
+from surefoot.runs.setup import set_up
+from surefoot.system.errors import STOPPED_EXIT_CODE
 from surefoot.training.interrupt import StopRequest
+from surefoot.training.objective import LossSum
 from surefoot.training.step import LOSS, accumulate_gradients
 from zoo import ZOO
 

@@ -19,10 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Example
 from surefoot.report.console import Console
-from surefoot.stages.custom import NOTHING
-from surefoot.stages.prepare import prepare
-from surefoot.stages.run import train_run
-from surefoot.stages.run_folder import claim
+from surefoot.runs.custom import NOTHING
+from surefoot.runs.prepare import prepare
+from surefoot.runs.run import train_run
+from surefoot.runs.run_folder import claim
 from zoo import ZOO
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -26,7 +26,7 @@ from surefoot.data.dataset import (
 )
 from surefoot.data.facts import SourceFacts
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 SOURCE = SourceFacts("d.json", "0" * 64, "1" * 64, "alpaca", "it has an output", "llama3", 9, 9)
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from layouts import run_config
-from surefoot.errors import InputError
-from surefoot.stages.examples import prepare_examples
-from surefoot.stages.planned import make_plan
-from surefoot.stages.setup import planned_tokenizer
+from surefoot.methods.examples import prepare_examples
+from surefoot.runs.planned import make_plan
+from surefoot.runs.setup import planned_tokenizer
+from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
 RECORDS = [{"prompt": f"What is {n}?", "chosen": f"better {n}", "rejected": f"worse {n}"} for n in range(6)]

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot import disk, durable
 from surefoot.data import cache
 from surefoot.data import dataset as dataset_module
 from surefoot.data.cache import cache_key, open_cache
@@ -25,7 +24,8 @@ from surefoot.data.dataset import (
     of_files,
 )
 from surefoot.data.encode import Encoded
-from surefoot.errors import EnvironmentFault
+from surefoot.system import disk, durable
+from surefoot.system.errors import EnvironmentFault
 
 RECORD = {"layout": "alpaca", "dropped": [[3, 9]], "rows": 4}
 

@@ -20,7 +20,7 @@ from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 PLENTY = 100_000  # tokens: nothing is cut
 words = st.sampled_from(["Four", "two", " ", "\n", "ä", "!", "<|eot_id|>", "<|begin_of_text|>", "</s>", "[INST]"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from surefoot.data import globs
 from surefoot.data.globs import matching
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 
 def by_expression(glob: str, path: str) -> bool:

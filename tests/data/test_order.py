@@ -14,7 +14,7 @@ from surefoot.data import order
 from surefoot.data.mixture import Mixture, Part, apportion, mix, whole
 from surefoot.data.order import epoch_order, step_examples, steps_per_epoch
 from surefoot.data.split import split
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 
 def philox_words(key: tuple[int, int], counter: int) -> list[int]:

@@ -16,7 +16,7 @@ from surefoot.data.order import step_examples
 from surefoot.data.prepare import prepare_data
 from surefoot.data.sources import SourceSpec
 from surefoot.data.split import part_of
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 SEED = 3
 

@@ -22,7 +22,7 @@ from surefoot.data.files import open_file, parse_bytes
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.growing import growing
 from surefoot.data.rows import read_rows
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 RECORDS = [
     {"instruction": f"q{number} ä\U0001f600\u2028", "output": f'"{number}", [1]\n}}\r {{', "n": number * 1.5}

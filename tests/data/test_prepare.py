@@ -20,7 +20,7 @@ from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.segments import prompt_ids
 from surefoot.data.sources import SourceSpec
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import EnvironmentFault, InputError
+from surefoot.system.errors import EnvironmentFault, InputError
 
 ALPACA_DEMO = Path(__file__).parents[3] / "shared/data/instruct/alpaca_en_demo.json"
 
@@ -630,8 +630,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(run, file, tmp_path, mon
         "",
         tuple(one for one in cautions(data.audit) if "taken" not in one),
     )
-    monkeypatch.setattr("surefoot.durable.require_writable", lambda folder: None)  # twin: nobody looks
-    monkeypatch.setattr("surefoot.durable.make_folders", lambda folder: None)
+    monkeypatch.setattr("surefoot.system.durable.require_writable", lambda folder: None)  # twin: nobody looks
+    monkeypatch.setattr("surefoot.system.durable.make_folders", lambda folder: None)
     with pytest.raises((EnvironmentFault, OSError)):
         run(file, cache=cache)
 
@@ -643,7 +643,7 @@ def test_what_fills_the_disk_beside_a_cache_is_told(run, file, tmp_path, monkeyp
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("surefoot.disk.write", full)
+    monkeypatch.setattr("surefoot.system.disk.write", full)
     with pytest.raises(EnvironmentFault, match="No space left"):
         run(file, cache=tmp_path / "taken" / "cache")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from surefoot.data import json_rows, rows
 from surefoot.data.files import open_file, parse_bytes
 from surefoot.data.rows import Row, Source, parse_rows
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 GOOD = [{"instruction": f"q{number}", "output": f"ä{number}\u2028"} for number in range(4)]
 LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in GOOD)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from surefoot.data import csv_rows, parquet_rows
 from surefoot.data.files import open_file, parse_bytes
 from surefoot.data.rows import Source, parse_rows
-from surefoot.errors import EnvironmentFault, InputError
+from surefoot.system.errors import EnvironmentFault, InputError
 
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 

@@ -14,8 +14,8 @@ from surefoot.data import described, files, sources
 from surefoot.data.hub.files import TO_EVALUATE, Chosen
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
-from surefoot.errors import EnvironmentFault, InputError
-from surefoot.locations import data_kind
+from surefoot.system.errors import EnvironmentFault, InputError
+from surefoot.system.locations import data_kind
 
 INSTRUCT = Path(__file__).parents[3] / "shared" / "data" / "instruct"
 ALPACA = [{"instruction": f"q{number}", "input": "", "output": f"a{number}", "system": "s"} for number in range(9)]

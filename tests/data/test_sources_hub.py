@@ -17,8 +17,8 @@ from surefoot.data.hub import rows as hub_rows
 from surefoot.data.hub.files import choose_files
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
-from surefoot.errors import EnvironmentFault, InputError
-from surefoot.hub import fetch
+from surefoot.system.errors import EnvironmentFault, InputError
+from surefoot.system.hub import fetch
 
 RECORDS = [{"instruction": f"q{number}", "output": f"a{number}" + "x" * 200} for number in range(2000)]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)

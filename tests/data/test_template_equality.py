@@ -32,8 +32,8 @@ from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
 from surefoot.families.templates import ROWS, Prompt, find_row
+from surefoot.system.errors import InputError
 
 WITH_BOS = ("llama2", "llama3", "llama3.1", "mistral", "zephyr", "gemma")  # families that begin with it
 EVERY = ("single", "multi-turn", "system", "tools")

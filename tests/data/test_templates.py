@@ -9,7 +9,7 @@ from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Template, prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 from tiny import LLAMA3_TEMPLATE
 
 HEADER = "Below is an instruction that describes a task. Write a response that appropriately completes the request."

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from surefoot.data.segments import Segment, pieces_of
 from surefoot.data.text_encoder import Piece, TextEncoder
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 SPELLED = ("<|eot_id|>", "<|begin_of_text|>", "</s>", "<s>")
 texts = st.lists(st.sampled_from(["The answer", " ", "\n", "\n\n", "ä", "𝄞", "a", "!", *SPELLED]), max_size=8).map(

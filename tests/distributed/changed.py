@@ -9,7 +9,7 @@ from typing import Any
 
 def forgets_rollbacks(rank: int) -> None:
     """Rank 1 takes the data of a run that went back nowhere."""
-    from surefoot.stages import follow
+    from surefoot.runs import follow
 
     claimed = follow._claimed
     follow._claimed = lambda *given: replace(claimed(*given), rollbacks=())
@@ -26,7 +26,7 @@ def says_tensors(rank: int) -> None:
     """Prints how many bytes of tensors are in memory whenever steps are about to be taken."""
     import torch
 
-    from surefoot.stages import steps
+    from surefoot.runs import steps
 
     train = steps.train
 

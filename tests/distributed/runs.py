@@ -82,7 +82,7 @@ HANGS = """
         module.dealt = dealt
 """
 FAILS_IN_SETUP = """
-        from surefoot.errors import Fault, InputError
+        from surefoot.system.errors import Fault, InputError
         def broken(*arguments):
             raise InputError(Fault("train.json", "cannot be read here", "look at the disk"))
         module.make_ready = broken
@@ -117,7 +117,7 @@ FULL_DISK = """
         module.train = train
 """
 LEAVES_FILES = """
-        from surefoot import disk, durable
+        from surefoot.system import disk, durable
         durable.discard_unfinished = lambda: None  # where the watchdog ends the process
         disk.remove_tree = lambda *given, **named: None  # where waiting for the other rank fails first
 """
@@ -135,7 +135,7 @@ def changed(
     folder: Path,
     rank_1: str = "pass",
     rank_0: str = "pass",
-    of: str = "surefoot.stages.steps",
+    of: str = "surefoot.runs.steps",
     silent: float = watchdog.SILENT,
     stalled: float = beat.LEAST_LIMIT,
 ) -> dict[str, str]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import engine_cases
 from engine_cases import ENGINES, KINDS, RATE, SINGLE, Case, alone
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 from surefoot.training.engine import EngineChoice, make_engine
 from surefoot.training.ranks import ALONE
 from two_ranks import on_two_ranks

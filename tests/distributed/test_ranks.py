@@ -245,7 +245,7 @@ def test_two_ranks_look_at_their_paths_in_fp32_and_agree(world):
 
 def test_a_rank_that_fails_says_so_once(world):
     output = world / "failing"
-    more = changed(world / "failing-rank", FAILS_IN_SETUP, of="surefoot.stages.follow")
+    more = changed(world / "failing-rank", FAILS_IN_SETUP, of="surefoot.runs.follow")
     code, said = run_forked(["train", write_config(world, output, parallel=TWO)], world / "failing.txt", more)
     assert code == 2, said
     assert said.count("error:") == 1, said

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from forkserver import ForkServer
 from rollback_runs import examples_by_step, rollback_world, write_config
 from surefoot.report.verification import compare_folders
-from surefoot.stages.rollback_record import RECORD
+from surefoot.runs.rollback_record import RECORD
 from surefoot.training.checkpoint import list_checkpoints
 from surefoot.training.rollback import Rollback
 

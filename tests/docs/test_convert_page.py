@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pages import ROOT, table
-from surefoot.convert.layouts import LAYOUTS
-from surefoot.convert.rules import KINDS
+from surefoot.models.convert.layouts import LAYOUTS
+from surefoot.models.convert.rules import KINDS
 
 PAGE = ROOT / "docs" / "convert.md"
 

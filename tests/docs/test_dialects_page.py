@@ -6,14 +6,14 @@ import pytest
 
 from pages import ROOT
 from surefoot.config.dump import shown
-from surefoot.dialects import finetune, torchtune, train_sft, trl
-from surefoot.dialects.axolotl.rows import ROWS as AXOLOTL
-from surefoot.dialects.deepspeed_chat import TITLES
-from surefoot.dialects.deepspeed_chat.rows import STEPS
-from surefoot.dialects.llamafactory.rows import GROUPS
-from surefoot.dialects.llamafactory.templates import NAMES, SAME, writes_bos
-from surefoot.dialects.rows import Row
-from surefoot.dialects.trl.methods import METHODS
+from surefoot.interop import finetune, torchtune, train_sft, trl
+from surefoot.interop.axolotl.rows import ROWS as AXOLOTL
+from surefoot.interop.deepspeed_chat import TITLES
+from surefoot.interop.deepspeed_chat.rows import STEPS
+from surefoot.interop.llamafactory.rows import GROUPS
+from surefoot.interop.llamafactory.templates import NAMES, SAME, writes_bos
+from surefoot.interop.rows import Row
+from surefoot.interop.trl.methods import METHODS
 
 OTHERS = {
     "Flags of finetune.py": tuple(finetune.GUIDE.values()),

@@ -8,11 +8,11 @@ import shlex
 from click.testing import CliRunner
 
 from pages import ROOT, table
-from surefoot.cli.main import main
-from surefoot.doctor.codes import BACKWARD, CODES
-from surefoot.doctor.findings import FORMAT
+from surefoot.commands.doctor.codes import BACKWARD, CODES
+from surefoot.commands.doctor.findings import FORMAT
+from surefoot.commands.main import main
 from surefoot.planning.environment import VARIABLES
-from surefoot.probe.limits import LIMITS
+from surefoot.planning.probes.limits import LIMITS
 
 PAGE = ROOT / "docs" / "doctor.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from pages import ROOT, names, table
-from surefoot.cli.main import main
-from surefoot.errors import NOT_REPRODUCED_EXIT_CODE
+from surefoot.commands.main import main
 from surefoot.report.flight import KEPT
 from surefoot.report.slowness import _NEAR
-from surefoot.stages.failures import recorder as failures
-from surefoot.stages.pace import _LOOK
+from surefoot.runs.failures import recorder as failures
+from surefoot.runs.pace import _LOOK
+from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE
 from surefoot.training import loop, pace_guard, window
 from tiny import tiny_llama
 

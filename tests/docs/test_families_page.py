@@ -6,9 +6,9 @@ import pytest
 
 from layouts import run_config
 from pages import ROOT, names, table
-from surefoot.errors import InputError
 from surefoot.families import FAMILIES
-from surefoot.stages.planned import make_plan
+from surefoot.runs.planned import make_plan
+from surefoot.system.errors import InputError
 from zoo import phi3
 
 PAGE = ROOT / "docs" / "families.md"

@@ -11,14 +11,14 @@ import yaml
 from forkserver import ForkServer
 from layouts import LLAMA31_8B, llama3_tokenizer, run_config
 from pages import GUIDE, names, table
-from surefoot import hardware, process
 from surefoot.config.resume_policy import POLICIES
-from surefoot.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 from surefoot.planning.environment import VARIABLES
 from surefoot.planning.plan import Source
 from surefoot.report.rows import PROFILED, TIMING_FIELDS
 from surefoot.report.tables.plan import choice_rows
-from surefoot.stages.planned import make_plan
+from surefoot.runs.planned import make_plan
+from surefoot.system import hardware, process
+from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 from tiny import tiny_llama
 
 RARE_FIELDS = {"non_finite", "skipped", "scale", PROFILED}  # of rows that a short sound fp32 run does not write
@@ -106,7 +106,7 @@ def test_the_exit_codes_are_those_of_the_program():
 def test_the_refusal_of_fp16_weights_reads_as_shown(tmp_path, monkeypatch):
     from click.testing import CliRunner
 
-    from surefoot.cli.main import main
+    from surefoot.commands.main import main
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base").mkdir()

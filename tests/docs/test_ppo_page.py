@@ -7,9 +7,9 @@ import re
 import torch
 
 from pages import ROOT, table
-from surefoot.objectives.ppo import policy_loss
-from surefoot.stages.ppo.brakes import Figures
-from surefoot.stages.ppo.checks import START_TOLERANCE
+from surefoot.methods.losses.ppo import policy_loss
+from surefoot.methods.ppo.brakes import Figures
+from surefoot.methods.ppo.checks import START_TOLERANCE
 
 PAGE = ROOT / "docs" / "ppo.md"
 TEXT = PAGE.read_text(encoding="utf-8")

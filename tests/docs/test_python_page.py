@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pages import ROOT, blocks
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
 PAGE = ROOT / "docs" / "python.md"

@@ -14,10 +14,10 @@ import yaml
 
 from forkserver import ForkServer
 from pages import CONFIGURATION, PAGES, README, ROOT, Quote, anchors, blocks, commands, links, mentions
-from surefoot.cli.main import COMMANDS, main
+from surefoot.commands.main import COMMANDS, main
+from surefoot.commands.quickstart.world import write_data
 from surefoot.config.load import load_config
-from surefoot.errors import InputError
-from surefoot.quickstart.world import write_data
+from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
@@ -36,15 +36,15 @@ ELSEWHERE = (
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".gz", ".jinja")
 NOT_RUN = {
     "quickstart": "tests/quickstart runs it",
-    "chat": "reads what is typed; tests/cli/test_generate.py",
+    "chat": "reads what is typed; tests/commands/test_generate.py",
     "board": "serves until it is stopped; tests/web",
-    "--against": "needs an earlier capture; tests/cli/test_capture.py",
+    "--against": "needs an earlier capture; tests/commands/test_capture.py",
     "push": "sends to a hub; tests/stages/test_push.py",
-    "evaluate commonsense": "needs the eight sets; tests/cli/test_evaluate_commonsense.py",
+    "evaluate commonsense": "needs the eight sets; tests/commands/test_evaluate_commonsense.py",
     "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
-    "evaluate harness": "needs the extra eval; tests/stages/harness/test_harness.py",
+    "evaluate harness": "needs the extra eval; tests/evaluate/harness/test_harness.py",
     "recipes/": "tests/recipes",
-    "surefoot tune": "many trials; tests/cli/test_tune.py runs it",
+    "surefoot tune": "many trials; tests/commands/tune/test_command.py runs it",
     "replay": "needs a run that went wrong; tests/docs/test_failures_page.py runs them",
 }
 

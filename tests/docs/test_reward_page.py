@@ -10,7 +10,7 @@ import pytest
 from forkserver import ForkServer
 from pages import ROOT, table
 from sky import page_of_pairs
-from surefoot.objectives.reward import PAIR_LOSSES
+from surefoot.methods.losses.reward import PAIR_LOSSES
 
 PAGE = ROOT / "docs" / "reward.md"
 TEXT = PAGE.read_text(encoding="utf-8")

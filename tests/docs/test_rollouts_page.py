@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from pages import ROOT
-from surefoot.evaluate.scorers import open_scorer
-from surefoot.posting import Server
+from surefoot.methods.ppo.scorers import open_scorer
+from surefoot.system.posting import Server
 
 PAGE = (ROOT / "docs" / "rollouts.md").read_text(encoding="utf-8")
 

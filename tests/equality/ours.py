@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from surefoot.config.load import check_config
-from surefoot.process import TerminalWishes
+from surefoot.methods.by_record import settled
 from surefoot.report.console import open_console
-from surefoot.stages.by_record import settled
-from surefoot.stages.custom import NOTHING
-from surefoot.stages.job import make_schedule
-from surefoot.stages.prepare import prepare
-from surefoot.stages.run_folder import claim
-from surefoot.stages.setup import set_up
+from surefoot.runs.custom import NOTHING
+from surefoot.runs.job import make_schedule
+from surefoot.runs.prepare import prepare
+from surefoot.runs.run_folder import claim
+from surefoot.runs.setup import set_up
+from surefoot.system.process import TerminalWishes
 from surefoot.training import step as training_step
 
 RATE = 1e-12  # float64 arithmetic of a handful of operations, on rates around 1e-3

@@ -11,9 +11,9 @@ import transformers
 
 from equality import models
 from equality.ours import RATE, learnt, run_until_step_1
-from surefoot.dialects.launch import Options
-from surefoot.dialects.tools import translate_command
-from surefoot.errors import InputError
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_command
+from surefoot.system.errors import InputError
 
 # Their `train`, as far as it says which program it is and what its defaults are.
 SIGNATURES = {

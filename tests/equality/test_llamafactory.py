@@ -13,9 +13,9 @@ import pytest
 
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
-from surefoot.dialects.launch import Options
-from surefoot.dialects.tools import translate_file
-from surefoot.errors import InputError
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_file
+from surefoot.system.errors import InputError
 
 HERE = Path(__file__).parent
 REFERENCES = json.loads((HERE / "llamafactory.json").read_text())

@@ -13,8 +13,8 @@ import pytest
 
 from equality import models
 from equality.ours import LOSS, RATE, run_until_step_1, same_examples, same_rates
-from surefoot.dialects.launch import Options
-from surefoot.dialects.tools import translate_file
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_file
 
 HERE = Path(__file__).parent
 SCRIPTS = {"lora_trainer": "llama3", "full_trainer": "qwen2"}

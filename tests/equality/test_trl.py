@@ -14,8 +14,8 @@ import yaml
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
 from forkserver import ForkServer
-from surefoot.cli.translated import reading_options
-from surefoot.dialects.tools import translate_file
+from surefoot.commands.translated import reading_options
+from surefoot.interop.tools import translate_file
 
 HERE = Path(__file__).parent
 REFERENCES = json.loads((HERE / "trl.json").read_text())

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from equality.preference_models import JUDGED, PAIRS, Answer, write_models
 from surefoot.data.batch import Batch, Example, JudgedBatch, PairBatch, collate
-from surefoot.objectives.kto import Weights, kto_loss
-from surefoot.objectives.logprobs import answer_logprobs
-from surefoot.objectives.preference import LOSSES, Constants, Pairs, preference_loss
+from surefoot.methods.losses.kto import Weights, kto_loss
+from surefoot.methods.losses.logprobs import answer_logprobs
+from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, preference_loss
 
 # fp32 over sums of some tens of tokens, each with its own softmax over 330 words, and their differences.
 FP32 = 2e-5

@@ -10,9 +10,9 @@ import pytest
 
 from equality.preference_data import DATA, digest, judged, pairs
 from layouts import run_config
-from surefoot.stages.examples import prepare_examples
-from surefoot.stages.planned import make_plan
-from surefoot.stages.setup import planned_tokenizer
+from surefoot.methods.examples import prepare_examples
+from surefoot.runs.planned import make_plan
+from surefoot.runs.setup import planned_tokenizer
 from tiny import tiny_llama
 
 RECORDED = json.loads(Path(__file__).with_name("trl_preference_data.json").read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from forkserver import ForkServer
-from surefoot import durable
 from surefoot.report.verification import compare_folders
+from surefoot.system import durable
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.manifest import sealed
 from tiny import tiny_llama

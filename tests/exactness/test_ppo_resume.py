@@ -15,8 +15,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from forkserver import ForkServer
-from surefoot.durable import sha256_file, write_json
 from surefoot.report.verification import compare_folders
+from surefoot.system.durable import sha256_file, write_json
 from surefoot.training.manifest import sealed
 from tiny import tiny_llama
 

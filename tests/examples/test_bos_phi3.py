@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import zoo
 from served_command import served_surefoot
-from surefoot.stages.measure.capture import compare_folders
+from surefoot.evaluate.capturing import compare_folders
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "bos_phi3.sh"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "alpaca_en_demo.json"

@@ -14,7 +14,7 @@ from statistics import mean, pstdev
 import pytest
 
 import surefoot
-from surefoot.quickstart.world import base_folder, instructions
+from surefoot.commands.quickstart.world import base_folder, instructions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RISE = 2.0  # deviations of the supervised policy's rewards

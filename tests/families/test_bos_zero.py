@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from surefoot.errors import InputError
 from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
+from surefoot.system.errors import InputError
 
 ORIGINAL = {
     "add_bos_token": True,

@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from layouts import llama2_tokenizer, llama3_tokenizer, small_tokenizer, tokenizer_files
-from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.system.errors import InputError
 from tiny import llama3_tokenizer as real_tokenizer
 
 

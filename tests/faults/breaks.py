@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from surefoot import disk, durable, folder_lock
+from surefoot.system import disk, durable, folder_lock
 from surefoot.training import checkpoint, manifest, step
 from surefoot.training.guard import Verdict
 

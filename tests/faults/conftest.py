@@ -17,7 +17,7 @@ from faults import records
 from faults.breaks import BREAKS, broken
 from faults.place import ROWS, Place, settings_of
 from faults.soak import Told, forecast, sizes
-from surefoot.cli.main import main
+from surefoot.commands.main import main
 from tiny import tiny_llama
 
 

@@ -18,7 +18,6 @@ import yaml
 
 import zoo_templates
 from architectures import TINY
-from compat.seeds import of_kind
 from documented_tools import COMMANDS, FILES
 from faults.good_files import (
     ADAPTER,
@@ -41,10 +40,11 @@ from faults.good_files import (
 from faults.mutate import mutated, mutated_text, mutated_tree, mutated_words
 from faults.parser_inputs import JINJA, OVERRIDE_WORDS, PIECES, SCRIPTS, WORDS
 from faults.readers import ADAPTER_WEIGHTS, with_header
+from interop.compat.seeds import of_kind
 from plans import adapter_plan, run_plan
 from runfolders import audit, log_rows
-from surefoot.durable import json_text
 from surefoot.planning.serial import plan_to_json
+from surefoot.system.durable import json_text
 from surefoot.training.manifest import sealed
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""A disk that fails, or ends the process, at one chosen operation. Stands in for `surefoot.disk`.
+"""A disk that fails, or ends the process, at one chosen operation. Stands in for `surefoot.system.disk`.
 
 A kill leaves the folder as the operations before it did: from then on nothing changes the disk any more, not even the
 clean-up that an exception would run and a killed process does not. Writes of libraries into a staged folder are
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pytest
 from safetensors import SafetensorError
 
-from surefoot import disk
+from surefoot.system import disk
 
 NAMES = (
     *("create", "open_end", "write", "truncate", "sync_file", "sync", "chmod", "rename", "replace", "unlink"),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from surefoot import durable
-from surefoot.errors import IntegrityError
+from surefoot.system import durable
+from surefoot.system.errors import IntegrityError
 from surefoot.training import checkpoint as checkpoints
 from surefoot.training.background import background_writer
 from surefoot.training.checkpoint import (

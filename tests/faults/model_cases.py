@@ -15,7 +15,7 @@ import torch
 from faults.case import Case, Words
 from faults.data_cases import dry
 from faults.place import Place
-from surefoot.plain_files import MOST
+from surefoot.system.plain_files import MOST
 
 Prepare = Callable[[Place], Words | None]
 NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf")}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from faults.histories import loaded, save
 from faults.trials import Trial
-from surefoot.durable import json_text
+from surefoot.system.durable import json_text
 from surefoot.training.manifest import MANIFEST
 
 BLOCK = 64  # bytes, at most, that are zeroed or exchanged

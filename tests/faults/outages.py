@@ -15,12 +15,12 @@ from faults.histories import loaded, recovered, save
 from faults.power import EXACT, WAYS, Operation, Recording, disk_after, lose_power
 from faults.records import Record, add
 from faults.trials import Trial
-from surefoot.cli.main import main
-from surefoot.errors import IntegrityError
+from surefoot.commands.main import main
 from surefoot.report.journal import salvage
 from surefoot.report.observer import RunObserver
 from surefoot.report.trainer_log import NAME as LOG
-from surefoot.stages.publish import is_published
+from surefoot.runs.publish import is_published
+from surefoot.system.errors import IntegrityError
 from surefoot.training.checkpoint import newest_verified
 from surefoot.training.manifest import check_files
 

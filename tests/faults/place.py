@@ -22,7 +22,7 @@ import yaml
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
-from surefoot.cli.main import main
+from surefoot.commands.main import main
 
 WORDS = ("one", "two", "heron", "sky")
 ROWS = [

@@ -8,9 +8,9 @@ import random
 import torch
 
 from faults.trials import Trial
-from surefoot.errors import Diverged
-from surefoot.objectives.base import LossSum
+from surefoot.system.errors import Diverged
 from surefoot.training.engine import SingleEngine
+from surefoot.training.objective import LossSum
 from surefoot.training.report import StepReport
 from surefoot.training.state import RunState
 from surefoot.training.step import train_step

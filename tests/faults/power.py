@@ -5,7 +5,8 @@ what was written to it anything may be lost: all, the end, a middle part that is
 is flushed, any of the names made, changed or removed in it may be as before, in any combination; one rename within a
 folder happens or not. Flushing a file does not keep its name. Each state is written out and recovery is run on it.
 
-`Recording` stands in for `surefoot.disk` and sees what libraries write by looking at the folder before each operation.
+`Recording` stands in for `surefoot.system.disk` and sees what libraries write by looking at the folder before each
+operation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from surefoot import disk
+from surefoot.system import disk
 
 WAYS = ("kept", "lost", "names", "torn", "zeroed", "any")
 EXACT = (

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from documented_tools import FILES
+from surefoot.commands.tune.journal import Journal
 from surefoot.config.load import check_values, load_config
-from surefoot.convert.safetensors_file import read_header
 from surefoot.data.cache import open_cache
 from surefoot.data.chat import jinja as chat_jinja
 from surefoot.data.chat.jinja import TemplateFault
@@ -23,22 +23,22 @@ from surefoot.data.formats import Turn
 from surefoot.data.formats.layouts import LAYOUTS, convert, recognise
 from surefoot.data.hub.files import choose_files
 from surefoot.data.rows import Source, parse_rows
-from surefoot.dialects.launch import Options, no_files
-from surefoot.dialects.tools import translate_command, translate_file
-from surefoot.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.interop.launch import Options, no_files
+from surefoot.interop.tools import translate_command, translate_file
+from surefoot.models.convert.safetensors_file import read_header
 from surefoot.models.folder import read_config, weight_files
 from surefoot.models.saved_adapter import read_adapter
-from surefoot.out_folder import require_same_request
+from surefoot.planning.probes.kept import Kept
 from surefoot.planning.serial import plan_from_json
-from surefoot.probe.kept import Kept
 from surefoot.report import journal
-from surefoot.stages.rollback_record import RECORD, read_rollbacks
+from surefoot.runs.rollback_record import RECORD, read_rollbacks
+from surefoot.system.errors import EnvironmentFault, InputError, IntegrityError
+from surefoot.system.out_folder import require_same_request
 from surefoot.training.checkpoint import STATE, Checkpoint, read_state
 from surefoot.training.manifest import read_manifest
-from surefoot.tune.journal import Journal
 
 FAULTS = (InputError, EnvironmentFault, IntegrityError)
 _MEMORY = Path("/dev/shm")

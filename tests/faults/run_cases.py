@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from faults.case import Case, Words
 from faults.data_cases import staged
 from faults.place import PAIRS, PROMPTS, ROWS, Place
-from surefoot import hardware
+from surefoot.system import hardware
 
 Prepare = Callable[[Place], Words | None]
 

@@ -30,7 +30,7 @@ def hook(event, arguments):
         seen.append(["name", str(arguments[0])])
 
 sys.addaudithook(hook)
-from surefoot.cli.main import main
+from surefoot.commands.main import main
 
 codes = []
 for words in json.loads(sys.argv[1]):

@@ -9,8 +9,8 @@ from faults.mutations import mutate_once
 from faults.outages import fail_everywhere, toy_outage
 from faults.poison import poison_once
 from faults.trials import Trial, many
-from surefoot import folder_lock
-from surefoot.errors import EnvironmentFault
+from surefoot.system import folder_lock
+from surefoot.system.errors import EnvironmentFault
 
 TRIALS = 20
 SEED = 0  # the same trials in each build and at any time: whether a build is noticed is not left to chance

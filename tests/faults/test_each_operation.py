@@ -12,8 +12,8 @@ from faults.faulty_disk import KINDS, FaultyDisk, Killed, copy_of, operations_of
 from faults.histories import HISTORIES, engine_after, loaded, outcome, recovered, save
 from faults.records import Record, add
 from faults.trials import processor_seconds
-from surefoot import disk, durable
-from surefoot.errors import EnvironmentFault
+from surefoot.system import disk, durable
+from surefoot.system.errors import EnvironmentFault
 
 CASES = pytest.mark.parametrize("name", HISTORIES)
 

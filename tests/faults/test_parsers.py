@@ -26,8 +26,8 @@ from faults.parser_inputs import LEADS_BACK
 from faults.parsers import PARSERS, Parser, TooLong, read_or_refuse
 from faults.readers import FAULTS
 from faults.trials import fresh_seed
-from surefoot.errors import InputError
 from surefoot.families.model_facts import read_model_facts
+from surefoot.system.errors import InputError
 
 SHORT = 60  # drawn and changed inputs, each, of one reader
 ROUND = 2_000  # inputs drawn under one seed: hypothesis remembers all of a round

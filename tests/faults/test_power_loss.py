@@ -11,7 +11,7 @@ import yaml
 from faults.outages import IN_IT, fail_everywhere, fail_once, run_outage, start_of_publication, toy_outage
 from faults.power import Node, Recording, disk_after, lose_power
 from faults.trials import many
-from surefoot import disk, durable
+from surefoot.system import disk, durable
 from tiny import tiny_llama
 
 SHORT = 50  # trials of each of two outages

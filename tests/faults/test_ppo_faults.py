@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from surefoot.cli.main import main
-from surefoot.stages.ppo import brakes as ppo_brakes
-from surefoot.stages.ppo import memory as ppo_memory
+from surefoot.commands.main import main
+from surefoot.methods.ppo import brakes as ppo_brakes
+from surefoot.methods.ppo import memory as ppo_memory
 from tiny import tiny_llama
 
 PROMPTS = 24

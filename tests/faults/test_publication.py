@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from faults.faulty_disk import KINDS, FaultyDisk, copy_of, operations_of
 from faults.test_power_loss import write_config
 from faults.trials import Trial, many
-from surefoot.cli.main import main
-from surefoot.stages.publish import is_published
+from surefoot.commands.main import main
+from surefoot.runs.publish import is_published
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.manifest import MANIFEST, check_files
 

@@ -12,7 +12,7 @@ import yaml
 
 from canary_shapes import CONTEXTS, LIKE_A_HASH, NAMES, drawn
 from faults.place import PROMPTS, Place
-from surefoot import redaction
+from surefoot.system import redaction
 from surefoot.training import loop
 
 BY_PATTERN = "hf_" + "CanaryByPattern" * 2

@@ -11,7 +11,7 @@ from faults.signals import KILLED, STOPPED, Killing, Stopping
 from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, SAVED, STAGES, STEPS, Runs
 from faults.trials import fresh_seed, many
 from forkserver import ForkServer
-from surefoot.stages.publish import is_published
+from surefoot.runs.publish import is_published
 from whereabouts import BEFORE, EVALUATION, PARTS, SAVE, STEP, Whereabouts, read
 
 KILLED_RUNS_OF_A_STAGE, STOPPED_RUNS = 5, 8

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from heron_runs import heron_train
-from surefoot import hardware
+from surefoot.system import hardware
 
 HERE = torch.cuda.is_available()
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="there is no NVIDIA GPU")])

@@ -11,21 +11,21 @@ import torch
 
 from doctor_runs import clean_base, clean_run
 from gpu.devices import CUDA, DEVICES, take
-from surefoot.doctor.examine import examine
-from surefoot.hardware import Hardware, detect
+from surefoot.commands.doctor.examine import examine
 from surefoot.kernels.documents import FORMS, documents_of
 from surefoot.kernels.forms import arithmetic_for
 from surefoot.planning.kernels import ORDER
 from surefoot.planning.measurements import PointwiseSizes
-from surefoot.probe.attention import attention_trials
-from surefoot.probe.copy import copy_rate
-from surefoot.probe.documents import PADDED, DocumentsRequest, document_trials
-from surefoot.probe.limits import LIMITS
-from surefoot.probe.matmul import product_rates, tf32_rate
-from surefoot.probe.pointwise import PointwiseRequest, pointwise_trials
-from surefoot.probe.sizes import AttentionRequest
-from surefoot.stages.kernel_probes import pointwise_ways
-from surefoot.stages.trial import run_trial
+from surefoot.planning.probes.attention import attention_trials
+from surefoot.planning.probes.copy import copy_rate
+from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials
+from surefoot.planning.probes.limits import LIMITS
+from surefoot.planning.probes.matmul import product_rates, tf32_rate
+from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
+from surefoot.planning.probes.sizes import AttentionRequest
+from surefoot.runs.kernel_probes import pointwise_ways
+from surefoot.runs.trial import run_trial
+from surefoot.system.hardware import Hardware, detect
 from tiny import tiny_llama
 
 OFF = 0.10  # that a forecast may be off, of the peak

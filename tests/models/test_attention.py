@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from plans import attention_plan
-from surefoot.errors import EnvironmentFault
 from surefoot.models.attention import (
     attention_context,
     decoding_context,
@@ -18,6 +17,7 @@ from surefoot.models.attention import (
     observe_kernels,
     verify_attention,
 )
+from surefoot.system.errors import EnvironmentFault
 from tiny import tiny_llama
 
 IDS = torch.arange(40).reshape(2, 20)

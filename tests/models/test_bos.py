@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 import zoo
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Example, collate
-from surefoot.errors import EnvironmentFault, InputError
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.bos import (
     bake,
@@ -32,7 +32,7 @@ from surefoot.models.forward import hidden_states
 from surefoot.models.generate import generate_answers
 from surefoot.models.neftune import embedding_noise, noisy_embeddings
 from surefoot.models.save import save_full
-from surefoot.objectives.sft import sft_loss
+from surefoot.system.errors import EnvironmentFault, InputError
 
 SCALE = 0.1
 FIRST = 5  # the token that every sequence begins with, and that stands nowhere else

@@ -8,11 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from plans import adapter_plan, linear_names
 from surefoot.models.adapters import add_adapter
-from surefoot.models.checkpointing import (
-    checkpointed_layers,
-    enable_gradient_checkpointing,
-    has_gradient_checkpointing,
-)
+from surefoot.models.checkpointing import checkpointed_layers, enable_gradient_checkpointing, has_gradient_checkpointing
 from surefoot.models.forward import causal_model
 from tiny import tiny_llama
 

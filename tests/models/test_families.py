@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from architectures import OPT, TINY, build
 from layouts import model_facts, run_config
 from surefoot.data.batch import IGNORE, Example, collate
-from surefoot.hardware import preset
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import adapters, generate
 from surefoot.models.adapters import add_adapter, zero_norm_rows
 from surefoot.models.attention import attention_context, verify_attention
@@ -21,11 +21,11 @@ from surefoot.models.generate import Decoding, decode
 from surefoot.models.save import save_adapter
 from surefoot.models.verify import verify_head
 from surefoot.models.vocabulary import is_tied, resize_vocabulary
-from surefoot.objectives.sft import sft_loss
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.notes import Notes
+from surefoot.system.hardware import preset
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
 FP32_RELATIVE = 1e-5

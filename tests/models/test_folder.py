@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.errors import InputError
 from surefoot.models import folder as folder_module
 from surefoot.models.folder import read_config, stored_tensors
+from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
 

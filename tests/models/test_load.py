@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot.errors import EnvironmentFault, InputError
 from surefoot.models import load
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.vocabulary import is_tied
+from surefoot.system.errors import EnvironmentFault, InputError
 from tiny import tiny_llama
 
 CPU = torch.device("cpu")

@@ -14,7 +14,6 @@ from transformers.pytorch_utils import Conv1D
 
 import zoo
 from plans import adapter_plan
-from surefoot.errors import InputError
 from surefoot.models import merge
 from surefoot.models.adapters import ADAPTER, add_adapter
 from surefoot.models.agreement import compare_logits, logits_of, rounding_noise
@@ -23,7 +22,8 @@ from surefoot.models.merge import cast_weights, merge_adapter, tensor_digests
 from surefoot.models.peft import LoraLayer, PeftModel
 from surefoot.models.save import save_full
 from surefoot.models.vocabulary import embedding_and_head, is_tied
-from surefoot.stages.export.certificate import MERGED_LIMIT, NOISE_LIMIT
+from surefoot.runs.export.certificate import MERGED_LIMIT, NOISE_LIMIT
+from surefoot.system.errors import InputError
 
 CPU = torch.device("cpu")
 FORMULA = 2e-6  # of the largest weight: units in the last place of fp32, after products of rank 4

@@ -9,7 +9,6 @@ import torch
 
 import zoo
 from casting import a_batch, adapted, base_model, saved, stir
-from surefoot.errors import InputError
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.forward import hidden_states, logits_at
 from surefoot.models.peft import LoraLayer
@@ -17,6 +16,7 @@ from surefoot.models.roles import Trunk
 from surefoot.models.save import load_adapter_weights, save_adapter
 from surefoot.models.saved_adapter import fitted, open_adapter, read_adapter
 from surefoot.models.tree import facts_of
+from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
 EVERYWHERE = torch.arange(18)

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from plans import adapter_plan, linear_names
-from surefoot.errors import InputError
 from surefoot.models.adapters import add_adapter
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.vocabulary import resize_vocabulary
+from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 300

@@ -8,10 +8,10 @@ import torch
 
 from models.test_value_head import CONFIGS, drawn_head, language_model
 from surefoot.data.batch import Example, PairBatch, collate
+from surefoot.methods.losses import reward
+from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.models.value_head import ScoredModel, value_width
-from surefoot.objectives import reward
-from surefoot.objectives.reward import reward_objective
 
 # The same fp32 sums in another order and another shape of attention: 6e-8 per operation, some hundred operations.
 FP32_RELATIVE = 1e-5

@@ -13,6 +13,7 @@ from casting import adapted
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack, unpacked
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
@@ -24,7 +25,6 @@ from surefoot.models.forward import causal_model
 from surefoot.models.last_layer import last_layer
 from surefoot.models.peft import LoraLayer
 from surefoot.models.product_flops import ProductFlops
-from surefoot.objectives.sft import sft_loss
 
 # Angles of rotary positions are products of an outer form, 2 * T * d / 2 in all, which the arithmetic leaves out.
 TOLERANCE = 1e-3

@@ -11,14 +11,14 @@ from transformers import BertConfig, BertLMHeadModel
 from architectures import LLAMA, build
 from layouts import run_config
 from surefoot.data.batch import IGNORE, Example, collate
-from surefoot.errors import EnvironmentFault, InputError
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward, verify
 from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.tree import facts_of
 from surefoot.models.verify import verify_head
-from surefoot.objectives.sft import sft_loss
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes
+from surefoot.system.errors import EnvironmentFault, InputError
 
 CPU = torch.device("cpu")
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.

@@ -11,7 +11,6 @@ from transformers import AutoModelForSequenceClassification
 from architectures import OPT, TINY, build
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Batch, Example, collate
-from surefoot.errors import InputError
 from surefoot.models import forward
 from surefoot.models.adapters import add_adapter
 from surefoot.models.decoder import decoder_matrices
@@ -24,6 +23,7 @@ from surefoot.models.value_head import (
     save_value_head,
     value_width,
 )
+from surefoot.system.errors import InputError
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
 FP32_RELATIVE = 1e-5

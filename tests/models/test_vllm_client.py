@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from posting_stub import answering
-from surefoot.errors import EnvironmentFault, InputError
 from surefoot.models.generate import Decoding
 from surefoot.models.vllm_client import VllmRollouts
-from surefoot.posting import server
+from surefoot.system.errors import EnvironmentFault, InputError
+from surefoot.system.posting import server
 
 STOP = 2
 ASKED = Decoding(max_new_tokens=3, stop_ids=frozenset({STOP}), pad_id=0, temperature=1.0)

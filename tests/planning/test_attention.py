@@ -9,13 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from layouts import run_config
 from surefoot.config.contradictions import contradictions
-from surefoot.hardware import Hardware, preset
 from surefoot.planning import attention as module
 from surefoot.planning import kernels
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.kernels import ORDER, obstacle
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.notes import Notes
+from surefoot.system.hardware import Hardware, preset
 
 CPU, H100 = preset("cpu"), preset("h100")
 T4 = Hardware("Tesla T4", "cuda", 2**34, (7, 5), bf16=False, fp16=True, tf32=False, cores=4, preset=False)

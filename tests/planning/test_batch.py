@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from layouts import LLAMA31_8B, LLAMA32_1B, llama3_tokenizer, model_facts, run_config
-from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.hardware import GIB, preset
 from surefoot.planning import batch as module
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.resolve import resolve
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import GIB, preset
 
 TINY = LLAMA31_8B | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 4, "torch_dtype": "float32"}

@@ -12,11 +12,11 @@ import pytest
 
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.hardware import preset
 from surefoot.planning import environment as module
 from surefoot.planning.environment import VARIABLES, environment_findings
 from surefoot.planning.resolve import resolve
-from surefoot.process import ENVIRONMENT_NAMES, read_environment
+from surefoot.system.hardware import preset
+from surefoot.system.process import ENVIRONMENT_NAMES, read_environment
 
 # What reads a name: Python sources of these packages, or compiled code. Names that only CUDA builds hold cannot be
 # looked up in a CPU build; oneDNN puts its names together from "ONEDNN_" or "DNNL_" and the rest.

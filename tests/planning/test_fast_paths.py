@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
-from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.hardware import preset
 from surefoot.planning.resolve import resolve
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import preset
 
 LORA = {"kind": "lora", "rank": 4}
 

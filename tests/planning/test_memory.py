@@ -15,7 +15,6 @@ from architectures import TINY, build
 from layouts import LLAMA31_8B, model_facts, run_config
 from surefoot.data.batch import Example
 from surefoot.data.pack import pack
-from surefoot.hardware import GIB, preset
 from surefoot.kernels.chunked_loss import Head, summed_loss
 from surefoot.kernels.documents import SHORT
 from surefoot.kernels.pointwise import stored_bytes
@@ -33,6 +32,7 @@ from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import plan_precision
 from surefoot.planning.workload import Workload
+from surefoot.system.hardware import GIB, preset
 
 # The formula leaves out a row statistic here and a cast copy of an adapter matrix there, and rounds up for attention
 # that stores its probabilities.

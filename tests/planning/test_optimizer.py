@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from layouts import LLAMA31_8B, llama3_tokenizer, run_config
-from surefoot import hardware
 from surefoot.config.schema import OptimConfig
 from surefoot.planning import optimizer
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import Tensor, caution_rate, plan_optimizer, state_bytes
 from surefoot.planning.serial import plan_from_json, plan_to_json
-from surefoot.stages.planned import make_plan
-from surefoot.stages.setup import planned_tokenizer, set_up
+from surefoot.runs.planned import make_plan
+from surefoot.runs.setup import planned_tokenizer, set_up
+from surefoot.system import hardware
 from tiny import tiny_llama
 
 LORA = {"kind": "lora", "rank": 4}

@@ -8,11 +8,11 @@ import pytest
 
 from architectures import LLAMA
 from layouts import model_facts, run_config
-from surefoot.hardware import preset
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, longest_document
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms, plan_packing
 from surefoot.planning.shared_prompts import may_share
+from surefoot.system.hardware import preset
 
 FAST = (AttentionTrial("matmul", 0.01, ""), AttentionTrial("sdpa", 0.03, ""), AttentionTrial("padded", 0.02, ""))
 SLOW = (AttentionTrial("matmul", 0.05, ""), AttentionTrial("sdpa", 0.03, ""), AttentionTrial("padded", 0.02, ""))

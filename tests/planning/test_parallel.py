@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from surefoot.config.schema import ParallelConfig
-from surefoot.hardware import GIB
 from surefoot.planning.notes import Notes
 from surefoot.planning.parallel import (
     RanksFacts,
@@ -18,6 +17,7 @@ from surefoot.planning.parallel import (
     shared_words,
 )
 from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
+from surefoot.system.hardware import GIB
 
 OFF = Choice(False, "", "default")
 

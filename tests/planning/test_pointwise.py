@@ -5,17 +5,12 @@ import dataclasses
 import pytest
 
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
-from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.hardware import Hardware, preset
-from surefoot.planning.measurements import (
-    Measurements,
-    PointwiseTrial,
-    measurements_from_json,
-    measurements_to_json,
-)
+from surefoot.planning.measurements import Measurements, PointwiseTrial, measurements_from_json, measurements_to_json
 from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.resolve import resolve
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import Hardware, preset
 
 HERE = Hardware("this CPU", "cpu", 2**40, None, False, True, False, 2, preset=False)
 GPU = dataclasses.replace(preset("h100"), memory=2**40, preset=False, triton=True)

@@ -6,10 +6,10 @@ import pytest
 
 from layouts import run_config
 from surefoot.config.contradictions import contradictions
-from surefoot.hardware import Hardware, preset
 from surefoot.planning import precision as module
 from surefoot.planning.notes import Notes
 from surefoot.planning.precision import NARROW, plan_precision, tf32_is_open
+from surefoot.system.hardware import Hardware, preset
 
 LAPTOP, H100 = preset("cpu"), preset("h100")
 AMX = Hardware("Xeon", "cpu", 2**34, None, bf16=True, fp16=False, tf32=False, cores=2, preset=False)

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, llama2_tokenizer, llama3_tokenizer, model_facts, run_config
-from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.hardware import Hardware, preset
 from surefoot.planning import resolve as module
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.resolve import resolve
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import Hardware, preset
 
 SMALL = LLAMA32_1B | {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
 SMALL |= {"num_key_value_heads": 8}

@@ -6,13 +6,13 @@ import pytest
 
 import zoo
 from layouts import run_config
-from surefoot.errors import InputError
-from surefoot.hardware import preset
 from surefoot.planning import memory
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.tables.plan import choice_rows
-from surefoot.stages.planned import make_plan
+from surefoot.runs.planned import make_plan
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import preset
 
 LORA = {"kind": "lora", "rank": 4}
 DIVERGENCE = {"loss": "divergence"}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
-from surefoot.errors import InputError
+from surefoot.commands.scale import forecast_scale
 from surefoot.planning import scale as module
 from surefoot.report.tables.scale import scale_markdown
-from surefoot.stages.scale import forecast_scale
+from surefoot.system.errors import InputError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "scale.md"
 LLAMA31_70B = LLAMA31_8B | {

@@ -6,12 +6,12 @@ import json
 import pytest
 
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
-from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.hardware import preset
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.resolve import resolve
 from surefoot.planning.serial import diff_plans, plan_from_json, plan_to_json
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import preset
 
 SEEN = Measurements({"fp32": 1e11, "bf16": 3e11}, (AttentionTrial("flash", 0.01, "", {"output": 1e-3}),), "bf16", 512)
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from layouts import LLAMA31_8B, model_facts
-from surefoot.hardware import preset
 from surefoot.planning.threads import asked_threads, plan_threads
+from surefoot.system.hardware import preset
 
 NARROW = LLAMA31_8B | {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
 WIDE = LLAMA31_8B

@@ -13,11 +13,11 @@ import pytest
 import zoo
 from forkserver import ForkServer
 from layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama3_tokenizer
-from surefoot import hardware
 from surefoot.config.load import load_config
-from surefoot.errors import InputError
 from surefoot.planning import memory
-from surefoot.stages.planned import make_plan
+from surefoot.runs.planned import make_plan
+from surefoot.system import hardware
+from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -13,17 +13,17 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from surefoot import durable
-from surefoot.printable import clean
-from surefoot.process import TerminalWishes
 from surefoot.report import console as console_module
 from surefoot.report.console import Console, as_plain_text, open_console
+from surefoot.system import durable
+from surefoot.system.printable import clean
+from surefoot.system.process import TerminalWishes
 
 CLEARED = "\x1b[2K"  # what stood in the line
 NOTHING_WISHED = TerminalWishes(no_color=False, force_color=False, dumb=False)
 PROGRAM = """
 import sys
-from surefoot.process import terminal_wishes
+from surefoot.system.process import terminal_wishes
 from surefoot.report.console import open_console
 from surefoot.report.progress import Progress
 from surefoot.report.pace import Timing

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from surefoot.durable import LOCK
-from surefoot.errors import InputError
 from surefoot.report.death import LOG, death_in_a_step, find_death, resumed_sentence
 from surefoot.report.events import append_event
 from surefoot.report.flight import FlightRing
+from surefoot.system.durable import LOCK
+from surefoot.system.errors import InputError
 from surefoot.training.report import StepReport
 
 TRACE = """Fatal Python error: Segmentation fault

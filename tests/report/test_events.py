@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.errors import Diverged, EnvironmentFault
 from surefoot.report import events as module
 from surefoot.report.console import Console
 from surefoot.report.events import append_event, append_samples, cut_events, last_of_the_process
 from surefoot.report.journal import salvage
 from surefoot.report.observer import RunObserver
+from surefoot.system.errors import Diverged, EnvironmentFault
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.state import Best, RunState
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.errors import IntegrityError
 from surefoot.report import log_copies
 from surefoot.report.events import EVENTS, SAMPLES, append_event, append_samples, cut_events
 from surefoot.report.flight import FLIGHT, FlightRing
 from surefoot.report.log_copies import LogCopies, check_logs, has_copies, mend_logs
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import append_row, cut_to_step
+from surefoot.system.errors import IntegrityError
 from surefoot.training.report import StepReport
 
 RUN_LOG = "run.log"

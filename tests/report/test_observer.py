@@ -6,19 +6,19 @@ import io
 import pytest
 from safetensors.torch import load_file, save_file
 
-from surefoot.errors import Diverged
-from surefoot.evaluate.loss import evaluate_loss
-from surefoot.objectives.base import LossSum
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.pace import Pace, clock_seconds
 from surefoot.report.rows import is_eval_row, is_train_row, without_timing
 from surefoot.report.trainer_log import NAME, cut_to_step, read_rows
+from surefoot.system.errors import Diverged
 from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
+from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
+from surefoot.training.objective import LossSum
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from surefoot.counters import Counters, busiest_others, read_counters
 from surefoot.report.slowness import Moment, causes, slow_sentence
+from surefoot.system.counters import Counters, busiest_others, read_counters
 
 SOUND = Moment(
     before=Counters(seconds=100.0, own=190.0, busy=195.0),

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from surefoot import process
-from surefoot.errors import EnvironmentFault
-from surefoot.libraries import is_installed
 from surefoot.report.trackers import adapters, fan_out
 from surefoot.report.trackers.adapters import FOLDER, make_trackers, require_trackers
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, flat_config, numbers_of
 from surefoot.report.trackers.fan_out import MOST_FAILURES, Trackers
+from surefoot.system import process
+from surefoot.system.errors import EnvironmentFault
+from surefoot.system.libraries import is_installed
 
 ROWS: list[dict[str, Any]] = [
     {"current_steps": 1, "total_steps": 3, "loss": 1.5, "lr": 1e-4, "elapsed_time": "0:00:01"},
@@ -212,7 +212,7 @@ TRACKIO = """
 import json, os, sys
 from pathlib import Path
 from dataclasses import replace
-from surefoot import process
+from surefoot.system import process
 from surefoot.report.trackers.adapters import make_trackers
 from surefoot.report.trackers.base import RunFacts
 from surefoot.report.trackers.fan_out import Trackers

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from surefoot.errors import IntegrityError
 from surefoot.report import trainer_log
 from surefoot.report.trainer_log import append_row, cut_to_step, read_rows
+from surefoot.system.errors import IntegrityError
 
 
 def train(step):

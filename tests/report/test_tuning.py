@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from surefoot.commands.tune.search import Tried
 from surefoot.report import tuning
 from surefoot.report.tuning import outcome_lines, picture, trial_line
-from surefoot.tune.search import Tried
 
 START = Tried({"batch.micro": "auto", "compile": "off"}, 1000.0, 2**20)
 FAST = Tried({"batch.micro": 8, "compile": "off"}, 1500.0, 2**21)

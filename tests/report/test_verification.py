@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from surefoot.errors import InputError
 from surefoot.report.cards.export import CERTIFICATE
 from surefoot.report.verification import verify_folder
-from surefoot.stages.export.certificate import hashes
+from surefoot.runs.export.certificate import hashes
+from surefoot.system.errors import InputError
 
 FILES = {"model.safetensors": b"weights", "config.json": b"{}"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.errors import EnvironmentFault, Fault
+from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.background import background_writer
 
 LARGE = 100

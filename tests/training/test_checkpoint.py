@@ -10,8 +10,8 @@ import signal
 import pytest
 import torch
 
-from surefoot import durable, retention
-from surefoot.errors import Diverged, EnvironmentFault, IntegrityError
+from surefoot.system import durable, retention
+from surefoot.system.errors import Diverged, EnvironmentFault, IntegrityError
 from surefoot.training import checkpoint as module
 from surefoot.training.checkpoint import (
     Checkpoint,

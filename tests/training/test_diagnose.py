@@ -7,8 +7,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 import zoo
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.chunked_head import chunked_head, loss_path
-from surefoot.objectives.sft import sft_loss
 from surefoot.training import diagnose
 from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin, largest_finite, place_of_error
 from surefoot.training.engine import SingleEngine

@@ -7,15 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot.errors import Diverged, EnvironmentFault, Fault
-from surefoot.evaluate.loss import evaluate_loss
-from surefoot.objectives.base import LossSum
+from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 from surefoot.training import loop
 from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
+from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
+from surefoot.training.objective import LossSum
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.report import StepReport
 from surefoot.training.schedule import Schedule

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from surefoot.errors import Diverged
+from surefoot.system.errors import Diverged
 from surefoot.training import moments
 from surefoot.training import step as step_module
 from surefoot.training.moments import SMALL, first_bad, is_due, look, tokens_per_look

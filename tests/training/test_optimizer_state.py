@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.errors import IntegrityError
+from surefoot.system.errors import IntegrityError
 from surefoot.training import optimizer_state as module
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import SingleEngine

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from heron_runs import heron_folder, heron_trained
-from surefoot.cli.main import main
+from surefoot.commands.main import main
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
 from surefoot.report.wording import profile_line

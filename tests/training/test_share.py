@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.errors import EnvironmentFault
+from surefoot.system.errors import EnvironmentFault
 from surefoot.training.engine import Elements
 from surefoot.training.share import count_elements, verify_share
 from toy import toy_engine

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.objectives.base import LossSum
 from surefoot.training import step as step_module
 from surefoot.training.guard import Verdict
+from surefoot.training.objective import LossSum
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import train_step
 from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss

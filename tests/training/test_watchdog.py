@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from surefoot import durable
+from surefoot.system import durable
 from surefoot.training import watchdog
 from surefoot.training.beat import LEAST_LIMIT, SLOWER, Activity, Beat, is_gone
 from surefoot.training.told import Told, tell, told_fault

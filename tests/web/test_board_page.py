@@ -6,9 +6,9 @@ import pytest
 
 from runfolders import NASTY, log_more, log_rows, train_row, write_run
 from serving import serving
-from surefoot import folder_lock
-from surefoot.board.streams import follow_run
-from surefoot.board.tail import Tail
+from surefoot.commands.board.streams import follow_run
+from surefoot.commands.board.tail import Tail
+from surefoot.system import folder_lock
 
 PATIENCE = 30_000  # milliseconds until a page that should change counts as broken: long, for a busy machine
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
@@ -90,7 +90,8 @@ def test_a_connection_that_was_lost_goes_on_where_it_was(root, open_page, monkey
     """The server ends and another starts in its place; the browser knocks with the last id it got."""
     knocks = []
     monkeypatch.setattr(
-        "surefoot.board.server.follow_run", lambda run, last_id: knocks.append(last_id) or follow_run(run, last_id)
+        "surefoot.commands.board.server.follow_run",
+        lambda run, last_id: knocks.append(last_id) or follow_run(run, last_id),
     )
     with serving(root) as first:
         page = open_page(first.address).page

@@ -8,7 +8,7 @@ from surefoot.config.keys import Key, all_keys
 from surefoot.config.nearest import nearest_key
 from surefoot.config.resume_policy import rule_for
 from surefoot.config.words import as_yaml
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 WIDTH = 100  # columns of the text
 

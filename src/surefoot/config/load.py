@@ -24,7 +24,7 @@ from surefoot.config.problems import Problem, concerned, shape_problems, without
 from surefoot.config.schema import RunConfig
 from surefoot.config.sources import Sources
 from surefoot.config.yaml_reader import parse_yaml, read_text
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "plain_config"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.config.methods import AlignmentConfig, PpoConfig, RewardConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, ParallelConfig, RunConfig
-from surefoot.redaction import veiled
+from surefoot.system.redaction import veiled
 
 _OWNERS = {"reward": ("reward",), "alignment": ("dpo", "kto"), "ppo": ("ppo",)}  # section -> stages that read it
 _ONE_STAGE = {  # keys of alignment that only one of its stages reads

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from surefoot.config.keys import Key, all_keys
 from surefoot.config.other_names import OTHER_NAMES
-from surefoot.nearest import CLOSE as CLOSE_BESIDE
-from surefoot.nearest import likeness, plain_name
+from surefoot.system.nearest import CLOSE as CLOSE_BESIDE
+from surefoot.system.nearest import likeness, plain_name
 
 CLOSE = 0.8  # likeness (0 to 1) below which a name from another group is no suggestion
 

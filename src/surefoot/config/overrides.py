@@ -14,7 +14,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.sources import Sources
 from surefoot.config.types import ShortForm
 from surefoot.config.yaml_reader import parse_value
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 _SHORT_FORMS = {
     name: part.field

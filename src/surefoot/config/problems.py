@@ -13,7 +13,7 @@ from surefoot.config.nearest import nearest_key
 from surefoot.config.schema import RunConfig
 from surefoot.config.words import as_yaml, shown
 from surefoot.config.yaml_scalars import is_plain_text
-from surefoot.nearest import MOST, nearest_word
+from surefoot.system.nearest import MOST, nearest_word
 
 MOST_LISTED = 9  # keys of a group that one message lists
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from surefoot.locations import TEMPLATE_SUFFIX
+from surefoot.system.locations import TEMPLATE_SUFFIX
 
 Policy = Literal["free", "warned", "refused"]
 

@@ -24,10 +24,10 @@ from yaml.parser import Parser
 from yaml.reader import Reader
 from yaml.scanner import Scanner
 
-from surefoot import plain_files
 from surefoot.config.yaml_scalars import plain_scalar
 from surefoot.config.yaml_syntax import explain_syntax
-from surefoot.errors import Fault, InputError
+from surefoot.system import plain_files
+from surefoot.system.errors import Fault, InputError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32

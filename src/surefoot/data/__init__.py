@@ -1,0 +1,1 @@
+"""From files of many formats to batches: sources, formats, chat templates, tokens, order, packing."""

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from surefoot import durable, hardware, plain_files
 from surefoot.data.columns import PRINT, prints_of, supervised_of
 from surefoot.data.dataset import (
     CONTINUED,
@@ -35,7 +34,8 @@ from surefoot.data.dataset import (
 )
 from surefoot.data.encode import Encoded
 from surefoot.data.growing import growing
-from surefoot.errors import EnvironmentFault
+from surefoot.system import durable, hardware, plain_files
+from surefoot.system.errors import EnvironmentFault
 
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = ("surefoot", "tokenizers", "transformers")

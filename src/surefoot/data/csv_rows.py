@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from surefoot.data.text_pieces import lines_with_ends
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 _DELIMITERS = ",;\t"
 

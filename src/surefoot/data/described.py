@@ -15,9 +15,9 @@ from typing import Any
 
 from surefoot.data.json_rows import read_value
 from surefoot.data.kind import Kind
-from surefoot.errors import EnvironmentFault, Fault, InputError
-from surefoot.locations import DESCRIPTION
-from surefoot.nearest import nearest_word, nearest_words
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.locations import DESCRIPTION
+from surefoot.system.nearest import nearest_word, nearest_words
 
 _KEYS = (
     "hf_hub_url",

@@ -19,7 +19,7 @@ from surefoot.data.encode import Encoded, Row, cut_to, rows_in_parts
 from surefoot.data.formats import Conversation
 from surefoot.data.segments import Template
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 
 def encode_pairs(

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from surefoot import durable
 from surefoot.data.csv_rows import read_csv
 from surefoot.data.json_rows import read_lines, read_list
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
 from surefoot.data.text_pieces import decoded, pieces_of, unpacked
-from surefoot.errors import EnvironmentFault, Fault, InputError
-from surefoot.hardware import host_memory
-from surefoot.locations import DATA_KINDS, data_kind
-from surefoot.sizes import size_text
+from surefoot.system import durable
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.hardware import host_memory
+from surefoot.system.locations import DATA_KINDS, data_kind
+from surefoot.system.sizes import size_text
 
 
 def open_file(path: str | Path, name: str | None = None) -> Source:

@@ -11,8 +11,8 @@ from surefoot.data.formats.dialogue_text import is_dialogue, is_open_dialogue
 from surefoot.data.kind import Kind
 from surefoot.data.rows import Row, Source, parse_record
 from surefoot.data.sources import SourceSpec, files_of, open_sources
-from surefoot.errors import Fault, InputError
 from surefoot.families.templates import OWN
+from surefoot.system.errors import Fault, InputError
 
 Learned = Literal["completion", "everything"]
 

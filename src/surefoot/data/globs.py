@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 MOST_WORK = 10**9  # characters of all patterns times characters of all paths: minutes at the very worst
 _PIECE = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")

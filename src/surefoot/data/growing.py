@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot import durable
+from surefoot.system import durable
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from surefoot.data.text_pieces import lines_of
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _EXCERPT = 20  # characters shown on either side of a syntax error

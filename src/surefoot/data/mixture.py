@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, BinaryIO
 
-from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _BATCH = 1024  # rows made into Python values at once
 _LONGEST = 64 << 20  # characters of one text: Parquet packs half a billion equal ones into 16 kB

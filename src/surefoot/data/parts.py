@@ -11,7 +11,7 @@ from surefoot.data.dataset import TokenisedDataset, TokenisedFile
 from surefoot.data.facts import SourceFacts
 from surefoot.data.sources import SourceSpec
 from surefoot.data.split import part_of, split
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 
 @dataclass(frozen=True)

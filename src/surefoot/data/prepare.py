@@ -25,9 +25,9 @@ from surefoot.data.segments import Template
 from surefoot.data.sources import SourceSpec, open_sources
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.data.tokenise import Method, ReadRecord, tokenise
-from surefoot.errors import Fault, InputError
 from surefoot.families.templates import OWN
-from surefoot.few import first_few
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.few import first_few
 
 _NAMED = 3  # files that are not read
 

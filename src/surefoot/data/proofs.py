@@ -16,7 +16,7 @@ import numpy as np
 from surefoot.data.dataset import CONTINUED, CONTINUES, STOP_LOST, TokenisedDataset
 from surefoot.data.encode import TrainOn
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 
 @dataclass(frozen=True)

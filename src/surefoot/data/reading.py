@@ -29,7 +29,7 @@ from surefoot.data.formats import (
 )
 from surefoot.data.kind import Kind
 from surefoot.data.rows import Row, Source, read_rows
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 CUSTOM = "custom"
 _BATCH = 1024  # conversations

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.data.json_rows import read_value
-from surefoot.errors import Fault, InputError
-from surefoot.nearest import nearest_words
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.nearest import nearest_words
 
 _KINDS = {
     str: "text",

@@ -17,8 +17,8 @@ from surefoot.data.hub.files import Chosen, Splits, choose_files, is_data
 from surefoot.data.hub.rows import HubData, open_hub, stream_hub
 from surefoot.data.kind import Kind
 from surefoot.data.rows import Source
-from surefoot.errors import Fault, InputError
-from surefoot.locations import DATA_KINDS, DESCRIPTION, is_hub_data
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.locations import DATA_KINDS, DESCRIPTION, is_hub_data
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from surefoot.data.mixture import apportion
 from surefoot.data.order import HELD_OUT, SHARES, permutation
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 
 def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -16,10 +16,10 @@ from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.named import lay_out_dialogue, lay_out_prompt
 from surefoot.data.segments import Template
 from surefoot.data.text_encoder import Piece, TextEncoder
-from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_text
 from surefoot.families.template_row import ALONE, Prompt, Row, as_one_text, filled_row
 from surefoot.families.templates import OWN, is_file, named_row
+from surefoot.system.errors import Fault, InputError
 
 _VERSION = 2  # of the code that lays rows out: a run begun with another is not resumed
 

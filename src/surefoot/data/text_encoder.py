@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from surefoot.errors import Fault, InputError, is_panic
+from surefoot.system.errors import Fault, InputError, is_panic
 
 _LEAD = "\n"  # never merges with what follows; takes the place of the text before a piece
 

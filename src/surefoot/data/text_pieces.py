@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from io import StringIO
 from typing import BinaryIO
 
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 _PIECE = 1 << 18  # bytes that are read at once
 _RATIO = 200  # unpacked to packed; text reaches 3 to 20, gzip's most is 1,030

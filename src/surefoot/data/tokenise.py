@@ -29,8 +29,8 @@ from surefoot.data.rows import Source
 from surefoot.data.segments import Template
 from surefoot.data.templates import make_template, template_for_all, templates_to_try
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import Fault, InputError
 from surefoot.families.templates import find_row
+from surefoot.system.errors import Fault, InputError
 
 ReadRecord = Callable[[dict[str, Any]], Any]
 Records = Callable[[], tuple[Reading, Batches]]

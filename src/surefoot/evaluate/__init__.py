@@ -1,0 +1,1 @@
+"""Measure finished models: loss, reward accuracy, commonsense sets, harness tasks, norms, captures."""

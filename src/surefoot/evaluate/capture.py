@@ -24,13 +24,13 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from surefoot.errors import EnvironmentFault, Fault
 from surefoot.evaluate.statistics import as_json, first_mass, relative_difference, split_first, summarise
 from surefoot.models.effective import weights_of
 from surefoot.models.forward import causal_model
 from surefoot.models.instrument import Place, by_token
 from surefoot.models.layer_parts import LayerParts, Part
 from surefoot.models.peft import LoraLayer
+from surefoot.system.errors import EnvironmentFault, Fault
 
 FINAL = "final.safetensors"
 Finished = Callable[[int | None, Mapping[str, torch.Tensor]], None]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.errors import Fault, InputError
 from surefoot.evaluate.capture_folder import Capture
 from surefoot.evaluate.statistics import relative_difference
+from surefoot.system.errors import Fault, InputError
 
 ACTIVATIONS = ("residual_in", "residual_out", "input", "output")
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot import durable
-from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
-from surefoot.out_folder import require_replaceable
+from surefoot.system import durable
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.out_folder import require_replaceable
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
+from surefoot.system.errors import Fault, InputError
 
 BOS_FILE = "bos_zero_config.json"
 FACTOR = "scaling_factor"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from surefoot.errors import Fault
 from surefoot.families.family import Key
+from surefoot.system.errors import Fault
 
 Stored = Literal["fp32", "bf16", "fp16"]
 _STORED: dict[str, Stored] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from surefoot import plain_files
-from surefoot.errors import Fault, InputError
+from surefoot.system import plain_files
+from surefoot.system.errors import Fault, InputError
 
 # As far as a model has them.
 TOKENIZER_FILES = (

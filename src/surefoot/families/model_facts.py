@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import InputError
 from surefoot.families import find
 from surefoot.families.bos_zero import read_bos_scale
 from surefoot.families.config_keys import ConfigKeys, Stored
 from surefoot.families.family import Dimension, Family, Linear, Norm
 from surefoot.families.files import read_json
+from surefoot.system.errors import InputError
 
 _SLIDING = "sliding_attention"  # in config.json's layer_types
 _MOST_LAYERS = 10_000  # many times any model's; each is written out, and a wrong number would take hours

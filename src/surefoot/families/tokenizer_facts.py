@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json, read_json_if_there, read_text
+from surefoot.system.errors import Fault, InputError
 
 
 @dataclass(frozen=True)

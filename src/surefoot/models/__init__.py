@@ -1,0 +1,1 @@
+"""Loading, adapters, generation and saving of models."""

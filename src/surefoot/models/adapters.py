@@ -18,15 +18,15 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from surefoot.errors import Fault, InputError
 from surefoot.models.checkpointing import leave_inputs_constant
 from surefoot.models.peft import LoraConfig, LoraLayer, ModulesToSaveWrapper, PeftModel, TaskType, get_peft_model
 from surefoot.models.precision import hold_in_fp32
 from surefoot.models.quantised import plain_weight
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.vocabulary import is_tied
-from surefoot.nearest import nearest_word
 from surefoot.planning.plan import AdapterPlan
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.nearest import nearest_word
 
 ADAPTER = "default"  # PEFT's name for the only adapter
 AdaptedLayer = LoraLayer | ModulesToSaveWrapper  # where adapters act

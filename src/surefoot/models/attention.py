@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from transformers.integrations import sdpa_attention
 
-from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.quiet import muted_stderr
 from surefoot.planning.plan import AttentionPlan, SdpaKernel
+from surefoot.system.errors import EnvironmentFault, Fault
 
 _BACKEND: dict[SdpaKernel, SDPBackend] = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -30,10 +30,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import causal_model
 from surefoot.models.vocabulary import embedding_and_head, is_tied
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _INSTALLED = "_surefoot_bos_scaling"  # attribute of the decoder, so that a copy of the model has its own
 

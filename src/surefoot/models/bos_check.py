@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import Batch
-from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.bos import installed_scaling, other_scale, unwrapped
 from surefoot.models.compiled import as_written
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.documents import packed_forward
 from surefoot.models.forward import hidden_states, model_inputs
 from surefoot.models.modes import evaluating
+from surefoot.system.errors import EnvironmentFault, Fault
 
 # The measured factor is a mean over the width, of values that were rounded to the type of the weights.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}

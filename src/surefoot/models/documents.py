@@ -20,8 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from surefoot.errors import EnvironmentFault, Fault
 from surefoot.kernels.documents import FORMS, Attend, Documents
+from surefoot.system.errors import EnvironmentFault, Fault
 
 _PREFIX = "surefoot_documents_"  # of the form's name, among transformers' attention functions
 _packed: ContextVar[bool] = ContextVar("packed", default=False)

@@ -11,9 +11,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from surefoot.convert.safetensors_file import INDEX, PICKLED, SINGLE, StoredTensor, stored_in
-from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
+from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, StoredTensor, stored_in
+from surefoot.system.errors import Fault, InputError
 
 ADAPTER_CONFIG = "adapter_config.json"
 _DISTRIBUTED = "shard-*-model-*-of-*.safetensors"  # transformers would prefer these to model.safetensors

@@ -22,11 +22,11 @@ from transformers import PreTrainedModel
 
 from surefoot.data.batch import Batch
 from surefoot.data.pack import position_ids
-from surefoot.errors import EnvironmentFault, Fault
 from surefoot.kernels.documents import documents_of
 from surefoot.kernels.shapes import even_rows
 from surefoot.kernels.types import operand_type
 from surefoot.models.documents import packed_forward, takes_documents
+from surefoot.system.errors import EnvironmentFault, Fault
 
 _read: ContextVar[torch.Tensor | None] = ContextVar("read", default=None)
 

@@ -1,7 +1,7 @@
 """From a model's name to a folder: a local one as it is, a hub id by way of Hugging Face's cache.
 
 Only files that surefoot reads are fetched, those of an adapter among them; pickled weights never. How the hub's
-refusals are worded stands in `surefoot.hub.faults`.
+refusals are worded stands in `surefoot.system.hub.faults`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from surefoot.errors import EnvironmentFault, Fault, InputError
-from surefoot.hub.fetch import fetch, look_up
-from surefoot.locations import looks_local
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.hub.fetch import fetch, look_up
+from surefoot.system.locations import looks_local
 
 _FACTS = (
     "config.json",

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.errors import EnvironmentFault, Fault
 from surefoot.models.forward import causal_model
 from surefoot.models.layer_parts import LayerParts, Part
+from surefoot.system.errors import EnvironmentFault, Fault
 
 Kind = Literal["residual_in", "residual_out", "input", "output", "attention"]
 

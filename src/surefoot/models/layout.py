@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from surefoot.convert.recognise import Recognised, recognise
-from surefoot.convert.safetensors_file import StoredTensor, unread
-from surefoot.convert.target import Target
-from surefoot.errors import InputError
+from surefoot.models.convert.recognise import Recognised, recognise
+from surefoot.models.convert.safetensors_file import StoredTensor, unread
+from surefoot.models.convert.target import Target
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.tree import facts_of
+from surefoot.system.errors import InputError
 
 _LEFT_TO_TRANSFORMERS = frozenset({"backbone", "buffers"})
 

@@ -26,16 +26,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from surefoot.convert.safetensors_file import StoredTensor, unread
-from surefoot.convert.tensors import Tensors
 from surefoot.data.text_encoder import panics_told
-from surefoot.errors import EnvironmentFault, Fault, InputError
+from surefoot.models.convert.safetensors_file import StoredTensor, unread
+from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import read_config, stored_tensors
 from surefoot.models.layout import other_layout, said
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.tree import facts_of
 from surefoot.models.value_head import is_of_value_head
 from surefoot.models.vocabulary import check_tied, resize_vocabulary
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _SHOWN = 3  # names per kind of fault: enough to see the pattern
 

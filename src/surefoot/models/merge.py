@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from surefoot.errors import Fault, InputError
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.effective import weights_of
 from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, PeftModel
 from surefoot.models.vocabulary import embedding_and_head, is_tied
+from surefoot.system.errors import Fault, InputError
 
 _AT_ONCE = 1 << 22  # values that are compared at once: 16 MB in fp32
 

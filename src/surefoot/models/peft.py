@@ -6,7 +6,7 @@ kernels on the hub when it is imported. So bitsandbytes comes first, without eit
 
 from __future__ import annotations
 
-from surefoot.libraries import import_bitsandbytes, is_installed
+from surefoot.system.libraries import import_bitsandbytes, is_installed
 
 if is_installed("bitsandbytes"):
     import_bitsandbytes()

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from surefoot.libraries import import_bitsandbytes
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.peft import dequantize_module_weight
+from surefoot.system.libraries import import_bitsandbytes
 
 
 def quantise(model: PreTrainedModel, *, compute: torch.dtype, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Write and read trained weights in the formats that everyone reads: PEFT adapters and transformers models.
 
-Files are written plainly; staging, hashing and fsync are the caller's (`surefoot.durable`). Equal weights give equal
-bytes: names are sorted, no time stamp, no absolute path.
+Files are written plainly; staging, hashing and fsync are the caller's (`surefoot.system.durable`). Equal weights give
+equal bytes: names are sorted, no time stamp, no absolute path.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from surefoot.convert.tensors import Tensors
-from surefoot.errors import Fault, InputError
-from surefoot.libraries import left_alone
 from surefoot.models.adapters import ADAPTER
+from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.forward import causal_model
 from surefoot.models.peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from surefoot.models.quiet import quiet_libraries
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.libraries import left_alone
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _WRAPPED = re.compile(r"(.+)\.(?:modules_to_save|original_module)\.(weight|bias)")

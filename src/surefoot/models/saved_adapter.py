@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from surefoot.convert.recognise_adapter import PEFT_FRONT, RecognisedAdapter, fit_to_base, recognise_adapter
-from surefoot.convert.safetensors_file import read_header, unread
-from surefoot.convert.target import Target
-from surefoot.convert.tensors import Tensors
-from surefoot.errors import Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.adapters import ADAPTER
+from surefoot.models.convert.recognise_adapter import PEFT_FRONT, RecognisedAdapter, fit_to_base, recognise_adapter
+from surefoot.models.convert.safetensors_file import read_header, unread
+from surefoot.models.convert.target import Target
+from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG, convert_command
 from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import ADAPTER_WEIGHTS, adapter_tensors, load_adapter_weights, without_doubles
+from surefoot.system.errors import Fault, InputError
 
 _READ = frozenset(
     {

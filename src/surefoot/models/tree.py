@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.errors import Fault, InputError
 from surefoot.families import find
 from surefoot.families.model_facts import ModelFacts, ModuleFact, ModuleTree, read_model_facts
 from surefoot.models.folder import read_config
+from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from torch import nn

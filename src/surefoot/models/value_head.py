@@ -18,15 +18,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from surefoot.convert.recognise import VALUE_HEAD
-from surefoot.convert.safetensors_file import StoredTensor, unread
-from surefoot.convert.source import VALUE_HEAD_FILE
 from surefoot.data.batch import Batch
-from surefoot.errors import Fault, InputError
+from surefoot.models.convert.recognise import VALUE_HEAD
+from surefoot.models.convert.safetensors_file import StoredTensor, unread
+from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.forward import causal_model, hidden_states, output_head
 from surefoot.models.shared_prefix import states_behind
 from surefoot.models.vocabulary import is_tied
+from surefoot.system.errors import Fault, InputError
 
 SCORE = "score."
 _PLAIN = {"score.weight": "v_head.summary.weight", "v_head.weight": "v_head.summary.weight"}

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.errors import Diverged, EnvironmentFault, Fault
 from surefoot.models.adapters import adapted_modules
 from surefoot.models.checkpointing import checkpointed_layers, has_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
@@ -24,6 +23,7 @@ from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quantised import is_quantised
 from surefoot.models.vocabulary import is_tied
 from surefoot.planning.plan import RunPlan
+from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 
 # Logits of a few positions and of all differ by nothing but the order of rounding; a model that mixes positions differs
 # by orders of magnitude more.

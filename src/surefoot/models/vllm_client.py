@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.errors import EnvironmentFault, Fault, InputError
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout
-from surefoot.posting import Server
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.posting import Server
 
 _AT_ONCE = 64  # requests under way
 _PATH = "/v1/completions"

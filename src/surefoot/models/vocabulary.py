@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from surefoot.errors import Fault, InputError
 from surefoot.models.quiet import quiet_libraries
+from surefoot.system.errors import Fault, InputError
 
 
 def embedding_and_head(model: PreTrainedModel) -> tuple[nn.Parameter, nn.Parameter]:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from surefoot.config.adapters import AdapterShape
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import ModelFacts, ModuleFact
-from surefoot.nearest import nearest_word
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
+from surefoot.system.nearest import nearest_word
 
 
 def plan_adapter(

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from surefoot.config.schema import AttentionConfig
-from surefoot.hardware import Hardware
 from surefoot.planning.kernels import ORDER, flash_attention_2_obstacles, obstacle
 from surefoot.planning.measurements import AttentionTrial, times_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AttentionPlan, Choice, DType, SdpaKernel
+from surefoot.system.hardware import Hardware
 
 # How many times as fast a form must be to replace the default: then a step that spends half of its time on attention
 # gains a fifth. A smaller lead could turn round on the next start of the same run.

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from surefoot.config.schema import BatchConfig
 from surefoot.config.types import Count, Switch
-from surefoot.errors import NO_MEMORY
 from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts, longest_example
 from surefoot.planning.memory import Workload
 from surefoot.planning.notes import Notes
 from surefoot.planning.parallel import SINGLE, per_rank
 from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
-from surefoot.sizes import size_text
+from surefoot.system.errors import NO_MEMORY
+from surefoot.system.sizes import size_text
 
 # Tokens of one micro-batch beyond which more rows bring no speed, only memory. Measured on a CPU with 125 M parameters:
 # 3 072 is as fast as 4 096 and takes a seventh less memory, 2 048 takes 8 % more time (docs/evidence/memory.md). A GPU

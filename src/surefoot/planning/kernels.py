@@ -6,8 +6,8 @@ capability 8.0 on, heads up to 256, no mask; mem_efficient any dtype, bf16 from 
 
 from __future__ import annotations
 
-from surefoot.hardware import Hardware
 from surefoot.planning.plan import DType, SdpaKernel
+from surefoot.system.hardware import Hardware
 
 # The order in which the run prefers them; torch's own but for cuDNN, which it puts first on Hopper and Blackwell only.
 ORDER: tuple[SdpaKernel, ...] = ("cudnn", "flash", "mem_efficient", "math")

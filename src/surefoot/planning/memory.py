@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from surefoot.allocator import LARGE, Holes
 from surefoot.planning.layer_memory import adapter_copies, layer_bytes, mlp_tensors, unread_bytes
 from surefoot.planning.plan import Choice, MemoryPlan
 from surefoot.planning.workload import BYTES, Workload
-from surefoot.sizes import GIB
+from surefoot.system.allocator import LARGE, Holes
+from surefoot.system.sizes import GIB
 
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
 _HEADROOM = 0.9
@@ -36,7 +36,7 @@ _BACKWARD = 0.5
 
 @dataclass(frozen=True)
 class _Holes:
-    """What a CPU run on glibc takes besides what is alive, see `surefoot.allocator`.
+    """What a CPU run on glibc takes besides what is alive, see `surefoot.system.allocator`.
 
     left: bytes, by set-up, interpreter and products. of_layer: times what one layer keeps. Each asks for the same sizes
     when it goes forward, when it is computed again and when it goes backward, and cannot have all holes that the one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from surefoot.errors import Fault
+from surefoot.system.errors import Fault
 
 
 @dataclass

@@ -17,11 +17,11 @@ from typing import Literal
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
-from surefoot.hardware import Hardware
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, times_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, Choice, DType, RunPlan, Source
+from surefoot.system.hardware import Hardware
 
 Form = Literal["matmul", "sdpa", "varlen"]
 PADDED = "padded"  # among the trials: the same documents in padded rows

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
-from surefoot.hardware import Hardware
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, Choice
+from surefoot.system.hardware import Hardware
 
 FUSED = "fused"
 _CLEAR = 1.2  # how many times as fast

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.config.schema import PrecisionConfig
-from surefoot.hardware import Hardware
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import BaseType, Choice, DType, PrecisionPlan
+from surefoot.system.hardware import Hardware
 
 # A product that is 1.5 times as fast makes a step 1.2 times as fast when half of its time goes to products.
 _PRODUCT_GAIN = 1.5

@@ -11,10 +11,8 @@ from dataclasses import replace
 
 from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
-from surefoot.errors import InputError
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
-from surefoot.hardware import Hardware
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.batch import plan_batch
@@ -64,7 +62,9 @@ from surefoot.planning.shared_prompts import may_share, plan_shared_prompts
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.workload import Workload, with_kernels, workload_of
-from surefoot.sizes import size_text
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import Hardware
+from surefoot.system.sizes import size_text
 
 
 def resolve(

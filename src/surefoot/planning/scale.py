@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.errors import Fault, InputError
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.limits import step_flops, work_of
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import MemoryPlan, RunPlan
 from surefoot.planning.workload import BYTES
+from surefoot.system.errors import Fault, InputError
 
 Engine = Literal["ddp", "zero 2", "fsdp2"]
 ENGINES: tuple[Engine, ...] = ("ddp", "zero 2", "fsdp2")

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from surefoot.errors import Fault, InputError
 from surefoot.planning.plan import RunPlan
+from surefoot.system.errors import Fault, InputError
 
 _PLAN = TypeAdapter(RunPlan)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from surefoot.errors import Fault, InputError
 from surefoot.families.family import Family
 from surefoot.families.files import read_text
 from surefoot.families.model_facts import ModelFacts
@@ -14,6 +13,7 @@ from surefoot.families.templates import ANYWHERE, OWN, OWN_OR, find_row, is_file
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
+from surefoot.system.errors import Fault, InputError
 
 
 def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> Choice[str]:

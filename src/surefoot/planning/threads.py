@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 from surefoot.families.model_facts import ModelFacts
-from surefoot.hardware import Hardware
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
+from surefoot.system.hardware import Hardware
 
 _SAME = "resumed runs use the same: other counts give other last bits"
 THREAD_VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS"})

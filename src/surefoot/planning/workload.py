@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surefoot.allocator import Holes
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
-from surefoot.hardware import Hardware
 from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
 from surefoot.planning.pointwise import FUSED, gate_width
 from surefoot.planning.reward import idle_parameters, without_idle
+from surefoot.system.allocator import Holes
+from surefoot.system.hardware import Hardware
 
 BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 _ROWS = {"reward": 2, "dpo": 2, "kto": 2}  # that an example goes through the model as: two answers to one prompt

@@ -1,0 +1,1 @@
+"""What users see of a run: console, logs, HTML, cards, pictures, trackers."""

@@ -24,9 +24,9 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from surefoot import durable
-from surefoot.printable import clean
-from surefoot.process import TerminalWishes
+from surefoot.system import durable
+from surefoot.system.printable import clean
+from surefoot.system.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
 _PLAIN_WIDTH = 80  # columns of a line of progress there

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot import durable, plain_files
+from surefoot.system import durable, plain_files
 
 _STDERR = 2
 _HEAD = "Fatal Python error: "

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot import folder_lock
-from surefoot.durable import LOCK
-from surefoot.errors import Fault, InputError
 from surefoot.report import journal
 from surefoot.report.crash_trace import CrashTrace, trace_at_end
 from surefoot.report.events import EVENTS, last_of_the_process
 from surefoot.report.flight import recent, unfinished
+from surefoot.system import folder_lock
+from surefoot.system.durable import LOCK
+from surefoot.system.errors import Fault, InputError
 from surefoot.training.failure_names import failures_in, newest_failure
 
 LOG = "run.log"

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.redaction import veiled
 from surefoot.report import journal
 from surefoot.report.journal import Record
+from surefoot.system.redaction import veiled
 from surefoot.training.report import StepProfile
 
 EVENTS, SAMPLES, PROFILE = "events.jsonl", "samples.jsonl", "profile.jsonl"

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from surefoot.few import counted, was
-from surefoot.made_folders import AVERAGE, CRITIC_FOLDER
 from surefoot.report.results import ROLLOUT
 from surefoot.report.wording import duration_text, times
-from surefoot.sizes import size_text
+from surefoot.system.few import counted, was
+from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER
+from surefoot.system.sizes import size_text
 
 _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),

@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from surefoot import durable
-from surefoot.made_folders import MANIFEST as MANIFEST
 from surefoot.report import curves, views
 from surefoot.report.page import render
 from surefoot.report.pictures.calibration import last_calibration
 from surefoot.report.record import RunRecord, read_run
 from surefoot.report.status import Status, status_told, verdict
 from surefoot.report.tables.audit import audit_views
+from surefoot.system import durable
+from surefoot.system.made_folders import MANIFEST as MANIFEST
 
 NAME = "report.html"
 _NOTHING = views.Table((), ())

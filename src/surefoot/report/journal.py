@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot import durable, plain_files
-from surefoot.errors import Fault, IntegrityError
+from surefoot.system import durable, plain_files
+from surefoot.system.errors import Fault, IntegrityError
 
 Record = dict[str, Any]
 

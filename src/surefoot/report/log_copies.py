@@ -26,13 +26,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from surefoot import durable, plain_files
-from surefoot.errors import Fault, IntegrityError
-from surefoot.few import counted
 from surefoot.report import events, journal, trainer_log
 from surefoot.report.death import LOG
 from surefoot.report.flight import FLIGHT, step_done
 from surefoot.report.record import is_plain
+from surefoot.system import durable, plain_files
+from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.few import counted
 from surefoot.training.manifest import FileCheck
 
 NAME = "logs.tar"

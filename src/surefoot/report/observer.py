@@ -12,9 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefoot import durable
-from surefoot.errors import Diverged, EnvironmentFault
-from surefoot.few import counted
 from surefoot.report import wording
 from surefoot.report.console import Console
 from surefoot.report.events import Kind, append_event, append_profile, append_samples, cut_events
@@ -24,6 +21,9 @@ from surefoot.report.pace import Pace, Timing, clock_seconds
 from surefoot.report.progress import Progress, is_logged
 from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
 from surefoot.report.trainer_log import NAME, append_row
+from surefoot.system import durable
+from surefoot.system.errors import Diverged, EnvironmentFault
+from surefoot.system.few import counted
 from surefoot.training.report import EvalReport, StepReport, Unit
 from surefoot.training.state import RunState
 

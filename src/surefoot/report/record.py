@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import InputError, IntegrityError
 from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
@@ -22,6 +21,7 @@ from surefoot.report.events import EVENTS, SAMPLES
 from surefoot.report.results import ALL
 from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
+from surefoot.system.errors import InputError, IntegrityError
 
 _MOST_PICTURE = 4_000_000  # bytes
 _MOST_TEXT = 200_000  # characters of config.yaml shown: more is no config

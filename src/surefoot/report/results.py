@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot import durable
 from surefoot.report.rows import Row, finite, weight_field
+from surefoot.system import durable
 from surefoot.training.report import EvalReport, Unit
 from surefoot.training.state import BEFORE, BESIDE
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from surefoot.counters import Counters
 from surefoot.report.wording import times
-from surefoot.sizes import size_text
+from surefoot.system.counters import Counters
+from surefoot.system.sizes import size_text
 
 _FAULTS = 20.0  # major page faults per second: each is a wait of a tenth of a millisecond at least
 _SWAP = 10e6  # bytes per second

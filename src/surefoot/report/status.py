@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from surefoot.few import counted, was
 from surefoot.report.events import last_of_the_process
 from surefoot.report.journal import Record
 from surefoot.report.rows import Row
 from surefoot.report.wording import duration_text, times
+from surefoot.system.few import counted, was
 
 Status = Literal["running", "finished", "stopped", "diverged", "failed"]
 WORDS: dict[Status, str] = {

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from surefoot.config.schema import OptimConfig
 from surefoot.config.yaml_reader import parse_yaml
-from surefoot.errors import InputError
 from surefoot.planning.memory import fits, usable
 from surefoot.report import curves, footer
 from surefoot.report.journal import Record
@@ -24,7 +23,8 @@ from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
 from surefoot.report.tables.plan import choice_rows
 from surefoot.report.wording import duration_text
-from surefoot.sizes import size_text
+from surefoot.system.errors import InputError
+from surefoot.system.sizes import size_text
 from surefoot.training.failure_names import newest_failure
 
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""The optimizer step, the loop, engines and checkpoints; knows no method, no family, no YAML."""

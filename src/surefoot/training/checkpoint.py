@@ -20,10 +20,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from surefoot import durable, plain_files
-from surefoot.errors import Diverged, EnvironmentFault, Fault, IntegrityError
-from surefoot.made_folders import CHECKPOINT
-from surefoot.retention import kept
+from surefoot.system import durable, plain_files
+from surefoot.system.errors import Diverged, EnvironmentFault, Fault, IntegrityError
+from surefoot.system.made_folders import CHECKPOINT
+from surefoot.system.retention import kept
 from surefoot.training.engine import Engine
 from surefoot.training.manifest import MANIFEST, FileCheck, check_against, manifest, read_manifest
 from surefoot.training.state import RunState

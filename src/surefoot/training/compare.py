@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from surefoot.errors import Fault, IntegrityError
+from surefoot.system.errors import Fault, IntegrityError
 from surefoot.training.checkpoint import STATE
 
 TIMING = frozenset({"seconds", "beside", "trackers"})  # of state.json: what two equal runs do not share

@@ -28,8 +28,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from surefoot.data.batch import RecordName, Weighted
 from surefoot.models.compiled import as_written
 from surefoot.models.fast.chunked_head import watched_logits
-from surefoot.objectives.base import Objective
 from surefoot.training.engine import Engine
+from surefoot.training.objective import Objective
 from surefoot.training.ranks import text_from
 from surefoot.training.report import example_list
 from surefoot.training.scaling import LossScale

@@ -22,11 +22,11 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot import durable, plain_files
 from surefoot.data.batch import RecordName, Weighted
 from surefoot.data.batch_file import batches_from_file, batches_to_file
-from surefoot.errors import Fault, IntegrityError
-from surefoot.made_folders import FAILED_BATCH, FAILURE, require_failure
+from surefoot.system import durable, plain_files
+from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.made_folders import FAILED_BATCH, FAILURE, require_failure
 from surefoot.training.diagnose import Finding, Origin
 from surefoot.training.failure_names import Phase, failure_name, moment
 from surefoot.training.manifest import MANIFEST, check_files, manifest

@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol
 import torch
 
 from surefoot.data.batch import Weighted
-from surefoot.errors import Diverged, Fault, SurefootError
-from surefoot.few import counted
-from surefoot.objectives.base import Objective
+from surefoot.system.errors import Diverged, Fault, SurefootError
+from surefoot.system.few import counted
 from surefoot.training import spikes
 from surefoot.training.engine import Engine
 from surefoot.training.goal import Goal
 from surefoot.training.guard import RECENT
 from surefoot.training.interrupt import StopRequest
+from surefoot.training.objective import Objective
 from surefoot.training.profile import Watch, unwatched
 from surefoot.training.recorder import Attempt, Recorder, look_into
 from surefoot.training.report import EvalReport, StepReport, example_list

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from surefoot import durable, plain_files
-from surefoot.errors import Fault, IntegrityError
-from surefoot.made_folders import MANIFEST as MANIFEST
+from surefoot.system import durable, plain_files
+from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.made_folders import MANIFEST as MANIFEST
 
 SCHEMA = 2
 _WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from surefoot.libraries import import_bitsandbytes
+from surefoot.system.libraries import import_bitsandbytes
 
 Name = Literal["adamw", "adamw_8bit", "adafactor", "sgd", "muon"]
 Parameters = Mapping[str, nn.Parameter]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import nn
 
-from surefoot.errors import Fault, IntegrityError
+from surefoot.system.errors import Fault, IntegrityError
 from surefoot.training.optimizer import Optimizer
 
 FILE = "optimizer.safetensors"

@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar
 
 from surefoot.data.batch import Weighted
 from surefoot.models.compiled import is_compiled
-from surefoot.objectives.base import Objective
 from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, agreed_origin, find_origin, source_of
 from surefoot.training.engine import Engine
 from surefoot.training.failure_names import Phase
+from surefoot.training.objective import Objective
 from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import StepSettings

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.errors import Diverged, Fault
+from surefoot.system.errors import Diverged, Fault
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from typing import Any
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
-from surefoot.errors import EnvironmentFault, Fault, SurefootError
+from surefoot.system.errors import EnvironmentFault, Fault, SurefootError
 from surefoot.training.beat import Activity
 from surefoot.training.ranks import Ranks
 from surefoot.training.told import LINGER, Told, say_over, tell, told_fault

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.errors import EnvironmentFault, Fault
+from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.engine import Elements, Engine
 from surefoot.training.optimizer import trainable_parameters
 

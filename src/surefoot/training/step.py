@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from surefoot.data.batch import Weighted
-from surefoot.objectives.base import Objective
 from surefoot.training import moments
 from surefoot.training.engine import Engine, PerGroup
 from surefoot.training.engine.base import of_group
 from surefoot.training.guard import judge
+from surefoot.training.objective import Objective
 from surefoot.training.profile import Stopwatch, Watch, named, unwatched
 from surefoot.training.randomness import seed_micro_batch
 from surefoot.training.report import Decision, StepReport

@@ -28,8 +28,8 @@ from datetime import timedelta
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from surefoot import durable
-from surefoot.errors import EnvironmentFault
+from surefoot.system import durable
+from surefoot.system.errors import EnvironmentFault
 from surefoot.training.beat import Activity, Beat, is_gone
 from surefoot.training.told import LINGER, Told, say_over, tell, told_fault
 

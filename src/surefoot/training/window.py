@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from surefoot.counters import Counters, read_counters
 from surefoot.models.quiet import muted_stderr
+from surefoot.system.counters import Counters, read_counters
 from surefoot.training.profile import PARTS, Part, Stopwatch, Watch, named, unwatched
 
 WARM_UP = 2  # steps: the first one allocates, and may compile

@@ -13,13 +13,13 @@ import pytest
 from surefoot.config.schema import RunConfig
 from surefoot.data import tokenise
 from surefoot.data.prepare import PreparedData
-from surefoot.errors import InputError
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.methods.examples import prepare_examples
 from surefoot.models.tree import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
-from surefoot.stages.examples import prepare_examples
-from surefoot.stages.setup import planned_tokenizer
+from surefoot.runs.setup import planned_tokenizer
+from surefoot.system.errors import InputError
 from zoo import ZOO
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "sharegpt_multiturn_200.json"

@@ -15,7 +15,7 @@ from surefoot.data.encode import encode
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 from tiny import LLAMA3_TEMPLATE
 
 CHATML = (

@@ -14,7 +14,7 @@ from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.templates import make_template, templates_to_try
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 FAMILIES = ("llama3.1", "qwen", "qwen3", "mistral")
 CALL_TEXT = {

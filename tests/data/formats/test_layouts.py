@@ -7,20 +7,11 @@ import re
 
 import pytest
 
-from surefoot.data.formats import (
-    Conversation,
-    Turn,
-    convert,
-    converted,
-    fields,
-    look,
-    reader_with,
-    recognise,
-)
+from surefoot.data.formats import Conversation, Turn, convert, converted, fields, look, reader_with, recognise
 from surefoot.data.formats import turns as turns_module
 from surefoot.data.formats.layouts import unused_in
 from surefoot.data.rows import Row
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 
 def rows(*values: dict) -> list[Row]:

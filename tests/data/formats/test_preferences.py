@@ -8,7 +8,7 @@ import pytest
 
 from surefoot.data.formats import convert, look, preferences
 from surefoot.data.rows import Row
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 DIALOGUE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 

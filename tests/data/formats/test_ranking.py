@@ -6,7 +6,7 @@ import pytest
 
 from surefoot.data.formats import convert, look, ranking, retag
 from surefoot.data.rows import Row
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 ASKED, BETTER, WORSE = "What is a fjord?", "An inlet of the sea.", "A bird."
 HUMAN = f"\n\nHuman: {ASKED}\n\nAssistant:"

@@ -12,7 +12,7 @@ import pytest
 from surefoot.data.formats import ToolCall, Turn, convert, retag
 from surefoot.data.formats import sharegpt as sharegpt_module
 from surefoot.data.rows import Row
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 SHARED = Path(__file__).parents[4] / "shared/data/instruct"
 CALL = {"name": "add", "arguments": {"a": 1, "b": [2, None]}}

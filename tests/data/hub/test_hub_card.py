@@ -8,7 +8,7 @@ import yaml
 from surefoot.data.hub import card as hub_card
 from surefoot.data.hub.card import read_header
 from surefoot.data.hub.files import choose_files
-from surefoot.errors import InputError
+from surefoot.system.errors import InputError
 
 MERGES = "a0: &a0 {k: v}\n" + "".join(f"a{i}: &a{i}\n  <<: [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
 LISTS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))

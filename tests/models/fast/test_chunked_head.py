@@ -11,12 +11,12 @@ import torch
 from architectures import TINY, build
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Example, collate
+from surefoot.methods.losses.logprobs import token_logprobs
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast import chunked_head as chunked_head_module
 from surefoot.models.fast.chunked_head import chunked_head, head_obstacle, loss_path
 from surefoot.models.forward import hidden_at, output_head
-from surefoot.objectives.logprobs import token_logprobs
-from surefoot.objectives.sft import sft_loss
 
 FP32 = 1e-5  # the same sums in another order
 BF16 = 2e-2  # gradients of 8 bits, which the plain path multiplies by the loss's factor before it rounds
@@ -169,7 +169,7 @@ def test_evaluation_counts_first_choices():
 def test_a_head_that_trains_takes_the_plain_path_where_answers_are_weighed(monkeypatch):
     model = model_of("llama")
     loss_path(5).install(model)
-    monkeypatch.setattr("surefoot.objectives.logprobs.token_losses", None)
+    monkeypatch.setattr("surefoot.methods.losses.logprobs.token_losses", None)
     measured(model, weighed)
     for parameter in output_head(model).parameters():
         parameter.requires_grad_(False)
@@ -183,6 +183,6 @@ def test_hidden_states_of_other_places_would_be_seen(monkeypatch):
     plain = measured(model, summed)
     loss_path(5).install(model)
     monkeypatch.setattr(
-        "surefoot.objectives.sft.hidden_at", lambda model, batch, places: hidden_at(model, batch, places.roll(1))
+        "surefoot.methods.losses.sft.hidden_at", lambda model, batch, places: hidden_at(model, batch, places.roll(1))
     )
     assert difference(plain, measured(model, summed)) > FP32

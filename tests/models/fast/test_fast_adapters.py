@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
 from casting import a_batch, adapted, base_model, saved
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import leave_casts_to_autocast
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.fast import adapters as fast_adapters
@@ -20,7 +21,6 @@ from surefoot.models.fast.adapters import install
 from surefoot.models.forward import causal_model, logits_at
 from surefoot.models.peft import PeftModel
 from surefoot.models.roles import Trunk
-from surefoot.objectives.sft import sft_loss
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 
 FAMILIES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "opt", "gpt2")

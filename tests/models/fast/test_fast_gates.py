@@ -15,9 +15,9 @@ import zoo
 from casting import a_batch, adapted
 from surefoot.kernels.forms import Gates
 from surefoot.kernels.pointwise import gated, plain_gate
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast.gates import gates
-from surefoot.objectives.sft import sft_loss
 
 FOUND = {"llama2": 2, "llama3": 2, "mistral": 2, "qwen2": 2, "qwen3": 2, "phi3": 2}
 OTHERS = ("gemma2", "gemma3", "opt", "gpt2")

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 import zoo
 from casting import a_batch, adapted
 from surefoot.kernels.forms import BLOCKS
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.fast.pointwise import install, norm_form, obstacle
 from surefoot.models.forward import logits_at
-from surefoot.objectives.sft import sft_loss
 
 # norms and attention layers that are found, of 2 layers (gemma3: 6)
 FOUND = {

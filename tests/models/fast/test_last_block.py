@@ -15,6 +15,8 @@ from architectures import GPT2, OPT, build
 from casting import adapted, base_model
 from surefoot.data.batch import Example, PairBatch, collate
 from surefoot.data.pack import pack
+from surefoot.methods.losses.reward import _last_tokens, reward_objective
+from surefoot.methods.losses.sft import sft_loss, supervised_places
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
@@ -28,8 +30,6 @@ from surefoot.models.forward import hidden_at, hidden_states, logits_at, narrowe
 from surefoot.models.neftune import noisy_embeddings
 from surefoot.models.product_flops import ProductFlops
 from surefoot.models.value_head import ScoredModel, ValueHead
-from surefoot.objectives.reward import _last_tokens, reward_objective
-from surefoot.objectives.sft import sft_loss, supervised_places
 
 # Products in float64; norms of some families compute in fp32 (Gemma, Cohere), where another number of rows may be
 # summed in another order. 4e-7 seen.

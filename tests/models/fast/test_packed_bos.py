@@ -8,12 +8,12 @@ from transformers import AutoModelForCausalLM
 import zoo
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack
-from surefoot.errors import EnvironmentFault
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.bos_check import verify_bos_scaling
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import model_inputs
-from surefoot.objectives.sft import sft_loss
+from surefoot.system.errors import EnvironmentFault
 
 LENGTHS = (12, 7, 9)
 # A loss summed over some thirty tokens, by two ways in fp32.

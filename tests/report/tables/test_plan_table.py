@@ -8,15 +8,15 @@ from rich.console import Console
 
 from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from plans import run_plan
-from surefoot.dialects.launch import Options
-from surefoot.dialects.tools import translate_command
-from surefoot.dialects.translation import said_keys
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.hardware import preset
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_command
+from surefoot.interop.translation import said_keys
 from surefoot.planning.plan import Origin
 from surefoot.planning.resolve import resolve
 from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.tables.plan import choice_rows, plan_changes, plan_table, who_and_why
+from surefoot.system.hardware import preset
 
 ENVIRONMENT = {"SDPA_BACKEND": "flash\x1b[31m\rX", "ACCELERATE_MIXED_PRECISION": "no"}
 

@@ -28,8 +28,8 @@ from surefoot.data.chat.rendered import lay_out_rendered
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Segment, Template, require_turns
 from surefoot.data.text_encoder import Piece, TextEncoder
-from surefoot.errors import Fault, InputError
 from surefoot.families.templates import ANYWHERE, OWN
+from surefoot.system.errors import Fault, InputError
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # private-use characters: no template looks for them
 _UNSTABLE = "the chat template changes earlier answers once later turns follow; each is kept as it was written"

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar, cast
 from surefoot.data.formats.conversation import Conversation
 from surefoot.data.json_rows import read_value
 from surefoot.data.rows import Row, kind_of
-from surefoot.errors import Fault, InputError
-from surefoot.few import first_few
-from surefoot.nearest import nearest_words
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.few import first_few
+from surefoot.system.nearest import nearest_words
 
 _SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
 

@@ -21,7 +21,7 @@ from surefoot.data.formats.ranking import PAIR, form_of, read_preference
 from surefoot.data.formats.sharegpt import read_sharegpt
 from surefoot.data.kind import Kind
 from surefoot.data.rows import Row
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 _DIALOGUES = ("messages", "conversations")  # fields that may hold a list of turns
 _MARKS = ("train", "weight")

@@ -21,7 +21,7 @@ from surefoot.data.formats.ranking import PAIR
 from surefoot.data.formats.sharegpt import read_sharegpt
 from surefoot.data.kind import Kind
 from surefoot.data.rows import Row
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 _MARK = "label"
 _ANSWERS = ("messages", "conversations", "completion", "output")  # fields that hold what `label` judges

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 
 MAX_CHARACTERS = 1 << 20
 _LONGEST_NUMBER = 100  # digits; YAML 1.1 multiplies 1:1:1:1… out to base 60

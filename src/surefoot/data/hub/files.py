@@ -15,8 +15,8 @@ from typing import Any
 
 from surefoot.data.globs import matching
 from surefoot.data.hub.card import read_header
-from surefoot.errors import Fault, InputError
-from surefoot.locations import DATA_KINDS, DESCRIPTION, data_kind
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.locations import DATA_KINDS, DESCRIPTION, data_kind
 
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 _SPLITS = {

@@ -19,10 +19,10 @@ from surefoot.data.hub.files import Chosen, Splits, choose_files
 from surefoot.data.json_rows import read_line
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
-from surefoot.errors import Fault, InputError
-from surefoot.hub.faults import hub_faults
-from surefoot.hub.fetch import Repository, bounded_client, fetch, look_up
-from surefoot.locations import data_kind
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.hub.faults import hub_faults
+from surefoot.system.hub.fetch import Repository, bounded_client, fetch, look_up
+from surefoot.system.locations import data_kind
 
 _README = "README.md"
 _BLOCK = 2**20  # bytes asked for at once

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import IGNORE, Batch
-from surefoot.errors import EnvironmentFault
 from surefoot.models.documents import register
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import evaluating
+from surefoot.system.errors import EnvironmentFault
 
 NAME = "documents"
 EVERYWHERE = "sdpa"  # the form that runs on any device, in any type

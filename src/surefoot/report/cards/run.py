@@ -15,12 +15,12 @@ import yaml
 
 from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
-from surefoot.few import counted, was
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.report.cards.reward import scoring_lines
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.rows import UNITS
 from surefoot.report.tables.plan import who_and_why
+from surefoot.system.few import counted, was
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
 _METRICS = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surefoot.objectives.calibration import CALIBRATION, Bin, Sums, calibration_bins, calibration_error
+from surefoot.report.calibration import CALIBRATION, Bin, Sums, calibration_bins, calibration_error
 from surefoot.report.rows import Row
 from surefoot.report.views import Table
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefoot import durable
 from surefoot.families.files import read_json
 from surefoot.report.rows import Row, metric_fields, unit_of
+from surefoot.system import durable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

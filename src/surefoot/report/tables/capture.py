@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefoot.few import first_few
 from surefoot.report.tables.numbers import four_digits, mean_of_known, number_table
+from surefoot.system.few import first_few
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from surefoot.data.audit import Audit
-from surefoot.objectives.calibration import Bin
+from surefoot.report.calibration import Bin
 from surefoot.report.pictures.calibration import bins_table
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from surefoot.few import counted
 from surefoot.report.verification import FolderCheck
+from surefoot.system.few import counted
 from surefoot.training.compare import Difference
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from surefoot import process
-from surefoot.errors import EnvironmentFault, Fault
-from surefoot.libraries import is_installed
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker
+from surefoot.system import process
+from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.libraries import is_installed
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from surefoot.redaction import redacted
 from surefoot.report.rows import Row
 from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker, numbers_of
+from surefoot.system.redaction import redacted
 
 MOST_FAILURES = 5
 PATIENCE = 30.0  # seconds that the beginning and the end of a run wait for each tracker

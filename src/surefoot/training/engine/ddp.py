@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from surefoot.errors import EnvironmentFault, Fault
+from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.engine.base import Elements, Groups
 from surefoot.training.engine.single import plain_elements, plain_norms
 from surefoot.training.engine.stepping import Stepping

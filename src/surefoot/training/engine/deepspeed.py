@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from surefoot.libraries import import_deepspeed
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import language_models
+from surefoot.system.libraries import import_deepspeed
 from surefoot.training.engine.base import ALL, Elements, Groups, Members, PerGroup, groups_of, of_group
 from surefoot.training.engine.shareable import elementwise, require_shareable
 from surefoot.training.engine.stepping import clip, norms_of_shares

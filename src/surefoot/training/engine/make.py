@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 from surefoot.training.engine.base import Engine, Groups, Members, groups_of
 from surefoot.training.engine.ddp import DdpEngine
 from surefoot.training.engine.deepspeed import DeepSpeedEngine

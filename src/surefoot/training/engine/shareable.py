@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from surefoot.errors import Fault, InputError
+from surefoot.system.errors import Fault, InputError
 from surefoot.training.optimizer import Optimizer, parts_of
 
 

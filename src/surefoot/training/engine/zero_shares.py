@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from surefoot.errors import Fault, IntegrityError
+from surefoot.system.errors import Fault, IntegrityError
 from surefoot.training.optimizer_state import FILE, check_state
 from surefoot.training.ranks import Ranks
 

@@ -1,0 +1,1 @@
+"""One module or folder for each verb of the command line."""

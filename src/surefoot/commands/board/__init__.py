@@ -1,0 +1,1 @@
+"""`surefoot board`: a live, read-only local page of the runs in a folder."""

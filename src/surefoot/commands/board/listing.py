@@ -1,0 +1,149 @@
+"""The runs in a folder, and a glance at each: enough for a row of the overview, cheap enough for a hundred runs.
+
+A run is named by an id made of its folder's name. What a request says is looked up in the list and never becomes a
+path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surefoot.commands.board.tail import last_records
+from surefoot.report.events import EVENTS
+from surefoot.report.html import MANIFEST
+from surefoot.report.record import is_plain, results_of, sound_events, sound_rows
+from surefoot.report.results import ALL
+from surefoot.report.status import WORDS, Status, progress, status_of
+from surefoot.report.trainer_log import NAME as LOG
+from surefoot.report.views import figures, guarded
+from surefoot.system import folder_lock
+
+_DEPTH = 3  # folders from the one that is named down to a run, as runs/sweep/lr-1e-4 below a project
+_ORDER: tuple[Status, ...] = ("running", "diverged", "failed", "stopped", "finished")
+
+
+@dataclass(frozen=True)
+class Run:
+    """name: of its folder, as seen from the one that the board shows."""
+
+    id: str
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One row of the overview; numbers as text, those that the run's report shows. changed: seconds since the epoch of
+    the last log entry."""
+
+    id: str
+    name: str
+    status: Status
+    word: str
+    done: int
+    total: int
+    loss: str
+    evaluation: str
+    speed: str
+    left: str
+    changed: float
+
+
+def list_runs(root: Path) -> list[Run]:
+    """The run folders in `root` and in folders of it, or `root` itself if it is one. Links and hidden folders are left
+    out, and what a run holds is no run."""
+    if is_run(root):
+        return [_run(root, Path(os.path.abspath(root)).name)]
+    return [_run(folder, folder.relative_to(root).as_posix()) for folder in _below(root, _DEPTH)]
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(Path(entry.path) for entry in entries if _is_candidate(entry))
+    except OSError:
+        return
+    for one in found:
+        if is_run(one):
+            yield one
+        elif depth > 1:
+            yield from _below(one, depth - 1)
+
+
+def is_run(folder: Path) -> bool:
+    return is_plain(folder / "plan.json")
+
+
+def status_now(folder: Path, events: Sequence[dict[str, object]]) -> Status:
+    return status_of(events, locked=folder_lock.is_in_use(folder), published=is_plain(folder / MANIFEST))
+
+
+@dataclass
+class Overview:
+    """Looks at all runs; what has not changed is not read again."""
+
+    root: Path
+    _known: dict[str, tuple[tuple[object, ...], Glance]] = field(default_factory=dict)
+
+    def glances(self) -> list[Glance]:
+        """Running ones first, then by the time of their last entry."""
+        found = [self._glance(run) for run in list_runs(self.root)]
+        return sorted(found, key=lambda glance: (_ORDER.index(glance.status) > 0, -glance.changed, glance.name))
+
+    def _glance(self, run: Run) -> Glance:
+        paths = [run.folder / name for name in (LOG, EVENTS, ALL, MANIFEST)]
+        signature = (*map(_signature, paths), folder_lock.is_in_use(run.folder))
+        known = self._known.get(run.id)
+        if known is None or known[0] != signature:
+            known = (signature, _look(run))
+            self._known[run.id] = known
+        return known[1]
+
+
+def _look(run: Run) -> Glance:
+    """The training loss is the newest of any run, so that those at work compare with those that have ended; a finished
+    run's report has the mean over the run."""
+    rows = sound_rows(last_records(run.folder / LOG))
+    status = status_now(run.folder, sound_events(last_records(run.folder / EVENTS)))
+    done, total = progress(rows)
+    left = rows[-1].get("remaining_time") if rows and status == "running" else None
+    results = results_of(run.folder)
+    without_mean = {key: value for key, value in results.items() if key != "train_loss"}
+    found = guarded("the row of figures", lambda: figures(rows, status, without_mean), [], [])
+    shown = {one.name: one.value for one in found}
+    changed = _signature(run.folder / LOG) or _signature(run.folder / "plan.json")
+    return Glance(
+        id=run.id,
+        name=run.name,
+        status=status,
+        word=WORDS[status],
+        done=done,
+        total=total,
+        loss=shown.get("training loss", ""),
+        evaluation=shown.get("evaluation loss", ""),
+        speed=shown.get("tokens per second", ""),
+        left=left if isinstance(left, str) else "",
+        changed=changed[2] if changed else 0.0,
+    )
+
+
+def _run(folder: Path, name: str) -> Run:
+    return Run(hashlib.sha256(os.fsencode(name)).hexdigest()[:12], name, folder)
+
+
+def _is_candidate(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+
+
+def _signature(path: Path) -> tuple[int, int, float] | None:
+    """Inode, size and time of a plain file."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return (status.st_ino, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None

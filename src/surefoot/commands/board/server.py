@@ -1,0 +1,203 @@
+"""The board's web server: read-only, for this machine and for whoever has the key.
+
+It listens on the loopback interface alone. A request is answered when its Host is this machine and the port that is
+listened on (a page of another site whose name was pointed here by DNS has another name, one of another server of this
+machine another port), its Origin, if it has one, is this server, its method is GET, and it carries the key of this
+start: in the printed address once, then in a cookie. Paths of requests are compared with the few that there are and
+with the ids of the listing; none reaches the file system.
+
+The trade-off: a thread and a look at the files twice a second for each open page. That serves the people of one
+machine, and needs nothing that Python does not have.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import socketserver
+import sys
+import threading
+from collections.abc import Iterator
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from surefoot.commands.board.listing import Overview, Run, list_runs, status_now
+from surefoot.commands.board.streams import Message, follow_all, follow_run
+from surefoot.report.html import report_page
+from surefoot.report.page import policy, render
+from surefoot.report.record import read_run
+from surefoot.system.errors import EnvironmentFault, Fault
+
+ADDRESS = "127.0.0.1"
+_SELF = "'self'"  # from where pages may fetch: the streams
+_NAMES = frozenset({ADDRESS, "localhost"})
+_RUN = re.compile(r"/run/([0-9a-f]{12})(/events)?")
+_LOOK = 0.5  # seconds between two looks at the files
+_BEAT = 15.0  # seconds of silence after which a comment is sent: it finds out whether anybody still listens
+_SLOW = 30.0  # seconds after which a client that neither sends nor takes anything is left
+
+
+class Board(ThreadingHTTPServer):
+    """root: the folder of runs. port: 0 for a free one. look, beat: seconds, see above."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, root: Path, port: int = 0, *, look: float = _LOOK, beat: float = _BEAT):
+        self.root, self.look, self.beat = root, look, beat
+        self.token = secrets.token_urlsafe(32)
+        self.closing = threading.Event()
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except (OSError, OverflowError) as error:
+            fault = Fault(f"port {port}", f"cannot be used: {error}", "leave --port out: a free one is found")
+            raise EnvironmentFault(fault) from None
+
+    def server_bind(self) -> None:
+        """Without looking up this machine's name, which may ask the network."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    @property
+    def address(self) -> str:
+        """What to open, key included."""
+        return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
+
+    @property
+    def cookie(self) -> str:
+        """Its name has the port: browsers give one server's cookies to the others of the same machine."""
+        return f"surefoot_{self.server_port}"
+
+    def server_close(self) -> None:
+        self.closing.set()
+        super().server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of an answer is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Board  # pyright: ignore[reportIncompatibleVariableOverride]
+    server_version, sys_version = "surefoot", ""
+    timeout = _SLOW
+
+    def do_GET(self) -> None:
+        if not self._is_for_us():
+            return self._say(403, "This server answers only to this machine.")
+        url = urlsplit(self.path)
+        if url.path == "/" and url.query:
+            return self._let_in(url.query)
+        if not self._has_key():
+            return self._say(403, "Open the address that `surefoot board` printed: it holds the key.")
+        return self._answer(url.path)
+
+    def _refuse(self) -> None:
+        self._say(405, "Only GET: this page changes nothing.", Allow="GET")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+
+    def _is_for_us(self) -> bool:
+        hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
+        if len(hosts) != 1 or len(origins) > 1:
+            return False
+        if hosts[0] not in {f"{name}:{self.server.server_port}" for name in _NAMES}:
+            return False
+        return not origins or origins[0] == f"http://{hosts[0]}"
+
+    def _let_in(self, query: str) -> None:
+        given = parse_qs(query).get("token", [""])[0]
+        if not self._is_key(given):
+            return self._say(403, "The key in this address is not that of this start of `surefoot board`.")
+        cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
+        return self._say(303, "", Location="/", **{"Set-Cookie": cookie})
+
+    def _has_key(self) -> bool:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return False
+        return self.server.cookie in cookies and self._is_key(cookies[self.server.cookie].value)
+
+    def _is_key(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.server.token.encode())
+
+    def _answer(self, path: str) -> None:
+        last_id = self.headers.get("Last-Event-ID", "")
+        if path == "/":
+            return self._page(_overview_page(self.server.root))
+        if path == "/events":
+            return self._stream(follow_all(self.server.root, last_id))
+        found = _RUN.fullmatch(path)
+        run = _find(self.server.root, found[1]) if found else None
+        if found is None or run is None:
+            return self._say(404, "There is no such page, or the run is gone.")
+        if found[2]:
+            return self._stream(follow_run(run.folder, last_id))
+        return self._page(_run_page(run))
+
+    def _page(self, html: str) -> None:
+        self._send(200, "text/html; charset=utf-8", html.encode())
+
+    def _say(self, code: int, text: str, **headers: str) -> None:
+        self._send(code, "text/plain; charset=utf-8", f"{text}\n".encode(), **headers)
+
+    def _send(self, code: int, kind: str, body: bytes, **headers: str) -> None:
+        self._head(code, kind, **{"Content-Length": str(len(body)), **headers})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _stream(self, messages: Iterator[Message | None]) -> None:
+        """Until the browser leaves or the server ends."""
+        self._head(200, "text/event-stream; charset=utf-8")
+        silent = 0.0
+        for message in messages:
+            if message is not None:
+                self.wfile.write(message.encode())
+                silent = 0.0
+                continue
+            if silent >= self.server.beat:
+                self.wfile.write(b": still here\n\n")
+                silent = 0.0
+            if self.server.closing.wait(self.server.look):
+                return
+            silent += self.server.look
+
+    def _head(self, code: int, kind: str, **headers: str) -> None:
+        self.send_response(code)
+        always = {
+            "Content-Type": kind,
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": f"{policy(_SELF)}; frame-ancestors 'none'",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
+        for name, value in {**always, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: requests hold the key, and the screen belongs to the user."""
+
+
+def _find(root: Path, id: str) -> Run | None:
+    return next((run for run in list_runs(root) if run.id == id), None)
+
+
+def _overview_page(root: Path) -> str:
+    glances = Overview(root).glances()
+    values = {"title": "Runs", "root": root.name or str(root), "runs": glances, "live": "/events"}
+    return render("board.html", values, connect=_SELF)
+
+
+def _run_page(run: Run) -> str:
+    record = read_run(run.folder)
+    return report_page(record, status_now(run.folder, record.events), live=f"/run/{run.id}/events", back="/")

@@ -1,0 +1,150 @@
+"""`surefoot capture`: keep what the layers of a model hold and compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from surefoot.commands.answering import bos_option, check_models, model_options
+from surefoot.system.sizes import size_text
+
+if TYPE_CHECKING:
+    from surefoot.evaluate.capture_comparison import CaptureComparison
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command()
+@model_options
+@click.option("--out", required=True, type=_FOLDER, help="Folder for the capture.")
+@click.option("--seq-len", type=click.IntRange(min=1), help="Tokens.  [default: 512, or as --against has]")
+@click.option("--layers", default="all", show_default=True, help="Numbers and ranges: 0,5-7.")
+@click.option(
+    "--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text, repeated or cut to --seq-len."
+)
+@click.option("--data", help="Data as in data.train; its first record of --seq-len tokens.")
+@click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
+@bos_option
+@click.option("--attention", is_flag=True, help="Attention maps too, by eager attention.")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Store in it.  [default: as computed]")
+@click.option(
+    "--against", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A capture to compare to."
+)
+@click.option("--overwrite", is_flag=True, help="Replace a capture in --out.")
+def capture(
+    model: str,
+    adapter: str | None,
+    out: Path,
+    seq_len: int | None,
+    layers: str,
+    text: Path | None,
+    data: str | None,
+    template: str | None,
+    bos: bool | None,
+    attention: bool,
+    dtype: str | None,
+    against: Path | None,
+    overwrite: bool,
+) -> None:
+    """Run MODEL once and store, for each layer, norms, matrices and activations with statistics and heat maps.
+
+    The same token ids go into captures that are compared: --against takes them from the earlier one. Where MODEL is
+    itself a capture, the two are compared and nothing is run.
+    """
+    from surefoot.evaluate.capture_folder import is_capture, open_capture, require_room
+    from surefoot.methods.asked_data import DataRequest, check_request
+    from surefoot.methods.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
+    from surefoot.system.errors import Fault, InputError
+
+    if is_capture(Path(model)):
+        if against is None:
+            raise InputError(Fault(model, "is a capture", "add --against ANOTHER to compare the two, or name a model"))
+        if adapter or seq_len or text or data or template or attention or dtype or layers != "all" or bos is not None:
+            raise click.UsageError("two captures are compared as they are: leave the options of a new one out")
+        _compare(against, Path(model), out, overwrite)
+        return
+    if text and data:
+        raise click.UsageError("give a text by --text or records by --data, not both")
+    if template is not None and data is None:
+        raise click.UsageError("--template lays out the records of --data, and none are named")
+    named = check_models(model, adapter)
+    if data is not None:
+        check_request(DataRequest(data, template))
+    require_room(out, overwrite, against)
+    reference = open_capture(against) if against is not None else None
+    if text is not None:
+        written_text(text)
+    if named is not None:
+        positions = named.facts.max_positions
+        layer_numbers(layers, named.facts.layers)
+        require_positions("--seq-len", seq_len or 1, positions)
+        if attention and text is None and data is None:
+            asked = seq_len or (len(reference.ids) if reference else usual_tokens(positions))
+            require_maps(named.facts, asked)
+
+    import sys
+
+    from surefoot.evaluate.capturing import capture as run_capture
+    from surefoot.report.console import open_console
+    from surefoot.report.tables.capture import layer_table, warning_lines
+    from surefoot.system import process
+
+    captured = run_capture(
+        model,
+        out,
+        adapter=adapter,
+        seq_len=seq_len,
+        layers=layers,
+        text=text,
+        data=data,
+        template=template,
+        bos=bos,
+        attention=attention,
+        dtype=dtype,  # pyright: ignore[reportArgumentType]
+        against=against,
+        overwrite=overwrite,
+    )
+    console = open_console(sys.stdout, process.terminal_wishes())
+    console.say(captured.described)
+    for caution in captured.cautions:
+        console.say(f"caution: {caution}", style="yellow")
+    index = captured.index
+    console.show(layer_table(index))
+    for line in warning_lines(index):
+        console.say(line, style="red")
+    held = size_text(index["held_bytes_at_most"])
+    console.say(f"{len(index['tensors'])} tensors of {len(index['layers'])} layers over {len(index['ids'])} tokens")
+    stored = list(dict.fromkeys(entry["file"] for entry in index["tensors"]))
+    tensors = stored[0] if len(stored) == 1 else f"{stored[0]} to {stored[-1]} ({len(stored)} files)"
+    names = ", ".join(["index.json", tensors, *captured.pictures])
+    console.say(f"in {out}: {names}; at most {held} were held at once")
+    if captured.comparison is not None:
+        _show_comparison(captured.comparison, out)
+
+
+def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
+    from surefoot.evaluate.capture_folder import open_capture, require_room_to_compare
+
+    open_capture(reference)
+    require_room_to_compare(out, overwrite)
+
+    from surefoot.evaluate.capturing import compare_folders
+
+    _show_comparison(compare_folders(reference, other, out, overwrite=overwrite), out)
+
+
+def _show_comparison(found: CaptureComparison, out: Path) -> None:
+    import sys
+
+    from surefoot.report.console import open_console
+    from surefoot.report.tables.capture import difference_table
+    from surefoot.system import process
+
+    console = open_console(sys.stdout, process.terminal_wishes())
+    console.say(f"A {found.reference}, B {found.other}")
+    for note in found.notes:
+        console.say(f"caution: {note}", style="yellow")
+    console.show(difference_table(found.differences))
+    console.say(f"every tensor: {out / 'comparison.json'}; picture: {out / 'comparison.png'}")

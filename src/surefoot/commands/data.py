@@ -1,0 +1,62 @@
+"""`surefoot data`: what the model would learn from, before anything is loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from surefoot.commands.options import config_arguments, load_or_exit
+from surefoot.commands.printing import echo_json
+
+if TYPE_CHECKING:
+    from surefoot.config.schema import RunConfig
+    from surefoot.planning.notes import Notes
+    from surefoot.planning.plan import TokenizerPlan
+
+
+@click.command()
+@config_arguments
+@click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON, as data.json holds it.")
+def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show what CONFIG.yaml would train on: counts, what was cut or dropped, and samples with the learned part marked.
+
+    Needs the model's config.json and tokenizer files, no weights and no GPU. The tokenised data stay in the cache,
+    where `surefoot train` finds them.
+    """
+    loaded = load_or_exit(config, overrides)
+
+    from surefoot.methods.examples import prepare_examples
+    from surefoot.models.hub import resolve_folder
+    from surefoot.planning.notes import Notes
+    from surefoot.report.console import open_console
+    from surefoot.report.data_audit import audit_report, audit_to_json
+    from surefoot.runs.setup import planned_tokenizer
+    from surefoot.system import process
+
+    model = loaded.config.model
+    folder, notes = resolve_folder(model.path, model.revision, weights=False), Notes()
+    tokens = plan_tokens(loaded.config, folder, notes)
+    prepared = prepare_examples(loaded.config, tokens, planned_tokenizer(folder, tokens))
+    if as_json:
+        echo_json(audit_to_json(prepared), allow_nan=False)
+        return
+    console = open_console(sys.stdout, process.terminal_wishes())
+    console.show(audit_report(prepared))
+    for caution in notes.cautions:
+        console.say(f"caution: {caution}", style="yellow")
+
+
+def plan_tokens(config: RunConfig, folder: Path, notes: Notes) -> TokenizerPlan:
+    """The tokenizer's part of the plan: that of another machine may be looked at here."""
+    from surefoot.families.tokenizer_facts import read_tokenizer_facts
+    from surefoot.models.tree import facts_of
+    from surefoot.planning.tokenizer import plan_tokenizer
+    from surefoot.system.errors import InputError
+
+    tokens = plan_tokenizer(config, facts_of(folder), read_tokenizer_facts(folder), notes)
+    if notes.faults:
+        raise InputError(notes.faults)
+    return tokens

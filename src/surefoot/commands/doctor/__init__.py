@@ -1,0 +1,1 @@
+"""`surefoot doctor`: find what makes a machine or a run slow or wrong."""

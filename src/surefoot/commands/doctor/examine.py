@@ -1,0 +1,320 @@
+"""From a machine, or from a config on a machine, to what is wrong with it, in the order in which a run would meet it.
+
+    examine(None)            # the machine alone
+    examine(config)          # and what would happen to this run
+
+What is refused ends the examination: what comes after it could not be looked at. Nothing is left behind: models and
+steps live in memory and in a temporary folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.commands.doctor.codes import CODES
+from surefoot.commands.doctor.findings import Examination, Finding, caution, ok, refusals, unknown
+from surefoot.commands.doctor.libraries import installed_version, library_findings
+from surefoot.commands.doctor.machine import (
+    disk_line,
+    environment_lines,
+    hub_line,
+    kernel_lines,
+    packed_lines,
+    product_lines,
+    thread_lines,
+    with_cost,
+)
+from surefoot.commands.doctor.numbers import gradient_line, leak_line, split_line
+from surefoot.commands.doctor.parity import own_pass, parity_lines
+from surefoot.commands.doctor.passes import gain_of_micro, observed_pass
+from surefoot.commands.doctor.rest import rest
+from surefoot.commands.doctor.steps import STEPS, number_lines, product_line, take
+from surefoot.commands.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
+from surefoot.config.schema import ParallelConfig, RunConfig
+from surefoot.data.audit import Audit, cautions
+from surefoot.models.tree import facts_of
+from surefoot.planning.attention import EAGER_ROUNDS
+from surefoot.planning.environment import environment_without_plan
+from surefoot.planning.kernels import ORDER, mask_reason
+from surefoot.planning.measurements import Measurements, longest_example, measurements_from_json, measurements_to_json
+from surefoot.planning.memory import fits, usable
+from surefoot.planning.plan import Choice, DType, MemoryPlan
+from surefoot.planning.probes.kept import Kept, open_kept
+from surefoot.planning.probes.sizes import AttentionRequest
+from surefoot.report.capture import captured_libraries
+from surefoot.report.silent import silent_console
+from surefoot.runs.disk_room import disk_of
+from surefoot.runs.lengths import lengths_of
+from surefoot.runs.measured import (
+    largest_of,
+    measured_attention,
+    measured_copy,
+    measured_products,
+    measured_tf32,
+    measured_threads,
+)
+from surefoot.runs.planned import attention_request, linear_shapes, make_plan
+from surefoot.runs.revisions import hub_names
+from surefoot.runs.trial import Ready, ready
+from surefoot.system import hardware as machine
+from surefoot.system import process
+from surefoot.system.errors import SurefootError
+from surefoot.system.hardware import Hardware
+from surefoot.system.sizes import size_text
+
+_OF_PASSES = [name for name, code in CODES.items() if code.group in ("numbers", "steps")]
+_SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model
+_HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+_LENGTH = 4096
+
+
+def examine(
+    config: RunConfig | None, *, anew: bool = False, tell: Callable[[Finding], None] = lambda found: None
+) -> Examination:
+    """anew: measure again what is kept of this machine. tell: hears each line when it is known."""
+    kept = open_kept()
+    if anew:
+        kept.forget()
+    facts: dict[str, Any] = {"machine": machine.describe()}
+    with silent_console() as silence, captured_libraries(silence), _threads_as_they_were():
+        looked_at: list[Finding] = []
+        for found in _lines(config, kept, facts):
+            looked_at.append(found)
+            tell(found)
+    if not any(one.verdict == "fault" for one in looked_at):  # what is refused ends the examination
+        looked_at += rest(config, looked_at)
+    return Examination(tuple(looked_at), facts)
+
+
+def _lines(config: RunConfig | None, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
+    found = machine.detect()
+    yield from library_findings(found, machine.accelerators(), installed_version)
+    if config is None:
+        yield from _machine_alone(found, kept, facts)
+    else:
+        yield from _of_a_run(config, found, kept, facts)
+
+
+def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
+    dtype: DType = "bf16" if found.bf16 else "fp32"
+    request = AttentionRequest(tuple(_forms(found)), **_HEADS, length=_LENGTH, dtype=dtype, device=found.kind)
+    seen = _measure(found, kept, _SHAPES, request)
+    facts["measurements"] = measurements_to_json(seen)
+    threads = thread_lines(found.cores, machine.usable_cores(), seen.threads)
+    variables = environment_without_plan(process.read_environment(), found.kind, found.cores)
+    yield from _with_cost(environment_lines(variables, advised=threads), seen, _SHAPES, found)
+    yield from threads
+    yield from product_lines(seen.products, None, seen.tf32)
+    yield from kernel_lines(seen.attention, (), dtype)
+    yield disk_line(Path.cwd(), None)
+    yield hub_line()
+
+
+def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
+    """The config as a run in this one process, whatever `parallel` says."""
+    config = config.model_copy(update={"report_to": []})
+    try:
+        yield hub_line(hub_names(config))
+        draft = make_plan(config, measure=False)
+    except SurefootError as error:
+        yield from refusals(error, "CONFIG")
+        return
+    yield disk_line(Path(config.output), disk_of(config, draft))
+    targets = draft.adapter.targets.value if draft.adapter else ()
+    alone = config.model_copy(update={"parallel": ParallelConfig()})
+    try:
+        with ready(alone, STEPS) as one:
+            seen = _measured_for(one, found, kept)
+            facts["measurements"] = measurements_to_json(seen)
+            yield from _on_this_machine(one, seen, found)
+            yield from _planned(one, found)
+            if lacking := _lacking(one.plan.memory, found):
+                yield from (unknown(code, f"it needs {lacking}") for code in _OF_PASSES)
+                return
+            own = own_pass(one)
+            yield from _taken(one, seen)
+            plan = one.setup.plan
+            del one
+        yield from parity_lines(alone, plan, own, machine.detect().free)
+    except SurefootError as error:
+        yield from refusals(error, "DATA" if any(_is_record(one.where) for one in error.faults) else "MODEL", targets)
+
+
+def _on_this_machine(one: Ready, seen: Measurements, found: Hardware) -> Iterator[Finding]:
+    plan, compute = one.plan, one.plan.precision.compute.value
+    threads = thread_lines(plan.threads.value, machine.usable_cores(), seen.threads)
+    named = environment_lines(plan.environment, compiled=plan.compile.value != "off", advised=threads)
+    yield from _with_cost(named, seen, linear_shapes(facts_of(one.run.base)), found, plan.precision.compute)
+    yield from threads
+    yield from product_lines(seen.products, compute, seen.tf32)
+    implementation = plan.attention.implementation
+    used = plan.attention.kernels.value or (implementation.value,)
+    yield from kernel_lines(seen.attention, used, compute, only=implementation.source == "family")
+    yield from packed_lines(seen.documents, plan.kernels.documents.value, compute)
+
+
+def _with_cost(
+    lines: Sequence[Finding],
+    seen: Measurements,
+    shapes: Sequence[tuple[int, int]],
+    found: Hardware,
+    compute: Choice[DType] | None = None,
+) -> list[Finding]:
+    """compute: the run's type, None without one. Where the plan took it by its rate, another may be the fastest without
+    the variables: every type is then held against the one that computes now."""
+    from surefoot.planning.probes.elsewhere import rates_without
+
+    here: Mapping[DType, float] = seen.products
+    if compute is not None:
+        types = seen.products if compute.source == "measured" else (compute.value,)
+        here = dict.fromkeys(types, seen.products[compute.value])
+    return with_cost(lines, here, lambda names: rates_without(names, largest_of(shapes), list(here), found.kind))
+
+
+def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
+    """What plan and data say once both are known."""
+    plan, data = one.plan, one.run.stage.data
+    kernels = one.setup.plan.kernels
+    for name, choice in vars(plan.kernels).items():
+        now = getattr(kernels, name)
+        if now.value != choice.value:
+            yield caution("FAST-PATH", now.reason, f"kernels.{name}: plain says it in the config", where=name)
+    for sentence in plan.cautions:
+        if "the forecast" not in sentence and not sentence.startswith(EAGER_ROUNDS):  # which have lines of their own
+            yield caution("PLAN", sentence, "`surefoot plan` shows every choice with its reason")
+    tokens = plan.tokenizer
+    yield ok("TOK-PAD", f"{tokens.pad_token.value} (id {tokens.pad_id}): {tokens.pad_token.reason}")
+    audit = data.audit
+    longer = _longer_fix(tokens.max_length.value, facts_of(one.run.base).max_positions)
+    if audit.answers:
+        yield _stops(audit, longer)
+    if audit.kind != "prompts":
+        said = f"{audit.supervised_tokens:,} of {audit.tokens:,} tokens"
+        dropped = bool(audit.source.dropped)
+        yield caution("LABEL-NONE", said, longer) if dropped else ok("LABEL-NONE", said)
+    for sentence in cautions(audit):
+        yield caution("DATA-AUDIT", sentence, "look at it with `surefoot data`")
+    yield _memory(one, found)
+
+
+def _longer_fix(limit: int, positions: int) -> str:
+    """What makes room for examples that are cut. limit: tokens of one. positions: that the model has."""
+    if limit < positions:
+        return "raise data.max_length"
+    return "shorten or leave out long answers, or take a model with more positions"
+
+
+def _stops(audit: Audit, longer: str) -> Finding:
+    """A text that is longer than one example ends in its last piece; a pair has two answers. longer: the fix."""
+    whole = audit.answers - audit.continued
+    what = "texts" if audit.continued else "answers (two to a pair)" if audit.kind == "pairs" else "answers"
+    said = f"{audit.ended:,} of {whole:,} {what} end with one"
+    return caution("TOK-STOP", said, longer) if audit.ended < whole else ok("TOK-STOP", said)
+
+
+def _memory(one: Ready, found: Hardware) -> Finding:
+    memory = one.plan.memory
+    free = "" if found.free is None else f", {size_text(found.free)} free now"
+    said = f"{size_text(memory.total)} of {size_text(usable(memory.available))} usable{free}"
+    if _has_room(memory, found):
+        return ok("MEM-OVERSUBSCRIBED", said)
+    micro = _micro_with_room(one, found)
+    if micro is None:
+        return caution("MEM-OVERSUBSCRIBED", said, "set gradient_checkpointing: on, or lower data.max_length")
+    gain = None if _lacking(memory, found) else gain_of_micro(one, micro)
+    return caution("MEM-OVERSUBSCRIBED", said, f"set batch.micro: {micro}", gain=gain)
+
+
+def _lacking(memory: MemoryPlan, found: Hardware) -> str:
+    """What is needed and what there is, where trying would end in the system's killing this process or another."""
+    if found.free is None or memory.total <= found.free:
+        return ""
+    return f"{size_text(memory.total)}, and {size_text(found.free)} are free"
+
+
+def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
+    return fits(memory) and not _lacking(memory, found)
+
+
+def _micro_with_room(one: Ready, found: Hardware) -> int | None:
+    """Examples of the largest micro-batch with room among the half, a quarter … of the run's; None where none has."""
+    config, lengths = one.run.config, lengths_of(one.run.config, one.run.stage.data)
+    micro = one.plan.batch.micro.value
+    while micro > 1:
+        micro //= 2
+        smaller = config.model_copy(update={"batch": config.batch.model_copy(update={"micro": micro})})
+        plan = make_plan(smaller, measurements=one.plan.measurements, lengths=lengths)
+        if _has_room(plan.memory, found):
+            return micro
+    return None
+
+
+def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
+    """What can be seen only in passes of the real model; those that move the weights come last."""
+    run = one.run
+    yield split_line(one)
+    yield leak_line(one)
+    yield gradient_line(one)
+    observed = observed_pass(one)
+    yield attention_line(one, observed, seen)
+    yield product_line(one, observed, run.plan.precision.compute.value, seen)
+    taken = take(one)
+    yield from number_lines(taken, run.plan.precision.compute.value, falls=run.config.stage != "ppo")
+    yield backward_line(one, taken, seen)
+    yield waiting_line(taken, run.config.data.workers)
+    yield workers_line(one, taken, run.config.data.workers)
+    yield compile_line(taken, run.plan, one)
+
+
+def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
+    """At the model's shapes and the data's lengths, whether the plan left it open or not; forms of packed rows and
+    operators between the products as the plan measured them. What the plan asked is asked again, and so comes from the
+    cache: with the micro-batch that it had before it knew of any measurement."""
+    model = facts_of(one.run.base)
+    lengths = lengths_of(one.run.config, one.run.stage.data)
+    dtype = one.plan.precision.compute.value
+    longest = longest_example(one.plan.tokenizer.max_length.value, lengths)
+    window = model.window if mask_reason(model.window, longest) else None
+    rows = make_plan(one.run.config, measure=False, lengths=lengths).batch.micro.value
+    request = attention_request(model, _forms(found), lengths.typical, dtype, found.kind, rows, window)
+    planned = measurements_from_json(one.plan.measurements)
+    seen = _measure(found, kept, linear_shapes(model), request)
+    return replace(seen, documents=planned.documents, pointwise=planned.pointwise)
+
+
+def _forms(found: Hardware) -> Sequence[str]:
+    return [*ORDER, "eager"] if found.kind == "cuda" else ["flash", "math", "eager"]
+
+
+def _measure(found: Hardware, kept: Kept, shapes: Sequence[tuple[int, int]], request: AttentionRequest) -> Measurements:
+    device, dtype = torch.device(found.kind), request.dtype
+    dtypes: list[DType] = ["fp32", "bf16" if dtype == "fp32" else dtype]
+    return Measurements(
+        products=measured_products(shapes, device, dtypes, kept),
+        attention=measured_attention(request, kept),
+        attention_dtype=dtype,
+        attention_length=request.length,
+        threads=measured_threads(shapes, found.cores, kept) if found.kind == "cpu" else {},
+        tf32=measured_tf32(shapes, device, kept),
+        copy=measured_copy(device, kept),
+    )
+
+
+def _is_record(where: str) -> bool:
+    """Whether a place is a line of a data file, or a key of the config's data."""
+    return where.startswith("data") or where.rpartition(":")[2].isdecimal()
+
+
+@contextmanager
+def _threads_as_they_were() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,155 @@
+"""The run as it computes, against the plainest way to compute the same: fp32, padded rows, scores written out.
+
+The same examples go through both, the run's own first micro-batches of the first step or a part of them: which examples
+stand side by side hangs on packing and memory, and a twin that made its own batches would compute others. An adapter's
+B is 0 before its first step, so that nothing that its scale does would show: what is 0 gets small numbers, the same in
+both. Nothing is dropped and no noise is added, because both are drawn for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from surefoot.commands.doctor.findings import Finding, fault, ok, unknown
+from surefoot.commands.doctor.numbers import within_rounding
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Weighted
+from surefoot.data.comparable import in_padded_rows
+from surefoot.models.dropout import without_draws
+from surefoot.models.fast.packing import packed_attention
+from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.forward import causal_model
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.memory import usable
+from surefoot.planning.plainest import plainly
+from surefoot.planning.plan import PLAIN, RunPlan
+from surefoot.runs.parity.differences import Pass, largest_difference
+from surefoot.runs.parity.fast_paths import planned_paths
+from surefoot.runs.parity.formulas import ATTENTION, LIMIT, Formulas, compare_formulas
+from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass
+from surefoot.runs.planned import make_plan
+from surefoot.runs.trial import Ready, ready
+from surefoot.system.sizes import size_text
+
+_CODE = "FAST-PATH"
+_STORING = ("math", "eager")  # attention by one product, a softmax and another product
+_ALLOWED = f"rounding allows {LIMIT:g}"
+_OTHERWISE = {"data.packing": "off", "attention": "eager"}
+
+
+@dataclass(frozen=True)
+class OwnPass:
+    """rows: micro-batches as the run lays them out. padded: the examples in padded rows, for the twin. seen: what the
+    run computed of them."""
+
+    rows: Sequence[Weighted]
+    padded: Sequence[Weighted]
+    seen: Pass
+
+
+def own_pass(one: Ready) -> OwnPass:
+    """Loss and gradients of two real micro-batches as the run computes them, packed where it packs."""
+    rows = compared_batches(one.run.stage, one.setup.engine, 1)
+    padded = [in_padded_rows(batch, one.plan.tokenizer.pad_id) for batch in rows]
+    return OwnPass(rows, padded, _pass(one, rows))
+
+
+def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | None) -> Iterator[Finding]:
+    """The same examples once more, by `plainest`, and by the run's fast paths in fp32. plan: as the run carried it out.
+    free: bytes, None where nobody knows."""
+    if is_plain(plan):
+        yield ok(_CODE, "does not apply: the run is the plain fp32 path")
+        return
+    twin = plainest(config)
+    needed = _needed(twin, own.padded)
+    room = usable(plan.memory.available) if free is None else min(free, usable(plan.memory.available))
+    if needed > room:
+        yield unknown(_CODE, f"a second model, in fp32, takes {size_text(needed)}, and {size_text(room)} are free")
+        return
+    with ready(twin, 1) as plain:
+        whole = _whole_line(plain, plan, own)
+        yield whole
+        if plan.precision.compute.value != "fp32" or whole.verdict == "fault":
+            stage = plain.run.stage
+            paths = paths_of(plan)
+            found = compare_formulas(plain.setup, stage, paths, own.rows, own.padded, 1) if paths else None
+            yield from _formula_lines(found) if found else ()
+
+
+def _whole_line(plain: Ready, plan: RunPlan, own: OwnPass) -> Finding:
+    """What the run computed, against its twin."""
+    if plan.precision.base.value == "nf4":
+        return ok(_CODE, "does not apply to the run as it is: an nf4 base is rounded on purpose")
+    error = largest_difference(plain.setup.engine, _pass(plain, own.padded), own.seen)
+    fix = "set precision: fp32, data.packing: off, attention: eager, or one of kernels to plain, to see which it is"
+    count = sum(len(batch.examples) for batch in own.padded)
+    return within_rounding(_CODE, error, plan, fix, seen=f"{count} example{'s' if count > 1 else ''}")
+
+
+def _formula_lines(found: Formulas) -> Iterator[Finding]:
+    if found.compared and not found.wrong:
+        names = ", ".join(found.compared)
+        yield ok(_CODE, f"{names}, in fp32: they differ by {found.error:.2g}; {_ALLOWED}", where="fp32")
+    for key, error in found.wrong.items():
+        fix = f"set {key} to {_OTHERWISE.get(key, 'plain')}, and please report it"
+        yield fault(_CODE, f"computes something else: in fp32 it differs by {error:.2g}; {_ALLOWED}", fix, where=key)
+    for key, why in found.unseen.items():
+        yield replace(unknown(_CODE, f"it does not go in fp32 ({why})"), where=key)
+
+
+def paths_of(plan: RunPlan) -> list[FastPath]:
+    """What a run computes otherwise than a model in fp32 with eager attention and padded rows, in the order in which it
+    is put in."""
+    form, implementation = plan.kernels.documents.value, plan.attention.implementation.value
+    rows = [] if form == PLAIN else [packed_attention(form)]
+    attention = [_attention(implementation)] if form == PLAIN and implementation == "sdpa" else []
+    return [*attention, *rows, *planned_paths(plan)]
+
+
+def is_plain(plan: RunPlan) -> bool:
+    """Whether a run computes as its twin would."""
+    precision = (plan.precision.compute.value, plan.precision.base.value, plan.precision.tf32.value)
+    return (
+        precision == ("fp32", "fp32", False)
+        and all(choice.value == PLAIN for choice in vars(plan.kernels).values())
+        and plan.attention.expected.value in _STORING
+        and plan.compile.value == "off"
+        and not (plan.reward is not None and plan.reward.shared_prompts.value)
+    )
+
+
+def plainest(config: RunConfig) -> RunConfig:
+    """The run in fp32, as plainly as it goes. One example at a time and activations computed again need the least
+    memory, which scores want a lot of; a pair's common beginning then goes through the model twice."""
+    changes = {
+        "precision": type(config.precision)(compute="fp32"),
+        "batch": config.batch.model_copy(update={"micro": 1}),
+        "gradient_checkpointing": "on",
+    }
+    return plainly(config).model_copy(update=changes)
+
+
+def _needed(twin: RunConfig, batches: Sequence[Weighted]) -> int:
+    """Bytes of a pass of the twin: no step is taken, so there are no moments."""
+    longest = max((max(batch.rows.lengths, default=1) for batch in batches), default=1)
+    memory = make_plan(twin, measure=False, lengths=LengthFacts(longest, longest)).memory
+    return memory.total - memory.optimizer
+
+
+def _pass(one: Ready, batches: Sequence[Weighted]) -> Pass:
+    engine = one.setup.engine
+    with without_draws(engine.model), nothing_at_zero(engine.parameters.values()):
+        return one_pass(one.setup, one.run.stage, batches, 1)
+
+
+def _attention(implementation: str) -> FastPath:
+    def install(model: nn.Module) -> Undo:
+        inner = causal_model(model)
+        before = inner.config._attn_implementation or "sdpa"
+        inner.set_attn_implementation(implementation)
+        return lambda: inner.set_attn_implementation(before)
+
+    return FastPath(ATTENTION, install)

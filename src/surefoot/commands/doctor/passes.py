@@ -1,0 +1,126 @@
+"""Forward and backward passes of a run that is ready, timed, and two ways of doing them compared. The weights stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.data.batch import Weighted
+from surefoot.data.loader import prefetched
+from surefoot.methods.table import KINDS
+from surefoot.models.attention import attention_context, observe_kernels
+from surefoot.models.compiled import as_written
+from surefoot.models.product_flops import ProductFlops
+from surefoot.planning.plan import Choice, SdpaKernel
+from surefoot.runs.parity.rehearsal import rehearsal
+from surefoot.runs.trial import Ready
+from surefoot.training.profile import Stopwatch, Watch, unwatched
+from surefoot.training.step import StepSettings, add_gradient, draw
+
+_ROUNDS, _MOST_ROUNDS = 3, 8  # of an A/B comparison
+_ALIKE = 1.05  # times the best, for a time to bear it out
+_STEPS = 3  # whose batches are made ahead, where workers are judged
+
+
+def take_pass(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> None:
+    """Forward and backward of `batch`, else of the first step's longest micro-batch, with these settings, else the
+    run's."""
+    _pass(one, batch, settings, unwatched)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Of one pass. kernels: of attention, that ran. products: their arithmetic, by type and module."""
+
+    kernels: Collection[str]
+    products: ProductFlops
+
+
+def observed_pass(one: Ready) -> Observed:
+    """One micro-batch forward and backward, dispatch by dispatch."""
+    with ProductFlops() as products:
+        kernels = observe_kernels(lambda: take_pass(one))
+    return Observed(frozenset(kernels), products)
+
+
+def pass_seconds(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> float:
+    """That `take_pass` takes; waits for a GPU before and after."""
+    watch = Stopwatch(one.setup.engine.device)
+    _pass(one, batch, settings, watch)
+    profile = watch.profile(1)
+    return (profile.forward_ms + profile.backward_ms) / 1000
+
+
+def _pass(one: Ready, batch: Weighted | None, settings: StepSettings | None, watch: Watch) -> None:
+    setup, stage = one.setup, one.run.stage
+    engine, settings = setup.engine, settings or setup.settings
+    objective, batch = rehearsal(stage.objective, batch or stage.step_batches(1)[0], engine.device, setup.plan)
+    draw(engine, settings, 1, 0)
+    try:
+        weight, scale = max(batch.weight, 1), setup.state.scale
+        add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
+    finally:
+        engine.discard()
+
+
+def compared(before: Callable[[], float], after: Callable[[], float]) -> float:
+    """Best time before over best time after, taken in turns after one run of each that is not counted. There are more
+    turns until each best has come nearly twice: beside other programs one undisturbed pass of either would decide."""
+    for run in (before, after):
+        run()
+    ways: tuple[list[float], list[float]] = [], []
+    while len(ways[0]) < _MOST_ROUNDS and not all(map(_is_borne_out, ways)):
+        for times, run in zip(ways, (before, after), strict=True):
+            times.append(run())
+    return min(ways[0]) / min(ways[1])
+
+
+def _is_borne_out(times: Sequence[float]) -> bool:
+    """Whether the best time is no chance. times: seconds."""
+    return len(times) >= _ROUNDS and sorted(times)[1] <= _ALIKE * min(times)
+
+
+def gain_of_kernel(one: Ready, kernel: SdpaKernel) -> float:
+    """Of a pass with another kernel of SDPA, against one as the run has it. Where it cannot do what the model asks for,
+    such as dropout, torch takes the math kernel."""
+    other = replace(one.setup.plan.attention, kernels=Choice((kernel, "math"), "", "measured"))
+    changed = replace(one.setup.settings, kernels=lambda: attention_context(other))
+    return compared(lambda: pass_seconds(one), lambda: pass_seconds(one, settings=changed))
+
+
+def gain_of_eager(one: Ready) -> float:
+    """Of a pass without torch.compile."""
+
+    def eager() -> float:
+        with as_written(one.setup.engine.model):
+            return pass_seconds(one)
+
+    return compared(lambda: pass_seconds(one), eager)
+
+
+def gain_of_micro(one: Ready, micro: int) -> float:
+    """Of micro-batches of so many examples, against those of the run, for each real token."""
+    now, then = one.run.stage.step_batches(1)[0], in_micro_batches(one, micro)[0]
+    tokens = [sum(batch.rows.lengths) for batch in (now, then)]
+    return compared(lambda: pass_seconds(one, now) / tokens[0], lambda: pass_seconds(one, then) / tokens[1])
+
+
+def gain_without_workers(one: Ready, workers: int) -> float:
+    """Of steps whose batches are made when they are needed, against threads that make them ahead."""
+
+    def timed(threads: int) -> float:
+        started = time.perf_counter()
+        with prefetched(one.run.stage.step_batches, threads, last=_STEPS) as batches:
+            for step in range(1, _STEPS + 1):
+                take_pass(one, batches(step)[0])
+        return time.perf_counter() - started
+
+    return compared(lambda: timed(workers), lambda: timed(0))
+
+
+def in_micro_batches(one: Ready, micro: int) -> Sequence[Weighted]:
+    """The first step's, of so many examples each, packed where the run packs them."""
+    run = one.run
+    batch = replace(run.plan.batch, micro=replace(run.plan.batch.micro, value=micro), tokens=None)
+    return KINDS[run.config.stage].stage(run.config, replace(run.plan, batch=batch), run.stage.data).step_batches(1)

@@ -1,0 +1,101 @@
+"""`surefoot export`: a trained model for other programs, with the proof that it is the one that was trained."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from surefoot.commands.answering import check_models
+from surefoot.commands.printing import echo
+
+if TYPE_CHECKING:
+    from surefoot.runs.export.whole import Exported
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?I?B)?", re.IGNORECASE)
+
+
+class ByteSize(click.ParamType[int]):
+    """Bytes, as 5GB, 500MB, 2GiB or a plain number."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE.fullmatch(str(value).strip())
+        size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found and found[2] != "IB" else 0
+        if size < 1:
+            self.fail(f"{value!r} is no size; write it like 5GB or 500MB", param, ctx)
+        return size
+
+
+@click.command()
+@click.argument("model")
+@click.option("--adapter", "adapters", multiple=True, help="An adapter over MODEL; several are merged in this order.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@click.option("--merge", is_flag=True, help="Make adapter and base one model; else the adapter alone is exported.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["stored", "bf16", "fp16", "fp32"]),
+    default="stored",
+    help="Of the written weights; stored is the base's.",
+)
+@click.option("--max-shard-size", type=ByteSize(), default="5GB", show_default=True, help="Of one file.")
+@click.option("--device", type=click.Choice(["cpu", "auto"]), default="cpu", help="Where to compute.")
+@click.option("--gguf", is_flag=True, help="A GGUF file as well, for llama.cpp and Ollama.")
+@click.option("--modelfile/--no-modelfile", default=True, help="A Modelfile for Ollama.")
+@click.option("--drop-bos-scale", is_flag=True, help="Give up a scaled BOS embedding where it cannot be kept.")
+@click.option(
+    "--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Compare on these, one per line."
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Share of the largest logit that rounding to --dtype may change.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an earlier export in --out.")
+def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> None:
+    """Write MODEL, a run, an adapter or a model, for other programs.
+
+    Merged in fp32 and compared with what was trained before anything is published; export.json holds the proof.
+    """
+    from surefoot.methods.asked_model import require_mergeable
+    from surefoot.report.cards.export import CERTIFICATE
+    from surefoot.system.out_folder import require_replaceable
+
+    require_replaceable(out, options["overwrite"], CERTIFICATE, "export", lambda record: record["outputs"])
+    for adapter in adapters or (None,):
+        if (named := check_models(model, adapter)) is not None:
+            require_mergeable(model, merge=options["merge"], gguf=options["gguf"], adapted=named.adapted)
+
+    from surefoot.runs.export.whole import export_model
+
+    exported = export_model(model, out, adapters=adapters, **options)
+    _tell(exported)
+
+
+def _tell(exported: Exported) -> None:
+    from surefoot.models.convert.source import VALUE_HEAD_FILE
+    from surefoot.report.cards.export import CERTIFICATE, check_lines
+    from surefoot.system.sizes import size_text
+
+    record = exported.record
+    for caution in exported.cautions:
+        echo(f"caution: {caution}", err=True)
+    for line in check_lines(record):
+        echo(line)
+    if "tensors" in record:
+        echo(f"{record['tensors']['count']:,} tensors come back bit for bit")
+    echo(f"\nleft in {exported.folder}:")
+    sizes = {name: file["size"] for name, file in record["outputs"].items()}
+    sizes[CERTIFICATE] = (exported.folder / CERTIFICATE).stat().st_size
+    width = max(map(len, sizes))
+    for name, size in sizes.items():
+        echo(f"  {name:<{width}}  {size_text(size):>9}")
+    if "tensors" in record:
+        folder = shlex.quote(str(exported.folder))
+        command = f"evaluate reward {folder} DATA" if VALUE_HEAD_FILE in sizes else f"chat {folder}"
+        echo(f"\nnext:\n  surefoot {command}")

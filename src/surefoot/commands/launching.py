@@ -1,0 +1,208 @@
+"""Several processes of one command on this machine: started, listened to, and none left behind.
+
+    code = start_ranks(2, ["train", "run.yaml"], Path("runs/a"))
+
+Each child runs `python -m surefoot` with the same words and finds in its environment which rank it is. Rank 0 has the
+screen. What the others say goes to ranks/rank-N.log of the run folder once there is one; of it the screen gets only the
+lines that surefoot words as errors, of which the ranks agree to say one. A signal is passed on once, to all. When one
+child fails, the others have some seconds to say why and to end; then they are killed, also where they are stopped.
+Killing this process kills the children: on Linux the kernel does it, elsewhere they look.
+
+The trade-off: this process knows nothing of torch, so it starts at once and holds no memory; what a run was doing when
+it broke is told by the ranks that are left.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from surefoot.commands.printing import echo
+from surefoot.system import durable, hardware, process
+from surefoot.system.errors import EnvironmentFault
+
+_GRACE = 20.0  # seconds that ranks have to say why the first one failed
+_TOLD = 5.0  # seconds that they have to end once it is said
+_DYING = 10.0  # seconds for the kernel to take down a process that it was told to kill
+_POLL = 0.05
+_ERROR = re.compile(rb"(.*: )?(internal )?error: ")
+_UNWRITTEN = 1 << 20  # bytes of output that wait for the run folder
+
+
+def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
+    """Run `surefoot *words` as `count` ranks and return the exit code of the run. run: its folder, which need not exist
+    yet."""
+    port, threads = _free_port(), max(1, hardware.usable_cores() // count)
+    command = [sys.executable, "-m", "surefoot", *words]
+    children = [
+        _Child(rank, command, process.rank_environment(rank, count, port, threads), run) for rank in range(count)
+    ]
+    with _Signals(children) as signals:
+        try:
+            return _wait(children, signals)
+        finally:
+            for child in children:
+                child.kill()
+            for child in children:
+                child.await_end()
+                child.finish()
+
+
+def _wait(children: Sequence[_Child], signals: _Signals) -> int:
+    """Until all have ended, or some seconds after the first one failed."""
+    first: _Child | None = None
+    failed = 0.0
+    while any(child.code is None for child in children):
+        if first is None:
+            first, failed = next((child for child in children if child.code), None), time.monotonic()
+        elif time.monotonic() - failed > (_TOLD if any(child.said_error for child in children) else _GRACE):
+            break
+        time.sleep(_POLL)
+    first = first or next((child for child in children if child.code), None)
+    if first is None:
+        return 0
+    assert first.code is not None
+    if first.code < 0 and signals.number is not None:  # before the loop could hear it
+        return 128 + signals.number
+    if first.code > 0:
+        return first.code
+    for child in children:
+        child.finish()
+    if not any(child.said_error for child in children):
+        what = f"was ended by {_signal_name(-first.code)}; the last checkpoint is untouched, go on with --resume"
+        echo(f"error: rank {first.rank} (pid {first.process.pid}) {what}", err=True)
+    return EnvironmentFault.exit_code
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class _Child:
+    """One rank. said_error: whether the screen got an error of it."""
+
+    def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str], run: Path):
+        self.rank, self.said_error = rank, False
+        self._killed = False
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=None if rank == 0 else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            # Ctrl-C on the terminal reaches the launcher alone, which passes it on once.
+            process_group=None if sys.platform == "win32" else 0,
+        )
+        log = _Log(run / "ranks" / f"rank-{rank}.log") if rank else None
+        streams = [self.process.stdout, self.process.stderr]
+        self._threads = [
+            threading.Thread(target=self._pass_on, args=(stream, stream is self.process.stderr, log), daemon=True)
+            for stream in streams
+            if stream is not None
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+    def send(self, number: int) -> None:
+        if self.code is None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.code is None:
+            self.process.kill()  # a stopped process dies of it too
+
+    def await_end(self) -> None:
+        """Until the kernel has given back what the process held: a GPU's memory, say, which the next run wants."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_DYING)
+
+    def finish(self) -> None:
+        """All that it said has been passed on."""
+        if self.code is not None:
+            for thread in self._threads:
+                thread.join(timeout=2)  # a child of the child may hold the pipe
+
+    def _pass_on(self, stream: IO[bytes], errors: bool, log: _Log | None) -> None:
+        for line in iter(stream.readline, b""):
+            is_error = errors and _ERROR.match(line) is not None
+            self.said_error = self.said_error or is_error
+            if log is not None:
+                log.write(line)
+            if log is None or is_error:
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+
+
+class _Log:
+    """A file in the run folder. What comes before the run has written its plan waits for that, so a folder that is
+    refused stays as it was. No failure to write reaches the run."""
+
+    def __init__(self, path: Path):
+        self._path, self._waiting, self._lock, self._started = path, bytearray(), threading.Lock(), time.time()
+
+    def write(self, line: bytes) -> None:
+        with self._lock:
+            self._waiting += line
+            del self._waiting[:-_UNWRITTEN]
+            if self._has_plan():
+                with suppress(EnvironmentFault, OSError):
+                    durable.make_folders(self._path.parent)
+                    for text in self._waiting.decode("utf-8", "replace").splitlines():
+                        durable.append_line(self._path, text)
+                self._waiting.clear()
+
+    def _has_plan(self) -> bool:
+        """Written since this launcher started."""
+        plan = self._path.parent.parent / "plan.json"
+        return plan.is_file() and plan.stat().st_mtime >= self._started
+
+
+class _Signals:
+    """Passes SIGINT, SIGTERM and the signals that ask for a save or an evaluation on to all ranks. number: the first
+    that asked to stop."""
+
+    def __init__(self, children: Sequence[_Child]):
+        self._children = children
+        self.number: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._pass_on) for number in numbers}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number in (signal.SIGINT, signal.SIGTERM):
+            self.number = self.number or number
+        for child in self._children:
+            child.send(number)

@@ -1,0 +1,1 @@
+"""`surefoot quickstart`: the embedded model and its data; offline."""

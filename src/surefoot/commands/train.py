@@ -1,0 +1,266 @@
+"""`surefoot train`: the run itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from surefoot.commands.checking import check_run, checking
+from surefoot.commands.exits import Invocation
+from surefoot.commands.options import config_arguments, load_or_exit
+from surefoot.commands.printing import echo
+from surefoot.commands.translated import checked, recognised, with_command
+from surefoot.system import durable, process
+from surefoot.system.errors import STOPPED_EXIT_CODE
+from surefoot.system.few import first_few
+from surefoot.system.libraries import require_deepspeed
+from surefoot.system.redaction import veiled_words
+
+if TYPE_CHECKING:
+    from surefoot.config.schema import RunConfig
+    from surefoot.interop.translation import Translation
+    from surefoot.runs.occupied import Mode
+
+
+@click.command()
+@config_arguments
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
+@click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit, not just their gist.")
+@click.option("--push", "name", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
+@click.option(
+    "--profile",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="After a warm-up, clock N steps and trace two more: table, picture, trace for Perfetto.",
+)
+@click.option(
+    "--time-every", type=click.IntRange(min=1), metavar="N", help="Print forward and backward times of every N-th step."
+)
+@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
+@checking
+def train(
+    config: Path,
+    overrides: tuple[str, ...],
+    resume: bool,
+    overwrite: bool,
+    quiet: bool,
+    name: str | None,
+    profile: int | None,
+    time_every: int | None,
+    dry_run: bool,
+    full: bool,
+    check: int | None,
+) -> int:
+    """Fine-tune the model that CONFIG.yaml describes.
+
+    Any key can be overridden: surefoot train run.yaml optim.lr=1e-4 precision=bf16
+
+    A config of another tool is recognised and translated; surefoot translate shows what becomes of it.
+    """
+    if resume and overwrite:
+        raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+    found = recognised(config, overrides)
+    if found is not None:
+        if found.command != "train":
+            advice = f"`surefoot translate {config}` prints the command"
+            raise click.UsageError(f"{config} is for {found.command}, not for training; {advice}")
+        asked: Mode | None = "resume" if resume else "overwrite" if overwrite else None
+        return train_translation(
+            found,
+            asked,
+            quiet=quiet,
+            name=name,
+            profile=profile,
+            time_every=time_every,
+            dry_run=dry_run,
+            full=full,
+            check=check,
+            read_from=config,
+        )
+    loaded = load_or_exit(config, overrides)
+    if check is not None:
+        return check_run(loaded.config, check)
+    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
+    with _told_if_interrupted(Path(loaded.config.output), mode):
+        return _train(loaded.config, mode, quiet, name, (profile, time_every), dry_run, full)
+
+
+def train_translation(
+    found: Translation,
+    mode: Mode | None = None,
+    *,
+    quiet: bool = False,
+    name: str | None = None,
+    profile: int | None = None,
+    time_every: int | None = None,
+    dry_run: bool = False,
+    full: bool = False,
+    check: int | None = None,
+    read_from: Path | None = None,
+) -> int:
+    """Train what another tool's words mean. mode, name and times: those of the words unless given. read_from: the file
+    that was recognised, where one was."""
+    words = list(found.arguments)
+    mode = mode or ("resume" if "--resume" in words else "overwrite" if "--overwrite" in words else "new")
+    name = name or _after("--push", words)
+    profile = profile or int(_after("--profile", words) or 0) or None
+    time_every = time_every or int(_after("--time-every", words) or 0) or None
+    config = checked(found)
+    if check is not None:
+        return check_run(config, check, found)
+    with _told_if_interrupted(Path(config.output), mode):
+        return _train(config, mode, quiet, name, (profile, time_every), dry_run, full, found, read_from)
+
+
+def _after(flag: str, words: list[str]) -> str | None:
+    return words[words.index(flag) + 1] if flag in words else None
+
+
+def _train(
+    config: RunConfig,
+    mode: Mode,
+    quiet: bool,
+    name: str | None,
+    profile: tuple[int | None, int | None],
+    dry_run: bool,
+    full: bool,
+    origin: Translation | None = None,
+    read_from: Path | None = None,
+) -> int:
+    """profile: steps to profile, and every how many steps to print times. full: plan and audit on the screen too."""
+    if config.parallel.engine == "deepspeed" and not dry_run:
+        require_deepspeed()  # before anything is planned, read or started
+    launch = process.find_launch()
+    first, count = launch is None or launch.rank == 0, config.parallel.nproc or 1
+    with open(os.devnull, "w", encoding="utf-8") if quiet or not first else nullcontext(sys.stdout) as stream:
+        from surefoot.report.console import open_console
+
+        console = open_console(stream, process.terminal_wishes(), full=full or dry_run)
+        if origin is not None:
+            console.say(_read_as(origin, read_from))
+        commits = None
+        if launch is None:  # else whoever launched this rank, or rank 0, has said and looked
+            from surefoot.report.capture import captured_libraries
+            from surefoot.runs.beforehand import look_beforehand
+
+            console.say(_beginning(config))
+            with captured_libraries(console):
+                commits = look_beforehand(config, mode)
+            if count > 1:
+                from surefoot.commands.launching import start_ranks
+
+                typed = click.get_current_context().ensure_object(Invocation).typed
+                return start_ranks(count, typed, Path(config.output))
+        else:
+            process.quiet_sockets()
+            if launch.parent is not None:
+                process.end_with(launch.parent)
+        from surefoot.commands.pushing import check_push, push_run
+        from surefoot.runs.profiling import ProfileWish
+        from surefoot.runs.run import train_run
+
+        if name is not None and first:
+            check_push(config, name)
+        steps, every = profile
+        code = train_run(
+            config,
+            mode,
+            console,
+            typed=_typed(origin),
+            dry_run=dry_run,
+            profile=ProfileWish(every, steps),
+            origin=origin,
+            commits=commits,
+        )
+        if name is not None and code == 0 and first and not dry_run:
+            console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
+        return code
+
+
+def _beginning(config: RunConfig) -> str:
+    """The first line, before anything takes time."""
+    train = config.data.train
+    data = first_few([source.name or Path(source.path).name for source in train], 2)
+    base = Path(config.model.path)
+    model = base.name if base.is_dir() else config.model.path
+    return f"{config.stage} of {model} on {data}, into {config.output}: checking, then loading libraries …"
+
+
+def _typed(origin: Translation | None) -> list[str]:
+    """The command that was given, for the hint how to resume; with what another tool read from the environment, so that
+    it means the same in another shell."""
+
+    words = list(click.get_current_context().ensure_object(Invocation).typed)
+    if origin is not None and "--" in words:
+        at = words.index("--") + 1
+        own = process.launch_environment()
+        told = [f"{name}={value}" for name, value in origin.environment.items() if own.get(name) == value]
+        words[at:at] = [word for word in told if word not in words]
+    return ["surefoot", *veiled_words(words)]  # run.log keeps it
+
+
+def _read_as(origin: Translation, read_from: Path | None) -> str:
+    from surefoot.interop.account import summary
+
+    what, shown = ("config", str(read_from)) if read_from else ("command", "-- COMMAND")
+    return f"{what} of {origin.tool}, translated; {summary(origin)}: surefoot translate {shown} shows them"
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as a machine that is taken away sends it."""
+
+
+@contextmanager
+def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
+    """Ctrl-C and SIGTERM while steps are taken are a request to stop, and end no block. Before and after, they end this
+    one; after SIGTERM the exit code says that the run can go on, whenever it came."""
+    before = _listing(folder)
+    try:
+        with _sigterm_heard():
+            yield
+    except KeyboardInterrupt as interruption:
+        if _listing(folder) == before:
+            step = "the next step" if mode == "resume" else "step 1"
+            echo(f"\ninterrupted before {step}; nothing was written", err=True)
+        else:
+            advice = with_command("continue with --resume", click.get_current_context().ensure_object(Invocation).typed)
+            echo(f"\ninterrupted while {folder} was written; {advice}", err=True)
+        if isinstance(interruption, _Terminated):
+            raise click.exceptions.Exit(STOPPED_EXIT_CODE) from None
+        raise
+
+
+@contextmanager
+def _sigterm_heard() -> Iterator[None]:
+    """Raises _Terminated in the block. Not in one of several ranks, which may wait for each other where nothing is
+    heard: they end by the signal itself, all of them."""
+    if threading.current_thread() is not threading.main_thread() or process.find_launch() is not None:
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _listing(folder: Path) -> dict[str, int]:
+    """When each file of the run was written."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if not durable.is_temporary(path)}

@@ -1,0 +1,182 @@
+"""`surefoot tune`: plan, search, decide, and the config that comes out."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.commands.tune.attempt import Answer, Request, can_fork, workshop
+from surefoot.commands.tune.gate import Numbers
+from surefoot.commands.tune.journal import Journal
+from surefoot.commands.tune.reference import choose_reference
+from surefoot.commands.tune.search import Search, Tried, better
+from surefoot.commands.tune.space import Space, given_keys, make_space
+from surefoot.commands.tune.trials import ROUNDS, Attempt, Terms, Trials, refusal
+from surefoot.config.load import check_config
+from surefoot.config.nested import with_settings
+from surefoot.planning.measurements import measurements_from_json
+from surefoot.report.silent import silent_console
+from surefoot.runs.custom import NOTHING
+from surefoot.runs.lengths import lengths_of
+from surefoot.runs.prepare import prepare
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.run_folder import Claim
+from surefoot.runs.trial import Clock, Trial
+from surefoot.system import hardware
+from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.few import counted
+
+_FEWEST, _MOST = 2, 12  # timed steps of a trial
+_PATIENCE = 4.0  # times what a trial like the first would take: what takes longer is not the fastest
+_LEAST_LIMIT = 60.0  # seconds
+_COMPILING = 30.0  # seconds that compiling may add to a trial
+_BUSY = 0.1  # share of a trial in which others have the processor: from here on its figures are doubtful
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """start, best: as they were measured last. turns: the plan's own and the fastest setting, timed again in turns,
+    which decides; none where nothing seemed faster, or the search did not come so far. config: plain values, what was
+    given and what was found. tried: all, in order, as they were measured first. left_out: key and why it was not
+    varied. steps: timed ones of a trial. finished: False where Ctrl-C ended the search."""
+
+    start: Tried
+    best: Tried
+    config: dict[str, Any]
+    tried: tuple[Tried, ...]
+    turns: tuple[Tried, ...]
+    left_out: tuple[tuple[str, str], ...]
+    steps: int
+    finished: bool = True
+
+    @property
+    def gain(self) -> float:
+        return self.best.rate / self.start.rate if self.start.rate else 1.0
+
+    @property
+    def held_up(self) -> float:
+        """Share of a trial's time in which other programs had the processor; 0 where that was little."""
+        share = statistics.median(one.held_up for one in self.tried)
+        return share if share > _BUSY else 0.0
+
+
+def tune(
+    given: Mapping[str, Any],
+    *,
+    seconds: float,
+    told: Callable[[Tried], None],
+    said: Callable[[str], None],
+    kept: Path | None = None,
+    clock: Clock = "wall",
+) -> Tuned:
+    """given: the config as plain values, short forms written out. seconds: of a trial's timed steps, about. told: of
+    every setting as it was tried. said: what is going on. kept: the file for what was measured so far, from which a
+    search that was broken off goes on; it is gone at the end. clock: see `run_trial`.
+
+    Raises what a run of the config would, and EnvironmentFault where the plan's own settings cannot be tried.
+    """
+    with tempfile.TemporaryDirectory(prefix="surefoot-") as folder, silent_console() as console:
+        config = check_config({**given, "output": f"{folder}/run"})
+        run = prepare(config, Claim(Path(folder) / "run", "new"), console, NOTHING)
+    space = make_space(
+        config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
+    )
+    said(
+        f"{counted(len(space.axes), 'key')} to vary, one after the other: {', '.join(axis.key for axis in space.axes)}"
+    )
+    journal = Journal(kept, _about(given, seconds, clock, run, space))
+    if journal.known:
+        said(f"going on after {counted(journal.known, 'trial')} that {kept} has; delete it to measure them again")
+    with workshop(forks=can_fork(run.plan.device.value)) as shop:
+
+        def attempt(request: Request, limit: float | None) -> Answer:
+            return journal.answer(request, lambda: shop.attempt(request, limit=limit))
+
+        trials, steps = _first_trials(given, seconds, clock, run, space, attempt, said)
+        search, turns = Search(space, trials.look, told), ()
+        try:
+            best = search.run()
+            start, finished = search.tried[0], True
+            if best is not start:
+                said("once more in turns, which decides: the plan's own choices and the fastest")
+                turns = start, best = trials.in_turns(start, best)
+                best = better(start, best)
+        except KeyboardInterrupt:
+            if not search.tried:
+                raise
+            start, best, finished = search.tried[0], search.best, False
+    if not best.passed:
+        raise EnvironmentFault(Fault("tune", f"no setting passed; the plan's own: {best.failure}", "run doctor"))
+    if finished:
+        journal.finish()
+    tuned = with_settings(given, best.settings)
+    return Tuned(start, best, tuned, tuple(search.tried), turns, _left_out(space, search), steps, finished)
+
+
+def _about(given: Mapping[str, Any], seconds: float, clock: Clock, run: Prepared, space: Space) -> dict[str, Any]:
+    """All that answers depend on: model, data and versions by their hashes; the first is the folder's, which is new."""
+    identity = {key: value for key, value in run.identity.items() if key != "config"}
+    axes = [[axis.key, *axis.values] for axis in space.axes]
+    return {
+        "given": given,
+        "seconds": [seconds, clock],
+        "identity": identity,
+        "machine": hardware.describe(),
+        "space": [axes, space.start],
+    }
+
+
+def _first_trials(
+    given: Mapping[str, Any],
+    seconds: float,
+    clock: Clock,
+    run: Prepared,
+    space: Space,
+    attempt: Attempt,
+    said: Callable[[str], None],
+) -> tuple[Trials, int]:
+    """What the plain path computes, and how long the plan's own settings take: from these follow the number of timed
+    steps, which is returned as well, and the limits."""
+    lengths = lengths_of(run.config, run.stage.data)
+    plain = choose_reference(given, run.plan, lambda config: refusal(config, run.plan, lengths))
+    if plain.compute != "fp32":
+        said(f"settings are held against the plain path in {plain.compute}: in fp32 it does not fit the memory")
+    reference = _of(attempt(Request(plain.config, 0, 1, clock=clock), None), f"the plain {plain.compute} path")
+    answer = attempt(Request(with_settings(given, space.start), _FEWEST, ROUNDS, clock=clock), None)
+    first = _of(answer, "the plan's own settings")
+    a_step = sum(first.seconds) / len(first.seconds)
+    steps = min(_MOST, max(_FEWEST, round(seconds / ROUNDS / a_step)))
+    usual = answer.whole + ROUNDS * steps * a_step
+    limit = max(_LEAST_LIMIT, _PATIENCE * usual)
+    compiling = min(limit, usual + _COMPILING)
+    if any(axis.key == "compile" for axis in space.axes):
+        said(f"a setting that compiles is given up after {compiling:.0f} s; compile: default in the config keeps it")
+    numbers = Numbers(reference.losses, reference.grad_norms, plain.compute)
+    trials = Trials(given, run.plan, lengths, numbers, Terms(steps, limit, compiling, clock), attempt)
+    if steps == _FEWEST:
+        trials.known = (space.start, answer)
+    return trials, steps
+
+
+def _of(answer: Answer, whose: str) -> Trial:
+    if answer.trial is None:
+        raise EnvironmentFault(Fault("tune", f"{whose} cannot be tried: {answer.failure}", "run doctor"))
+    return answer.trial
+
+
+def _left_out(space: Space, search: Search) -> tuple[tuple[str, str], ...]:
+    """What the config, the machine or what was seen on the way made superfluous."""
+    found = list(space.left_out)
+    for axis in space.axes:
+        if len({str(one.settings[axis.key]) for one in search.tried}) > 1:
+            continue
+        why = {
+            "data.workers": "batches are waited for during less than 2 % of a step",
+            "gradient_checkpointing": "everything fits without, and computing twice is never faster",
+        }.get(axis.key, "nothing else passed the plan")
+        found.append((axis.key, why))
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""Trials, each in a process of its own, so that its peak of memory is its own.
+
+`python -m surefoot.commands.tune.worker [fork]`
+
+stdin: a line of JSON for each trial, {"number": …, "config": plain values, "steps": …, "rounds": …, "rival": …,
+"clock": …}. stdout: a line of JSON for each, with its number: {"trial": …}, {"error": sentence, "code": the fault's},
+or {"ended": exit code}; a process that is killed between its answer and its end leaves both. Whatever libraries print
+goes to stderr. With `fork` the libraries, most of what a short trial costs, are imported once, and every trial is a
+copy of this process. Without, there is one trial, in this process: where a GPU is used that must not have been touched
+before a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from surefoot.config.load import check_config
+from surefoot.runs.trial import Rival, run_trial
+from surefoot.system import process
+from surefoot.system.errors import SurefootError
+
+
+def main() -> None:
+    process.end_with(os.getppid())
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(answers, "w", encoding="utf-8") as out:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if "fork" not in sys.argv[1:]:
+                _answer(asked, out)
+                return
+            if code := _in_a_copy(asked, out):
+                _say(asked, {"ended": code}, out)
+
+
+def _in_a_copy(asked: dict[str, Any], out: TextIO) -> int:
+    """The exit code of the process that answers, negative where a signal ended it."""
+    here = os.getpid()
+    copy = os.fork()
+    if copy:
+        return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    process.end_with(here)
+    _answer(asked, out)
+    os._exit(0)  # what libraries do at the end, and how that ends, is nobody's answer
+
+
+def _answer(asked: dict[str, Any], out: TextIO) -> None:
+    rival = asked["rival"]
+    try:
+        trial = run_trial(
+            check_config(asked["config"]),
+            steps=asked["steps"],
+            rounds=asked["rounds"],
+            rival=Rival(tuple(rival["seconds"]), rival["margin"]) if rival else None,
+            clock=asked["clock"],
+        )
+        _say(asked, {"trial": asdict(trial)}, out)
+    except SurefootError as error:
+        first = error.faults[0]
+        _say(asked, {"error": str(first), "code": first.code}, out)
+
+
+def _say(asked: dict[str, Any], answer: dict[str, Any], out: TextIO) -> None:
+    out.write(json.dumps({"number": asked["number"], **answer}) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

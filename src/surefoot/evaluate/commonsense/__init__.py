@@ -1,0 +1,1 @@
+"""Eight question sets, asked and scored as their papers' code does."""

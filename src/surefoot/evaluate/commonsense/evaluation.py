@@ -1,0 +1,216 @@
+"""`surefoot evaluate commonsense`: the eight sets, asked as published or by the likelihood of the options.
+
+Every check comes before the first question. After every batch the file of a set is on the disk; a second start finds
+what is there, makes sure that it belongs to the same question, model and method, and goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.data.segments import Template, prompt_ids
+from surefoot.data.templates import make_template
+from surefoot.evaluate.commonsense.answers import (
+    BEAMS,
+    NEW_TOKENS,
+    OPTION_TOKENS,
+    Record,
+    conversation,
+    generated,
+    likeliest,
+    option_ids,
+)
+from surefoot.evaluate.commonsense.files import answered, identity_file, model_identity, side_labels, summary_file
+from surefoot.evaluate.commonsense.protocol import TRAINED, AnswerSet, Score, read_set, set_file
+from surefoot.evaluate.side_by_side import Only, Side, sides
+from surefoot.families.templates import named_row
+from surefoot.methods.open_model import OpenModel
+from surefoot.system import durable
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.out_folder import own_findings
+
+Mode = Literal["published", "fast"]
+LEGACY = "commonsense-eval"
+
+
+@dataclass(frozen=True)
+class CommonsenseRequest:
+    """data: holds `dataset/<set>/test.json`. rows: questions at once. out: folder of the files. names: of the model and
+    of the adapter, for the files; None: the folders' own."""
+
+    data: Path
+    sets: tuple[AnswerSet, ...]
+    out: Path
+    mode: Mode = "published"
+    rows: int = 8
+    max_samples: int | None = None
+    template: str = LEGACY
+    names: tuple[str | None, str | None] = (None, None)
+    overwrite: bool = False
+    only: Only | None = None
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """One set, ready to be asked. prompts: token ids of each record. room: the longest prompt that leaves positions for
+    an answer; a longer one is not asked. sha256: of the records and prompts. asked_by: what else of the way of asking
+    the answers depend on."""
+
+    set: AnswerSet
+    records: list[Record]
+    prompts: list[list[int]]
+    room: int
+    sha256: str
+    asked_by: Mapping[str, Any]
+
+    def is_too_long(self, prompt: list[int]) -> bool:
+        return len(prompt) > self.room
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One side on one set. done: records that an earlier start has answered."""
+
+    side: Side
+    questions: _Questions
+    file: Path
+    identity: dict[str, Any]
+    done: list[Record]
+
+
+@dataclass(frozen=True)
+class CommonsenseFound:
+    """scores: side -> set -> score. labels: side -> name of its rows and files. files: all that were written. too_long:
+    set -> records that were not asked and count as wrong, where there are any. otherwise: see `asked_otherwise`."""
+
+    scores: Mapping[str, Mapping[str, Score]]
+    labels: Mapping[str, str]
+    files: tuple[Path, ...]
+    too_long: Mapping[str, int]
+    otherwise: str
+
+
+def evaluate_commonsense(
+    opened: OpenModel, asked: CommonsenseRequest, *, model: str, adapter: str | None, say: Callable[[str], None]
+) -> CommonsenseFound:
+    """Answer and score. model, adapter: as the user named them. say: gets `test:i/total | accuracy …` after each batch.
+
+    A record whose prompt leaves no room for an answer counts as wrong, as one whose answer names no option does: left
+    out, it would make the set another one for a model with fewer positions.
+
+    Raises InputError for a record or set that is not right, a set of which no prompt fits, and a file in the way.
+    """
+    template = chosen_template(opened, asked.template)
+    questions = [_questions(opened, template, one, asked) for one in asked.sets]
+    every = side_labels(opened, sides(opened), asked.names, model, adapter)
+    compared = sides(opened, asked.only)
+    labels = {side.name: every[side.name] for side in compared}
+    identities = {side.name: model_identity(opened, side) for side in compared}
+    tasks = [
+        _task(asked, side, labels[side.name], identities[side.name], one) for side in compared for one in questions
+    ]  # whatever is in the way is found before the first answer
+    summary = summary_file(asked.out, labels)
+    own_findings(summary, "sides", [summary.with_suffix(".png").name])
+    durable.make_folders(asked.out)
+    scores: dict[str, dict[str, Score]] = {side.name: {} for side in compared}
+    for task in tasks:
+        say(f"{labels[task.side.name]} on {task.questions.set.name}")
+        with task.side.entered(), opened.context():
+            scores[task.side.name][task.questions.set.name] = _run(opened, template, task, asked, say)
+    too_long = {one.set.name: sum(map(one.is_too_long, one.prompts)) for one in questions}
+    left = {name: count for name, count in too_long.items() if count}
+    files = tuple(task.file for task in tasks)
+    return CommonsenseFound(scores, labels, files, left, asked_otherwise(opened, asked.template))
+
+
+def chosen_template(opened: OpenModel, name: str) -> Template:
+    """Raises InputError for a name that is not in the table or that this tokenizer cannot write."""
+    if name == TRAINED:
+        return opened.template
+    row = named_row(name, lambda text: text in opened.encoder.control.values())
+    if isinstance(row, Fault):
+        raise InputError(Fault("--template", row.what, row.fix))
+    return make_template(name, opened.encoder, opened.tokens.stop.value)
+
+
+def asked_otherwise(opened: OpenModel, name: str) -> str:
+    """A sentence where the run that made the model trained with another prompt than the template `name`; else empty."""
+    if opened.plan is None or chosen_template(opened, name).identity == opened.template.identity:
+        return ""
+    return (
+        f"asked by the template {name}, and trained with {opened.tokens.template.value}: "
+        f"--template {TRAINED} asks as training did"
+    )
+
+
+def _questions(opened: OpenModel, template: Template, one: AnswerSet, asked: CommonsenseRequest) -> _Questions:
+    records = read_set(asked.data, one, asked.max_samples)
+    prompts = [prompt_ids(conversation(record), template, opened.encoder, opened.bos_id) for record in records]
+    room = opened.positions - (NEW_TOKENS if asked.mode == "published" else OPTION_TOKENS)
+    if (shortest := min(map(len, prompts))) > room:
+        what = f"even its shortest prompt has {shortest} tokens, and of the model's {opened.positions} positions"
+        what += f" an answer takes {opened.positions - room}"
+        raise InputError(Fault(str(set_file(asked.data, one)), what, "leave the set out"))
+    digest = hashlib.sha256(json.dumps([records, prompts], ensure_ascii=False).encode()).hexdigest()
+    return _Questions(one, records, prompts, room, digest, _asked_by(opened, template, one, records[0], asked.mode))
+
+
+def _asked_by(opened: OpenModel, template: Template, one: AnswerSet, record: Record, mode: Mode) -> dict[str, Any]:
+    """The prompts do not tell where an answer ends, nor of which tokens an option is made."""
+    if mode == "published":
+        return {"beams": BEAMS, "new tokens": NEW_TOKENS, "stop tokens": sorted(template.stop_ids)}
+    return {"option tokens": {answer: option_ids(opened, template, record, answer) for answer in one.answers}}
+
+
+def _task(
+    asked: CommonsenseRequest, side: Side, label: str, of_model: Mapping[str, Any], questions: _Questions
+) -> _Task:
+    file = asked.out / f"{label}-{questions.set.name}.json"
+    identity = {
+        "set": questions.set.name,
+        "records and prompts": questions.sha256,
+        "mode": asked.mode,
+        **of_model,
+        **questions.asked_by,
+    }
+    done = answered(file, identity, questions.records, asked.overwrite)
+    return _Task(side, questions, file, identity, done)
+
+
+def _run(
+    opened: OpenModel, template: Template, task: _Task, asked: CommonsenseRequest, say: Callable[[str], None]
+) -> Score:
+    questions, graded = task.questions, list(task.done)
+    texts = [json.dumps(one, indent=2, ensure_ascii=False) for one in graded]
+    total = len(questions.records)
+    if graded:
+        say(f"{len(graded)} of {total} were answered before: going on in {task.file}")
+    else:
+        durable.remove(task.file)  # first: a kill between the two must not leave old answers under a new identity
+        durable.make_folders(identity_file(task.file).parent)
+        durable.write_json(identity_file(task.file), task.identity)
+    answer = generated if asked.mode == "published" else likeliest
+    for start in range(len(graded), total, asked.rows):
+        batch = slice(start, start + asked.rows)
+        asks = list(zip(questions.records[batch], questions.prompts[batch], strict=True))
+        fit = [(record, prompt) for record, prompt in asks if not questions.is_too_long(prompt)]
+        records, prompts = [record for record, _ in fit], [prompt for _, prompt in fit]
+        answers = iter(answer(opened, template, questions.set, records, prompts)) if fit else iter(())
+        for record, prompt in asks:
+            found = _unanswered(prompt) if questions.is_too_long(prompt) else next(answers)
+            graded.append({**record, **found, "flag": found["pred"] == record["answer"]})
+            texts.append(json.dumps(graded[-1], indent=2, ensure_ascii=False))
+        durable.write_text(task.file, "[\n" + ",\n".join(texts) + "\n]\n")
+        correct = sum(one["flag"] for one in graded)
+        say(f"test:{len(graded)}/{total} | accuracy {correct}  {correct / len(graded)}")
+    say("test finished")
+    return Score(sum(one["flag"] for one in graded), total)
+
+
+def _unanswered(prompt: list[int]) -> Record:
+    return {"output_pred": "", "pred": "", "too_long": len(prompt)}

@@ -1,0 +1,158 @@
+"""The eight commonsense sets of LLM-Adapters: what they hold, how an answer is read out of a text, how it is scored.
+
+Reading an answer is the published rule, its weakness included: the first of the set's answers that occurs anywhere in
+the response, upper and lower case told apart; where none does, the answer is wrong. So "not answer1 but answer2" is
+answer1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.paths import nearest_path
+from surefoot.data.files import open_file
+from surefoot.data.formats.fields import RowFault, each_row, filled, optional
+from surefoot.data.rows import Row, parse_rows
+from surefoot.report.shares import wilson
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.nearest import nearest_word
+
+FILE = "test.json"
+TRAINED = "trained"  # as --template: what the model was trained with
+_LAYOUTS = f"dataset/SET/{FILE} or SET/{FILE}"
+MARKER = "### Response:"
+SENTENCE = "the correct answer is {}"  # what the training data answer
+_FORMAT = re.compile(r"Answer format: ?([\w/]+)")
+
+
+@dataclass(frozen=True)
+class AnswerSet:
+    """label: the column's heading. answers: what an answer may be. size: records of the published test set; chance:
+    share that guessing gets right."""
+
+    name: str
+    label: str
+    answers: tuple[str, ...]
+    size: int
+    chance: float
+
+
+def _numbered(word: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{word}{number}" for number in range(1, count + 1))
+
+
+SETS: tuple[AnswerSet, ...] = (
+    AnswerSet("boolq", "BoolQ", ("true", "false"), 3270, 1 / 2),
+    AnswerSet("piqa", "PIQA", _numbered("solution", 2), 1838, 1 / 2),
+    AnswerSet("social_i_qa", "SIQA", _numbered("answer", 5), 1954, 1 / 3),
+    AnswerSet("hellaswag", "HellaS", _numbered("ending", 4), 10042, 1 / 4),
+    AnswerSet("winogrande", "WinoG", _numbered("option", 2), 1267, 1 / 2),
+    AnswerSet("ARC-Easy", "ARC-e", _numbered("answer", 5), 2376, 1 / 4),
+    AnswerSet("ARC-Challenge", "ARC-c", _numbered("answer", 5), 1172, 1 / 4),
+    AnswerSet("openbookqa", "OBQA", _numbered("answer", 5), 500, 1 / 4),
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    correct: int
+    total: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.total
+
+    @property
+    def standard_error(self) -> float:
+        """Of a binomial share: sqrt(p (1 - p) / n)."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.total)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %."""
+        return wilson(self.accuracy, self.total)
+
+
+def average(scores: Sequence[Score]) -> tuple[float, float]:
+    """The mean accuracy, each set counting the same, and its standard error."""
+    mean = sum(score.accuracy for score in scores) / len(scores)
+    return mean, math.sqrt(sum(score.standard_error**2 for score in scores)) / len(scores)
+
+
+def average_interval(scores: Sequence[Score]) -> tuple[float, float]:
+    """95 % for the mean accuracy, from the sets' own intervals: each end's squared distances are added (Zou and Donner,
+    2008)."""
+    mean, _ = average(scores)
+    below, above = (
+        math.sqrt(sum((score.accuracy - score.interval[end]) ** 2 for score in scores)) / len(scores) for end in (0, 1)
+    )
+    return mean - below, mean + above
+
+
+def choose_sets(asked: str) -> tuple[AnswerSet, ...]:
+    """asked: "all", or names with commas between them, in any order. Raises InputError for an unknown one."""
+    if asked == "all":
+        return SETS
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    known = {one.name: one for one in SETS}
+    for name in names:
+        if name not in known:
+            near = nearest_word(name, known)
+            fix = f"did you mean {near}?" if near else f"known: {', '.join(known)}, or all"
+            raise InputError(Fault("--sets", f"there is no set {name!r}", fix))
+    if not names:
+        raise InputError(Fault("--sets", "names no set", f"known: {', '.join(known)}, or all"))
+    return tuple(one for one in SETS if one.name in names)
+
+
+def read_set(data: Path, one: AnswerSet, limit: int | None = None) -> list[dict[str, Any]]:
+    """The records of a set, as they stand in the file. data: the folder that holds `dataset/`, or that one itself.
+    limit: only the first so many. Raises InputError: no such folder or file, a record that is not one of this set."""
+    path = set_file(data, one)
+    if not data.is_dir():
+        what = "is a file" if data.exists() else "no such folder"
+        fix = f"give the folder: {data.parent}" if data.exists() else nearest_path(data, ())
+        raise InputError(Fault(str(data), f"{what}; the sets lie in a folder as {_LAYOUTS}", fix))
+    if not path.is_file():
+        raise InputError(Fault(str(path), f"there is no such file for the set {one.name}", f"DATA holds {_LAYOUTS}"))
+    rows = parse_rows(open_file(path))[:limit]
+    return each_row(rows, lambda row: _checked(row, one), str(path))
+
+
+def set_file(data: Path, one: AnswerSet) -> Path:
+    root = data / "dataset" if (data / "dataset").is_dir() else data
+    return root / one.name / FILE
+
+
+def _checked(row: Row, one: AnswerSet) -> dict[str, Any]:
+    filled(row.value, "instruction")
+    optional(row.value, "input")
+    answer = filled(row.value, "answer")
+    if answer not in one.answers:
+        raise RowFault(f"its answer is {answer!r}, and those of {one.name} are {', '.join(one.answers)}")
+    if answer not in options_of(row.value, one):
+        raise RowFault(f"its answer is {answer!r}, which is none of those that its instruction offers")
+    return row.value
+
+
+def options_of(record: Mapping[str, Any], one: AnswerSet) -> tuple[str, ...]:
+    """The answers that the instruction offers; all of the set's where it does not say."""
+    found = _FORMAT.search(record["instruction"])
+    offered = found[1].split("/") if found else []
+    return tuple(word for word in one.answers if word in offered) or one.answers
+
+
+def response_of(text: str) -> str:
+    """What counts as the response in a text that the model wrote behind the prompt: all before it begins another."""
+    return text.partition(MARKER)[0].strip()
+
+
+def extract(response: str, one: AnswerSet) -> str:
+    """The first of the set's answers in the response, "" where there is none."""
+    found = re.search("|".join(one.answers), response)
+    return found[0] if found else ""

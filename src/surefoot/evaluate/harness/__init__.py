@@ -1,0 +1,1 @@
+"""A model of ours behind the interface of lm-evaluation-harness."""

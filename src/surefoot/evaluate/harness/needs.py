@@ -1,0 +1,21 @@
+"""Whether the harness can be called at all. Apart from it, because this needs no torch."""
+
+from __future__ import annotations
+
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.libraries import is_installed
+
+
+def require_harness() -> None:
+    """EnvironmentFault where lm-eval is not installed."""
+    if not is_installed("lm_eval"):
+        fix = "pip install 'surefoot[eval]'"
+        raise EnvironmentFault(Fault("surefoot evaluate harness", "needs the package lm-eval, which is missing", fix))
+
+
+def task_names(written: str) -> tuple[str, ...]:
+    """The names in --tasks."""
+    names = tuple(name.strip() for name in written.split(",") if name.strip())
+    if not names:
+        raise InputError(Fault("--tasks", "names no task", "write it like arc_easy,piqa"))
+    return names

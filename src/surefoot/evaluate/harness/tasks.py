@@ -1,0 +1,135 @@
+"""`surefoot evaluate harness`: tasks of lm-evaluation-harness, its own or those of a folder, on an opened model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.evaluate.harness.needs import require_harness
+from surefoot.evaluate.side_by_side import Only, Side, sides
+from surefoot.methods.open_model import OpenModel
+from surefoot.report.tables.scores import Cell, ScoreRow
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.nearest import nearest_word
+
+_BOOTSTRAP = 1000  # draws for the standard error of what is no mean
+_SHOTS_SEED = 1234  # the harness' own default, so that it draws the same examples
+_KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+
+
+@dataclass(frozen=True)
+class HarnessRequest:
+    """tasks: names of tasks, groups or tags. include: a folder of task YAML files. limit: documents of each task.
+    shots: examples before each question; None: as the task says. chat: through the tokenizer's chat template."""
+
+    tasks: tuple[str, ...]
+    include: Path | None = None
+    limit: int | None = None
+    shots: int | None = None
+    rows: int = 8
+    chat: bool = False
+    only: Only | None = None
+
+
+def known_tasks(asked: HarnessRequest) -> Any:
+    """The harness' TaskManager, which knows all that is asked for: no model is needed to say so. Raises InputError for
+    an unknown task."""
+    require_harness()
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]  # an extra
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    manager = TaskManager(include_path=None if asked.include is None else str(asked.include))
+    check_tasks(asked.tasks, manager.all_tasks)
+    return manager
+
+
+def run_harness(opened: OpenModel, asked: HarnessRequest, manager: Any = None) -> dict[str, dict[str, Any]]:
+    """Side -> what the harness found. manager: of `known_tasks`; None asks it. Raises InputError for an unknown task,
+    EnvironmentFault for one whose data cannot be had."""
+    compared = sides(opened, asked.only)
+    tasks = _load(known_tasks(asked) if manager is None else manager, asked)
+    from lm_eval.evaluator import evaluate  # pyright: ignore[reportMissingImports]
+
+    from surefoot.evaluate.harness.model import SurefootLM
+
+    model = SurefootLM(opened, asked.rows)
+
+    def measure() -> dict[str, Any]:
+        results = evaluate(
+            model,
+            tasks,
+            limit=asked.limit,
+            bootstrap_iters=_BOOTSTRAP,
+            apply_chat_template=asked.chat,
+            log_samples=False,
+        )
+        return {key: results[key] for key in _KEPT if key in results}
+
+    return measured(compared, tasks["tasks"].values(), measure)
+
+
+def measured(
+    compared: Sequence[Side], tasks: Iterable[Any], measure: Callable[[], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Side -> what `measure` finds on it. A task draws the examples before its questions from one stream of random
+    numbers, which begins anew here: each side gets the same ones."""
+    tasks, found = tuple(tasks), {}
+    for side in compared:
+        for task in tasks:
+            task.set_fewshot_seed(seed=_SHOTS_SEED)
+        with side.entered():
+            found[side.name] = measure()
+    return found
+
+
+def check_tasks(asked: Sequence[str], known: Sequence[str]) -> None:
+    """Raises InputError for a name that the harness does not know."""
+    for name in asked:
+        if name not in known:
+            near = nearest_word(name, known)
+            fix = f"did you mean {near}?" if near else "a folder with your own goes into --include-path"
+            raise InputError(Fault("--tasks", f"there is no task {name!r}", fix))
+
+
+def _load(manager: Any, asked: HarnessRequest) -> dict[str, dict[str, Any]]:
+    """The tasks with their data, and their groups. Libraries fail here in their own ways: no network, no file, code
+    that is to be trusted."""
+    loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
+    for name in asked.tasks:
+        try:
+            found = manager.load(name)
+        except Exception as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            fix = "its data set must be on this machine or the hub within reach"
+            raise EnvironmentFault(Fault(f"task {name}", f"cannot be loaded: {text}", fix)) from error
+        for kind, several in loaded.items():
+            several.update(found[kind])
+    for name, task in loaded["tasks"].items() if asked.shots is not None else ():
+        if task.get_config("num_fewshot") == 0 != asked.shots:
+            raise InputError(Fault("--num-fewshot", f"the task {name} says that it takes none", "leave it out"))
+        task.set_config(key="num_fewshot", value=asked.shots)
+    return loaded
+
+
+def metrics_of(found: Mapping[str, Any]) -> dict[str, Cell]:
+    """ "task metric" -> value and standard error, in the harness' order. found: of one side."""
+    cells = {}
+    for task, values in found["results"].items():
+        for key, value in values.items():
+            metric, _, kind = key.partition(",")
+            if metric.endswith("_stderr") or not isinstance(value, int | float) or not kind:
+                continue
+            error = values.get(f"{metric}_stderr,{kind}")
+            name = f"{task} {metric}" + ("" if kind == "none" else f" ({kind})")
+            cells[name] = Cell(float(value), float(error) if isinstance(error, int | float) else None)
+    return cells
+
+
+def share_rows(found: Mapping[str, Mapping[str, Any]]) -> tuple[list[ScoreRow], list[str]]:
+    """Rows for the picture, and the metrics in it: those that are shares on every side."""
+    cells = {side: metrics_of(one) for side, one in found.items()}
+    names = [name for name in next(iter(cells.values())) if all(0 <= of[name].accuracy <= 1 for of in cells.values())]
+    return [ScoreRow(side, of, None, measured=True) for side, of in cells.items()], names

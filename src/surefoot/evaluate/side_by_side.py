@@ -1,0 +1,48 @@
+"""Base and adapter side by side: one set of weights in memory, asked with the adapter switched off and on.
+
+With its adapters off a model computes what the base alone computes, bit for bit: `tests/stages/test_side_by_side.py`
+holds that against the base opened by itself. A BOS that the adapter was trained with scaled is then as the base has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+from surefoot.methods.asked_model import Only, require_side
+from surefoot.methods.open_model import OpenModel, saved_bos_scale
+from surefoot.methods.provenance import saved_plan
+from surefoot.models.bos import install_bos_scaling
+from surefoot.models.peft import PeftModel
+
+
+@dataclass(frozen=True)
+class Side:
+    """name: "base" and "adapter", or "model" where there is no adapter. entered: to be entered around every use."""
+
+    name: str
+    entered: Callable[[], AbstractContextManager[object]]
+
+
+def sides(opened: OpenModel, only: Only | None = None) -> tuple[Side, ...]:
+    """What there is to compare, the base first. Raises InputError where `only` asks for a part of what has none."""
+    if not isinstance(opened.model, PeftModel):
+        require_side(only, adapted=False)
+        return (Side("model", nullcontext),)
+    both = (Side("base", lambda: adapter_off(opened)), Side("adapter", nullcontext))
+    return tuple(side for side in both if only in (None, side.name))
+
+
+@contextmanager
+def adapter_off(opened: OpenModel) -> Iterator[None]:
+    """The base model alone, inside. opened: one with an adapter."""
+    model = opened.model
+    assert isinstance(model, PeftModel)
+    alone = saved_bos_scale(opened.base, opened.base, saved_plan(opened.base))
+    install_bos_scaling(model, alone)
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        install_bos_scaling(model, opened.bos_scale)

@@ -1,0 +1,78 @@
+"""Axolotl's YAML, with `key=value` or flags behind it, and its commands.
+
+axolotl train run.yml --learning-rate 1e-4
+accelerate launch -m axolotl.cli.train run.yml
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surefoot.interop.axolotl.rows import ALIASES, ROWS
+from surefoot.interop.axolotl.rules import RULES
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import Command, Options
+from surefoot.interop.tool import Tool
+from surefoot.interop.translation import Note, Translation
+from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
+from surefoot.system.errors import Fault, InputError
+
+TOOL = "Axolotl"
+_DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES, {"lora_rank": "lora_r"})
+_SWITCHES = tuple(name for name, row in ROWS.items() if isinstance(row.default, bool))
+_MODULES = ("axolotl.cli.train",)
+_SCRIPTS = ("finetune.py", "train.py")
+_OF_THE_LAUNCH = ("launcher", "accelerate", "num_processes", "main_process_port", "debug", "sweep")
+
+
+def claims_command(command: Command) -> bool:
+    if command.module:
+        return command.program in _MODULES
+    first = command.arguments[0] if command.arguments else ""
+    return command.name == "axolotl" or (command.name in _SCRIPTS and first.endswith((".yml", ".yaml")))
+
+
+def claims_file(path: str, text: str) -> bool:
+    keys = top_keys(path, text)
+    return "base_model" in keys and bool(keys & {"datasets", "pretraining_dataset", "sequence_len", "micro_batch_size"})
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    arguments = list(command.arguments)
+    if command.name == "axolotl":
+        if arguments[:1] != ["train"]:
+            told = arguments[0] if arguments else "nothing"
+            raise InputError(Fault("axolotl", f"{told} is no training", "surefoot reads `axolotl train CONFIG`"))
+        del arguments[0]
+    words, left = read_flags(arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
+    words = [word for word in words if word.name not in _OF_THE_LAUNCH]
+    if len(left) != 1:
+        raise InputError(Fault(command.program, f"names {len(left)} config files", "name one"))
+    return _translate([*read_document(parse_document(options.read(left[0]), left[0])), *words], options, command)
+
+
+def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    return _translate([*read_document(parse_document(text, path)), *read_pairs(overrides)], options, Command(path))
+
+
+def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
+    draft = Draft(
+        _DIALECT,
+        words,
+        allow_unknown=options.allow_unknown,
+        environment=command.environment,
+        facts=command.facts,
+        read=options.read,
+    )
+    return draft.finish("train", environment=draft.environment)
+
+
+def environment_note(note: Note) -> Note:
+    """Axolotl overwrites the precision that accelerate hands it."""
+    if "mixed_precision" not in note.word.lower():
+        return note
+    return replace(note, fate="listed", why="Axolotl settles the precision from bf16 and fp16 alone")
+
+
+AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note)

@@ -1,0 +1,237 @@
+"""Axolotl's settings, each with its default and fate. Facts: the config schema of Axolotl 0.19 and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.interop.axolotl.methods import ROWS as METHOD_ROWS
+from surefoot.interop.rows import (
+    AT_LEAST,
+    PACKED,
+    UNPACKED,
+    Row,
+    carried,
+    file_or_group,
+    joint,
+    listed,
+    names,
+    number,
+    refused,
+    text,
+    truth,
+    whole,
+)
+
+SAVED = 4  # checkpoints that Axolotl keeps
+
+_ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
+_NOTHING = (False, 0, "", [], {})
+
+
+def _listed(about: str, settings: str) -> tuple[Row, ...]:
+    return tuple(listed(name, None, about) for name in settings.split())
+
+
+def _refused(about: str, fix: str, settings: str) -> tuple[Row, ...]:
+    return tuple(refused(name, None, about, fix, same=_NOTHING) for name in settings.split())
+
+
+def _flag_or_word(value: Any) -> bool | str:
+    """true, false, or a word such as auto."""
+    return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower(), str(value))
+
+
+_ROWS: tuple[Row, ...] = (
+    # model
+    carried("base_model", None, "model.path", type=text),
+    carried("revision_of_model", None, "model.revision", type=text),
+    joint("adapter", None, ("adapter.kind",), "lora or qlora", type=text),
+    refused("load_in_8bit", False, "a base in 8 bits is not in surefoot", "load_in_8bit: false, or adapter: qlora"),
+    joint("load_in_4bit", False, ("precision.base",)),
+    joint("lora_r", None, ("adapter.rank",), type=whole),
+    joint("lora_alpha", None, ("adapter.alpha",), type=number),
+    joint("lora_dropout", 0.0, ("adapter.dropout",)),
+    joint("lora_target_modules", None, ("adapter.targets",)),
+    joint("lora_target_linear", False, ("adapter.targets",), "every linear layer but the head"),
+    joint("lora_modules_to_save", None, ("adapter.modules_to_save",)),
+    joint("peft_use_dora", False, ("adapter.kind",)),
+    joint("peft_use_rslora", False, ("adapter.rslora",)),
+    joint("special_tokens", None, ("tokenizer.pad",)),
+    # data
+    joint("datasets", None, ("data.train", "data.format", "data.template")),
+    joint("test_datasets", None, ("data.eval",)),
+    joint("val_set_size", 0.0, ("data.eval",), "a share, or a count above 1"),
+    joint("chat_template", None, ("data.template",), type=text),
+    joint("chat_template_jinja", None, ("data.template",), type=text),
+    joint("sequence_len", 512, ("data.max_length",), "a longer example is cut; Axolotl drops it"),
+    joint("excess_length_strategy", None, ("data.max_length",), "truncate is what surefoot does", type=text),
+    joint("train_on_inputs", False, ("data.train_on",)),
+    refused(
+        "sample_packing",
+        False,
+        PACKED,
+        UNPACKED,
+    ),
+    refused("shuffle_merged_datasets", True, "every epoch is shuffled by the seed", "leave it out"),
+    # arithmetic
+    joint("bf16", "auto", ("precision.compute",), type=_flag_or_word, null=False),
+    joint("fp16", False, ("precision.compute",)),
+    joint("bfloat16", False, ("precision.compute",)),
+    joint("float16", False, ("precision.compute",)),
+    joint("float32", False, ("precision.compute",)),
+    joint("tf32", "auto", ("precision.tf32",), type=_flag_or_word, null=False),
+    joint("flash_attention", None, ("attention.implementation",), type=truth),
+    joint("sdp_attention", None, ("attention.implementation",), type=truth),
+    joint("eager_attention", None, ("attention.implementation",), type=truth),
+    joint("attn_implementation", None, ("attention.implementation",), type=text),
+    joint("gradient_checkpointing", False, ("gradient_checkpointing",), type=_flag_or_word),
+    joint("torch_compile", False, ("compile",), type=_flag_or_word),
+    joint("torch_compile_mode", None, ("compile",), type=text),
+    # steps
+    joint("micro_batch_size", 1, ("batch.micro", "batch.size")),
+    joint("gradient_accumulation_steps", 1, ("batch.size",)),
+    joint("num_epochs", 1.0, ("duration",)),
+    joint("max_steps", None, ("duration",), type=whole),
+    carried("learning_rate", None, "optim.lr", type=number),
+    joint("optimizer", "adamw_torch_fused", ("optim.name",), type=text),
+    joint("lr_scheduler", "cosine", ("optim.schedule",), type=text),
+    joint("warmup_steps", None, ("optim.warmup",), type=whole),
+    joint("warmup_ratio", None, ("optim.warmup",), type=number),
+    carried("weight_decay", 0.0, "optim.weight_decay"),
+    joint("adam_beta1", 0.9, ("optim.betas",)),
+    joint("adam_beta2", 0.999, ("optim.betas",)),
+    joint("adam_epsilon", 1e-8, ("optim.eps",)),
+    carried("max_grad_norm", 1.0, "optim.max_grad_norm", lambda value: value or None),
+    carried("neftune_noise_alpha", None, "optim.neftune_alpha", type=number),
+    carried("seed", 42, "seed"),
+    # evaluating, saving, telling
+    joint("evals_per_epoch", None, ("eval_every",), type=number),
+    joint("eval_steps", None, ("eval_every",), type=number),
+    joint("eval_strategy", None, ("eval_every",), type=text),
+    joint("saves_per_epoch", None, ("checkpoint.every",), type=number),
+    joint("save_steps", None, ("checkpoint.every",), type=number),
+    joint("save_strategy", None, ("checkpoint.every",), type=text),
+    joint("save_total_limit", SAVED, ("checkpoint.keep",), AT_LEAST),
+    joint("load_best_model_at_end", False, ("checkpoint.best",)),
+    joint("early_stopping_patience", None, ("early_stopping.patience",), type=whole),
+    carried("logging_steps", None, "log_every", type=whole),
+    joint("generate_samples", False, ("samples.count",)),
+    joint("num_generation_samples", 3, ("samples.count",)),
+    joint("generation_max_new_tokens", 50, ("samples.max_new_tokens",)),
+    joint("use_wandb", None, ("report_to",), type=truth),
+    joint("wandb_project", None, ("report_to", "tracking.project"), type=text),
+    joint("wandb_name", None, ("tracking.name",), type=text),
+    joint("wandb_mode", None, ("tracking.offline",), type=text),
+    joint("use_tensorboard", False, ("report_to",)),
+    joint("use_mlflow", False, ("report_to",)),
+    joint("mlflow_experiment_name", None, ("tracking.project",), type=text),
+    joint("use_trackio", False, ("report_to",)),
+    joint("trackio_project_name", None, ("tracking.project",), type=text),
+    carried("output_dir", "./model-out", "output", type=text),
+    joint("resume_from_checkpoint", None, (), "--resume"),
+    joint("auto_resume_from_checkpoints", False, (), "--resume"),
+    joint("hub_model_id", None, (), "--push OWNER/NAME, privately, at the end", type=text),
+    joint("plugins", None, (), "Liger's and cut cross-entropy are about speed", type=names),
+    *_listed(
+        "surefoot reads what a model is from its own files",
+        "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy "
+        "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
+        "lora_fan_in_fan_out strict",
+    ),
+    refused(
+        "processor_type", None, "is a training with images or sounds, and surefoot's are of text", "use a text model"
+    ),
+    listed("trust_remote_code", None, "surefoot runs no code that comes with a model"),
+    *_listed(
+        "is about how data is prepared and fetched, and changes no number",
+        "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
+        "num_dataset_shards_to_save preprocess_iterable dataloader_pin_memory dataloader_num_workers "
+        "dataloader_prefetch_factor remove_unused_columns hf_use_auth_token is_preprocess axolotl_config_path "
+        "skip_prepare_dataset eval_batch_size do_causal_lm_eval include_tokens_per_second include_tkps "
+        "gc_steps gc_collect_steps torch_empty_cache_steps low_cpu_mem_usage max_memory gpu_memory_limit",
+    ),
+    *_listed(
+        "padding changes no number here: it is masked by position",
+        "pad_to_sequence_len pad_to_multiple_of eval_sample_packing sample_packing_group_size sample_packing_bin_size "
+        "sample_packing_eff_est group_by_length",
+    ),
+    *_listed(
+        "is about speed or memory; surefoot chooses its kernels itself",
+        "gradient_checkpointing_kwargs activation_offloading layer_offloading torch_compile_backend lora_mlp_kernel "
+        "lora_qkv_kernel lora_o_kernel lora_embedding_kernel chunked_cross_entropy chunked_cross_entropy_num_chunks "
+        "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp liger_rope liger_rms_norm liger_layer_norm "
+        "liger_glu_activation liger_swiglu liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy "
+        "use_kernels tiled_mlp bnb_config_kwargs experimental_skip_move_to_device fp32_norms",
+    ),
+    *_listed(
+        "is about several processes, which surefoot starts itself",
+        "ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters local_rank world_size "
+        "accelerator_config fsdp_version device device_map",
+    ),
+    *_listed(
+        "checkpoints are safetensors, can be resumed from, and lie in the run folder",
+        "save_safetensors save_only_model save_first_step hub_strategy tokenizer_save_jinja_files merge_lora "
+        "metric_for_best_model greater_is_better",
+    ),
+    *_listed(
+        "is set by the tracker's own environment variables",
+        "wandb_entity wandb_watch wandb_log_model wandb_run_id mlflow_tracking_uri mlflow_run_name "
+        "hf_mlflow_log_artifacts trackio_run_name trackio_space_id",
+    ),
+    *_listed(
+        "surefoot's guard watches for values that are not finite, and the log for the rest",
+        "loss_watchdog_threshold loss_watchdog_patience profiler_steps profiler_steps_start debug",
+    ),
+    *_listed(
+        "is about answers, and surefoot draws its samples greedily",
+        "eval_table_size eval_max_new_tokens generation_temperature generation_top_p generation_top_k "
+        "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
+        "gradio_server_port gradio_max_new_tokens gradio_temperature",
+    ),
+    *METHOD_ROWS,
+    joint("deepspeed", None, _ENGINE, "a JSON file, read word by word: ZeRO stage, offloading", type=file_or_group),
+    joint("fsdp", None, _ENGINE, "full_shard and its kin; with offload all of it in host memory"),
+    joint(
+        "fsdp_config",
+        None,
+        ("parallel.offload", "gradient_checkpointing"),
+        "each of its words is told",
+        type=file_or_group,
+    ),
+    *_refused(
+        "surefoot fine-tunes on answers here, and this asks for another method",
+        "leave it out",
+        "process_reward_model relora relora_prune_ratio gptq qat quantization trainer_cls "
+        "unfrozen_parameters lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
+        "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
+    ),
+    *_refused(
+        "surefoot says it with parallel.engine",
+        "leave it out",
+        "tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
+        "dp_replicate_size use_ray deepcompile",
+    ),
+    *_refused(
+        "surefoot has no such setting",
+        "leave it out",
+        "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs model_config "
+        "rope_scaling "
+        "lora_model_dir lora_target_parameters lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform "
+        "peft_layers_pattern peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
+        "added_tokens_overrides resize_token_embeddings_to_32x shrink_embeddings shuffle_before_merging_datasets "
+        "dataset_exact_deduplication push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len "
+        "eval_sequence_len batch_size auto_find_batch_size batch_flattening xformers_attention flex_attention "
+        "sage_attention s2_attention fp8 embedding_lr embedding_lr_scale optim_args optim_target_modules "
+        "lr_scheduler_kwargs lr_quadratic_warmup cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor lr_groups "
+        "adam_epsilon2 adam_beta3 chat_template_kwargs eot_tokens default_system_message fix_untrained_tokens "
+        "use_comet hub_revision use_otel_metrics dynamic_checkpoint scaling_softmax",
+    ),
+)
+ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
+ALIASES: Mapping[str, str] = {
+    "evaluation_strategy": "eval_strategy",
+    "noisy_embedding_alpha": "neftune_noise_alpha",
+    "model_revision": "revision_of_model",
+    "dora": "peft_use_dora",
+}

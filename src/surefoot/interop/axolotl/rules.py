@@ -1,0 +1,313 @@
+"""What several of Axolotl's settings say together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from surefoot.interop.arithmetic import UP, counted, set_batch, set_duration, set_keep, switch
+from surefoot.interop.axolotl.datasets import set_data
+from surefoot.interop.axolotl.methods import set_method
+from surefoot.interop.draft import Draft
+from surefoot.interop.modules import module_names, set_default_targets
+from surefoot.interop.resuming import resume_argument
+from surefoot.interop.sharing import Names, set_sharing
+from surefoot.interop.trainer import BEST, OPTIMIZERS, SCHEDULES
+
+USUAL_WARMUP = 0.03  # of all steps, where neither a number nor a share is given
+_RISE = "surefoot rounds to the nearest step, Axolotl down"
+# Of which fsdp_config alone asks for FSDP.
+_NAMES = Names("micro_batch_size", "gradient_accumulation_steps", "optimizer", "lr_scheduler", implied=True)
+_SPEED_PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entropy.")
+
+
+def set_adapter(draft: Draft) -> None:
+    kind = draft["adapter"] or ""
+    shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora")
+    targets = ("lora_target_modules", "lora_target_linear")
+    if kind not in ("", "lora", "qlora"):
+        draft.refuse("adapter", f"{kind} is no adapter that surefoot has", "use lora or qlora")
+        return
+    if (kind == "qlora") != draft["load_in_4bit"]:
+        fix = "adapter: qlora and load_in_4bit: true belong together"
+        draft.refuse("adapter" if kind else "load_in_4bit", f"load_in_4bit is {switch(draft['load_in_4bit'])}", fix)
+        return
+    draft.set("precision.base", "nf4" if kind == "qlora" else "auto", "load_in_4bit")
+    if not kind:
+        draft.drop("no adapter is asked for", "adapter", *shape, *targets)
+        return
+    draft.set("adapter.kind", "dora" if draft["peft_use_dora"] else "lora", "adapter", "peft_use_dora")
+    for name, key in (("lora_r", "rank"), ("lora_alpha", "alpha")):
+        if draft[name] is None:
+            draft.refuse(name, "is required with an adapter", "give it")
+            return
+        draft.set(f"adapter.{key}", draft[name], name)
+    if draft["rl"] is None and not draft["reward_model"]:
+        draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    else:
+        draft.drop("TRL's trainers of this method turn every dropout off, the adapter's too", "lora_dropout")
+    draft.set("adapter.rslora", draft["peft_use_rslora"], "peft_use_rslora")
+    try:
+        saved, named = (module_names(draft[name]) or [] for name in ("lora_modules_to_save", "lora_target_modules"))
+    except ValueError as error:
+        draft.refuse("lora_target_modules", f"expected {error}")
+        return
+    draft.set("adapter.modules_to_save", saved, "lora_modules_to_save")
+    if draft["lora_target_linear"] or "all-linear" in named:
+        draft.set("adapter.targets", "all-linear", *targets)
+    elif named:
+        draft.set("adapter.targets", named, *targets)
+    else:
+        set_default_targets(draft, "lora_target_modules")
+        draft.drop("asks for nothing", "lora_target_linear")
+
+
+def set_length_limit(draft: Draft) -> None:
+    strategy = draft["excess_length_strategy"] or "drop"
+    cut = strategy == "truncate"
+    draft.set(
+        "data.max_length", draft["sequence_len"], "sequence_len", why="" if cut else draft.rows["sequence_len"].about
+    )
+    draft.note("excess_length_strategy", "carried" if cut else "changed", "" if cut else "a longer example is cut")
+    if draft.has("stage") == "sft":
+        train_on = "everything" if draft["train_on_inputs"] else "responses"
+        draft.set("data.train_on", train_on, "train_on_inputs")
+    elif draft.has("stage") == "pretrain":
+        draft.drop("plain texts are trained as a whole", "train_on_inputs")
+    else:
+        draft.drop("answers alone are compared", "train_on_inputs")
+
+
+def set_precision(draft: Draft) -> None:
+    names = ("bf16", "fp16", "bfloat16", "float16", "float32")
+    bf16 = draft["bf16"]
+    if draft["fp16"] and draft.given("bf16") and bf16 not in (False, "auto"):
+        draft.refuse("fp16", "bf16 is asked for as well", "keep one")
+        return
+    held = "weights that train are held in fp32"
+    if draft["fp16"] or draft["float16"]:
+        draft.set("precision.compute", "fp16", "fp16", "float16", why=held if draft["float16"] else "")
+    elif bf16 is True or bf16 == "full" or draft["bfloat16"]:
+        pure = bf16 == "full" or draft["bfloat16"]
+        draft.set("precision.compute", "bf16", "bf16", "bfloat16", why=held if pure else "")
+    elif bf16 == "auto" and not draft["float32"]:
+        draft.set("precision.compute", "auto", "bf16")
+    else:
+        draft.set("precision.compute", "fp32", "bf16", "float32")
+    draft.drop("asks for nothing", *(name for name in names if not draft[name] and name != "bf16"))
+    tf32 = draft["tf32"]
+    draft.set("precision.tf32", tf32 if tf32 == "auto" else switch(tf32), "tf32")
+
+
+def set_attention(draft: Draft) -> None:
+    forms = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
+    asked = {name: form for name, form in forms.items() if draft[name]}
+    if draft["attn_implementation"]:
+        asked["attn_implementation"] = draft["attn_implementation"]
+    draft.drop("asks for nothing", *(name for name in forms if name not in asked))
+    if len(set(asked.values())) > 1:
+        draft.refuse(next(iter(asked)), f"{' and '.join(asked)} exclude each other", "keep one")
+    elif asked:
+        name, form = next(iter(asked.items()))
+        if form not in forms.values():
+            draft.refuse(name, f"surefoot has no {form}", f"it has {', '.join(forms.values())}")
+            return
+        draft.set("attention.implementation", form, *asked)
+
+
+def set_steps(draft: Draft) -> None:
+    set_batch(draft, "micro_batch_size", "gradient_accumulation_steps")
+    set_duration(draft, "num_epochs", "max_steps")
+    optimizer, schedule = draft["optimizer"], draft["lr_scheduler"]
+    if optimizer not in OPTIMIZERS:
+        draft.refuse("optimizer", f"surefoot reads no {optimizer} of Axolotl", f"it reads {', '.join(OPTIMIZERS)}")
+        return
+    ours = OPTIMIZERS[optimizer]
+    paged = "its moments are not paged to the CPU" if optimizer.startswith("paged") else ""
+    draft.set("optim.name", ours, "optimizer", why=paged)
+    if ours in ("sgd", "adafactor"):
+        draft.drop(f"belongs to AdamW, and optimizer is {optimizer}", "adam_beta1", "adam_beta2", "adam_epsilon")
+    else:
+        draft.set("optim.betas", [draft["adam_beta1"], draft["adam_beta2"]], "adam_beta1", "adam_beta2")
+        draft.set("optim.eps", draft["adam_epsilon"], "adam_epsilon")
+    if schedule not in SCHEDULES:
+        draft.refuse("lr_scheduler", f"surefoot reads no {schedule} of Axolotl", f"it reads {', '.join(SCHEDULES)}")
+        return
+    draft.set("optim.schedule", SCHEDULES[schedule], "lr_scheduler")
+    _set_warmup(draft, schedule)
+    value = draft["gradient_checkpointing"]
+    offloaded = f"{value} is about where activations wait" if isinstance(value, str) else ""
+    draft.set("gradient_checkpointing", switch(value), "gradient_checkpointing", why=offloaded)
+    mode = draft["torch_compile_mode"]
+    if draft["torch_compile"] == "auto":
+        draft.note("torch_compile", "changed", "off unless asked for: it seldom pays", "compile")
+    else:
+        draft.set(
+            "compile", (mode or "default") if draft["torch_compile"] else "off", "torch_compile", "torch_compile_mode"
+        )
+
+
+def _set_warmup(draft: Draft, schedule: str) -> None:
+    steps, ratio = draft["warmup_steps"], draft["warmup_ratio"]
+    if steps is not None and ratio is not None:
+        draft.refuse("warmup_ratio", "warmup_steps says it already", "keep one")
+    elif schedule == "constant":
+        draft.set("optim.warmup", 0.0, "lr_scheduler")
+        draft.drop("lr_scheduler: constant has no warm-up", "warmup_steps", "warmup_ratio")
+    elif steps == 0 or ratio == 0:
+        draft.set("optim.warmup", 0.0, "warmup_steps", "warmup_ratio")
+    else:
+        if steps is not None:
+            least = "Axolotl's least is 2" if steps == 1 else ""
+            draft.set("optim.warmup", counted(max(2, steps), "step"), "warmup_steps", why=least)
+        elif ratio is not None:
+            draft.set("optim.warmup", float(ratio), "warmup_ratio", why=_RISE)
+        else:
+            draft.set("optim.warmup", USUAL_WARMUP, why="Axolotl's default, there at most 100 steps")
+        draft.set("optim.warmup_from_zero", True, "warmup_steps", "warmup_ratio")
+
+
+def set_evaluation(draft: Draft) -> None:
+    held = draft["val_set_size"]
+    if held and draft.given("test_datasets"):
+        draft.refuse("val_set_size", "test_datasets says it already", "keep one")
+        return
+    if held:
+        draft.set("data.eval", int(held) if held > 1 else held, "val_set_size")
+    elif not draft.given("test_datasets"):
+        draft.set("data.eval", "none", "val_set_size")
+    names = ("evals_per_epoch", "eval_steps", "eval_strategy")
+    if draft.has("data.eval") in (None, "none"):
+        draft.drop("there is nothing to evaluate on", *names, "early_stopping_patience", "load_best_model_at_end")
+        draft.drop("there is nothing to answer", "generate_samples", *_SAMPLES)
+        return
+    _set_rhythm(draft, "eval_every", *names, usual="1 epoch")
+    patience = draft["early_stopping_patience"]
+    best = bool(draft["load_best_model_at_end"] or patience)
+    draft.set("checkpoint.best", "loss" if best else "none", "load_best_model_at_end")
+    if patience:
+        draft.set("early_stopping.patience", patience, "early_stopping_patience")
+    if draft["generate_samples"]:
+        draft.set("samples.count", draft["num_generation_samples"], "generate_samples", "num_generation_samples")
+        draft.set("samples.max_new_tokens", draft["generation_max_new_tokens"], "generation_max_new_tokens")
+    else:
+        draft.drop("no samples are asked for", "generate_samples", *_SAMPLES)
+
+
+_SAMPLES = ("num_generation_samples", "generation_max_new_tokens")
+
+
+def set_saving(draft: Draft) -> None:
+    _set_rhythm(draft, "checkpoint.every", "saves_per_epoch", "save_steps", "save_strategy", usual="1 epoch")
+    set_keep(draft, draft["save_total_limit"], "save_total_limit")
+
+
+def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: str, *, usual: str) -> None:
+    """So many times an epoch, every so many steps (or a share of all), or by a word."""
+    times, every, word = draft[per_epoch], draft[steps], draft[strategy]
+    if times and every:
+        draft.refuse(steps, f"{per_epoch} says it already", "keep one")
+    elif times:
+        draft.set(key, counted(1 / times, "epoch"), per_epoch, strategy, why="" if times == 1 else UP)
+    elif every and every < 1 and (total := draft["max_steps"]) and total > 0:
+        draft.set(key, counted(math.ceil(every * total), "step"), steps, strategy)
+    elif every and every < 1:
+        epochs = every * draft["num_epochs"]
+        draft.set(key, counted(epochs, "epoch"), steps, strategy, why="" if epochs == int(epochs) else UP)
+    elif every:
+        draft.set(key, counted(every, "step"), steps, strategy)
+    elif word in ("no", False, "False"):
+        last = {"eval_every": (None, "evaluates once, at the end")}
+        value, why = last.get(key, (draft.has("duration") or usual, "saves once, at the end"))
+        draft.set(key, value, strategy, why=why)
+    elif word in (None, "epoch"):
+        draft.set(key, usual, strategy, why="" if word else "Axolotl's default is each epoch")
+    elif word == "best":
+        fix = f"give {per_epoch} or {steps}, and load_best_model_at_end: true"
+        draft.refuse(strategy, BEST, fix)
+    else:
+        draft.refuse(strategy, f"{word} says no number of steps", f"give {per_epoch} or {steps}")
+    draft.drop("asks for nothing", *(name for name in (per_epoch, steps) if draft.given(name) and not draft[name]))
+
+
+def set_trackers(draft: Draft) -> None:
+    asked: dict[str, list[str]] = {"wandb": [], "tensorboard": [], "mlflow": [], "trackio": []}
+    if draft["use_wandb"] is not False and draft["wandb_project"] and draft["wandb_mode"] != "disabled":
+        asked["wandb"] = ["use_wandb", "wandb_project"]
+    for tracker in ("tensorboard", "mlflow", "trackio"):
+        asked[tracker] = [f"use_{tracker}"] if draft[f"use_{tracker}"] else []
+    chosen = [tracker for tracker, words in asked.items() if words]
+    names = [name for words in asked.values() for name in words]
+    details = ("wandb_name", "wandb_mode", "mlflow_experiment_name", "trackio_project_name")
+    every = ("use_wandb", "wandb_project", "use_tensorboard", "use_mlflow", "use_trackio")
+    draft.drop("no run is sent there", *(name for name in every if name not in names))
+    if not chosen:
+        draft.drop("no run is sent there", *details)
+        return
+    draft.set("report_to", chosen, *names)
+    for name in ("wandb_project", "mlflow_experiment_name", "trackio_project_name"):
+        if draft[name]:
+            draft.set("tracking.project", draft[name], name)
+            break
+    draft.drop(
+        "one project for all trackers", *(name for name in details[2:] if draft.has("tracking.project") != draft[name])
+    )
+    if draft["wandb_name"]:
+        draft.set("tracking.name", draft["wandb_name"], "wandb_name")
+    draft.set("tracking.offline", draft["wandb_mode"] == "offline", "wandb_mode")
+
+
+def set_parallel(draft: Draft) -> None:
+    set_sharing(draft, _NAMES)
+
+
+def set_rest(draft: Draft) -> None:
+    for name in ("base_model", "learning_rate"):
+        if not draft.given(name):
+            draft.refuse(name, "is required", "give it")
+    _set_tokens(draft)
+    for plugin in draft["plugins"] or []:
+        if not str(plugin).startswith(_SPEED_PLUGINS):
+            draft.refuse("plugins", f"surefoot has nothing like {plugin}", "leave it out")
+            return
+    draft.drop("is about speed; surefoot chooses its kernels itself", "plugins")
+    if draft["hub_model_id"]:
+        draft.arguments += ["--push", draft["hub_model_id"]]
+        draft.note("hub_model_id", "changed", "uploaded once, at the end, privately", "--push")
+    if draft["auto_resume_from_checkpoints"]:
+        draft.arguments.append("--resume")
+        draft.note("auto_resume_from_checkpoints", "carried", "", "--resume")
+        draft.drop("auto_resume_from_checkpoints says it already", "resume_from_checkpoint")
+    else:
+        draft.drop("asks for nothing", "auto_resume_from_checkpoints")
+        resume_argument(draft, "resume_from_checkpoint", str(draft["output_dir"]))
+
+
+def _set_tokens(draft: Draft) -> None:
+    tokens: Any = draft["special_tokens"]
+    if tokens is None:
+        return
+    given = {name: token for name, token in tokens.items() if token} if isinstance(tokens, dict) else {}
+    if other := [name for name in given if name != "pad_token"]:
+        fix = "change the tokenizer's own files"
+        draft.refuse("special_tokens", f"{other[0]}: surefoot takes the tokenizer's own but for its PAD", fix)
+    elif given:
+        draft.set("tokenizer.pad", given["pad_token"], "special_tokens")
+    else:
+        draft.drop("asks for nothing", "special_tokens")
+
+
+RULES = (
+    set_data,
+    set_method,
+    set_adapter,
+    set_length_limit,
+    set_precision,
+    set_attention,
+    set_steps,
+    set_evaluation,
+    set_saving,
+    set_trackers,
+    set_parallel,
+    set_rest,
+)

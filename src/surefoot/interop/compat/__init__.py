@@ -1,0 +1,92 @@
+"""Scripts under the names that existing launch scripts call, each a few lines onto surefoot.
+
+They lie in `scripts/` as they are used: `source compat/activate` in the repository, or `surefoot compat DIR` for users
+of the installed package. See docs/compat.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+from surefoot.system import durable, plain_files
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.few import first_few
+
+_ANY_PYTHON = b"#!/usr/bin/env python3\n"
+_LONGEST = 127  # bytes of a first line, on the systems that read least
+REGISTRY = "data/dataset_info.json"  # LLaMA-Factory's list of data sets, which users write themselves
+_RECORD = ".surefoot-scripts.json"  # name -> SHA-256 of each script, as it was written into the folder
+
+
+def write_scripts(folder: Path, *, overwrite: bool) -> list[str]:
+    """Write the scripts into `folder`, to be started by the Python that has surefoot, and return their names. A
+    registry that is there already stays, and is not among them. overwrite: scripts that an earlier version wrote there
+    may go. Raises InputError where surefoot did not write a file of one of these names, or `overwrite` is off, and for
+    a run's folder; EnvironmentFault where nothing can be written. Then nothing is."""
+    if any((folder / name).is_file() for name in ("plan.json", "MANIFEST.json")):
+        raise InputError(Fault(str(folder), "is the folder of a run", "name another folder, such as old-names"))
+    durable.require_writable(folder)
+    with resources.as_file(resources.files(__name__) / "scripts") as scripts:
+        files = {name: _with_python((scripts / name).read_bytes(), sys.executable) for name in _files(scripts)}
+    if _is_other(folder / REGISTRY, files[REGISTRY]):
+        del files[REGISTRY]
+    changed = {name for name, ours in files.items() if _is_other(folder / name, ours)}
+    written = _recorded(folder)
+    if foreign := sorted(name for name in changed if _digest(folder / name) != written.get(name, "")):
+        what = f"has files of these names that surefoot did not write: {first_few(foreign, 3)}"
+        raise InputError(Fault(str(folder), what, "name another folder, or move them away"))
+    if changed and not overwrite:
+        what = f"has files of these names that another version wrote: {first_few(sorted(changed), 3)}"
+        raise InputError(Fault(str(folder), what, "name another folder, or add --overwrite"))
+    for name, ours in files.items():
+        durable.make_folders((folder / name).parent)
+        durable.write_bytes(folder / name, ours)
+        if ours.startswith(b"#!"):  # packages lose the mode of Python files
+            durable.make_executable(folder / name)
+    digests = {name: hashlib.sha256(ours).hexdigest() for name, ours in files.items()}
+    durable.write_json(folder / _RECORD, digests)
+    return list(files)
+
+
+def _files(scripts: Path) -> Iterator[str]:
+    for path in sorted(scripts.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(scripts).as_posix()
+
+
+def _with_python(script: bytes, python: str) -> bytes:
+    """Outside of its environment, `python3` would not find surefoot. Systems read so much of a first line and know no
+    quotes: a longer path, or one with a blank, goes through sh, in lines that Python reads as a text."""
+    if not script.startswith(_ANY_PYTHON) or not python:
+        return script
+    first = f"#!{python}\n"
+    if len(first.encode()) > _LONGEST or any(letter.isspace() for letter in python):
+        first = f"#!/bin/sh\n'''exec' {shlex.quote(python)} \"$0\" \"$@\"\n' '''\n"
+    return first.encode() + script.removeprefix(_ANY_PYTHON)
+
+
+def _is_other(path: Path, ours: bytes) -> bool:
+    return os.path.lexists(path) and _digest(path) != hashlib.sha256(ours).hexdigest()
+
+
+def _digest(path: Path) -> str | None:
+    """None for what is no file that can be read."""
+    try:
+        return hashlib.sha256(plain_files.read_bytes(path)).hexdigest()
+    except OSError:
+        return None
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """What `write_scripts` wrote into the folder; nothing where its record is gone."""
+    try:
+        return dict(json.loads(plain_files.read_text(folder / _RECORD)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}

@@ -1,0 +1,120 @@
+"""DeepSpeed-Chat's three steps, and its DPO: `deepspeed main.py …` in the folder of a step, or by its path.
+
+    deepspeed training/step1_supervised_finetuning/main.py --model_name_or_path facebook/opt-1.3b --zero_stage 2
+
+Each step's program is called `main.py`; the folder says which it is, else a flag that one step alone has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from surefoot.interop.deepspeed_chat import ppo, rules
+from surefoot.interop.deepspeed_chat.data import reading
+from surefoot.interop.deepspeed_chat.pipeline import PIPELINE
+from surefoot.interop.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step, switches
+from surefoot.interop.deepspeed_chat.voice import voice
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import Command, Options
+from surefoot.interop.tool import Tool
+from surefoot.interop.translation import Translation
+from surefoot.interop.words import read_flags
+from surefoot.system.errors import Fault, InputError
+
+NAME = "DeepSpeed-Chat"
+FOLDERS: Mapping[Step, str] = {
+    "sft": "step1_supervised_finetuning",
+    "reward": "step2_reward_model_finetuning",
+    "dpo": "step2_dpo_finetuning",
+    "ppo": "step3_rlhf_finetuning",
+}
+TITLES: Mapping[Step, str] = {"sft": "step 1", "reward": "step 2", "dpo": "step 2 with DPO", "ppo": "step 3"}
+_OWN: Mapping[Step, tuple[str, ...]] = {  # flags that no other step has
+    "ppo": ("--actor_model_name_or_path", "--critic_model_name_or_path"),
+    "dpo": ("--beta", "--label_smoothing"),
+    "reward": ("--num_padding_at_beginning", "--eval_interval", "--eval_iters"),
+    "sft": ("--sft_only_data_path", "--print_loss", "--eot_token"),
+}
+_ANY = ("--data_split", "--zero_stage", "--data_output_path", "--max_seq_len", "--only_optimize_lora", "--lora_dim")
+_ONE_MODEL = (
+    rules.set_size,
+    rules.set_length,
+    rules.set_adapter,
+    rules.set_dropout,
+    rules.set_checkpointing,
+    rules.set_evaluation,
+    rules.set_parallel,
+    *rules.COMMON,
+    rules.set_output(),
+)
+_RULES = {
+    "sft": (rules.set_required("model_name_or_path"), rules.set_stage("sft"), *_ONE_MODEL),
+    "reward": (
+        rules.set_required("model_name_or_path"), rules.set_stage("reward"), rules.set_padding, *_ONE_MODEL,
+    ),
+    "dpo": (rules.set_required("model_name_or_path"), rules.set_stage("dpo"), *_ONE_MODEL),
+    "ppo": ppo.RULES,
+}  # fmt: skip
+
+
+def step_of(command: Command) -> Step | None:
+    """Which step a `main.py` is; None where neither folder nor flag says so, and for another program."""
+    if command.name != "main.py":
+        return None
+    for place in (command.program, command.folder):
+        for step, folder in FOLDERS.items():
+            if folder in place.split("/"):
+                return step
+    flags = _flags(command)
+    return next((step for step, own in _OWN.items() if flags & set(own)), None)
+
+
+def _flags(command: Command) -> set[str]:
+    return {word.partition("=")[0] for word in command.arguments}
+
+
+def _claims(step: Step, command: Command) -> bool:
+    return step_of(command) == step
+
+
+def _from_command(step: Step, command: Command, options: Options) -> Translation:
+    words, left = read_flags(command.arguments, switches=switches(step), lists=LISTS)
+    if left:
+        raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+    name = f"{NAME} {TITLES[step]}"
+    data = reading(step, options.first, command.folder)
+    dialect = Dialect(name, STEPS[step], (data, *_RULES[step]), ALIASES[step])
+    draft = Draft(
+        dialect,
+        words,
+        allow_unknown=options.allow_unknown,
+        environment=command.environment,
+        facts=command.facts,
+    )
+    return draft.finish("train", environment=draft.environment)
+
+
+def _claims_unknown(command: Command) -> bool:
+    return command.name == "main.py" and bool(_flags(command) & set(_ANY))
+
+
+def _from_unknown(command: Command, options: Options) -> Translation:
+    fix = f"start it in the folder of the step, or name it: training/{FOLDERS['sft']}/main.py"
+    raise InputError(Fault(command.program, "could be DeepSpeed-Chat's step 1 or step 2", fix))
+
+
+TOOLS = (
+    *(
+        Tool(
+            name=f"{NAME} {TITLES[step]}",
+            claims_command=partial(_claims, step),
+            from_command=partial(_from_command, step),
+            voice=partial(voice, step),
+            rows=STEPS[step],
+        )
+        for step in FOLDERS
+    ),
+    PIPELINE,
+    Tool(NAME, _claims_unknown, _from_unknown),
+)

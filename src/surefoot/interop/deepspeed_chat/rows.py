@@ -1,0 +1,171 @@
+"""The flags of DeepSpeed-Chat's four `main.py`, each with its default there and its fate here.
+
+Facts: the argument parsers of DeepSpeedExamples (applications/DeepSpeed-Chat), with the flags that were renamed since
+its first version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from surefoot.interop.rows import Row, carried, joint, listed, refused, text, truth, whole
+
+Step = Literal["sft", "reward", "dpo", "ppo"]
+DATA = ["Dahoas/rm-static"]
+_RECOMPUTED = "trades time for memory, and changes no number; the plan decides where it is not asked for"
+_SHARED = "of several processes; one holds all of it"
+_ENGINE = "answers are written with a key-value cache, in the process that trains"
+_ENDS = "the end of every answer is the tokenizer's own EOS"
+_FP32 = "losses are always computed in fp32"
+
+
+def _names(value: Any) -> list[str]:
+    """Names with blanks between them."""
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+_DATA = (
+    joint("data_path", DATA, ("data.train", "data.eval"), "hub sets, files, folders, local/jsonfile", type=_names),
+    joint("data_split", "2,4,4", ("data.train", "data.eval"), "shares of the steps, drawn by the seed", type=text),
+    listed("data_output_path", "/tmp/data_files/", "shares follow from the seed, and what is cached is known by its "
+           "content"),
+)  # fmt: skip
+_RUN = (
+    joint("lr_scheduler_type", "cosine", ("optim.schedule",), type=text),
+    joint("gradient_accumulation_steps", 1, ("batch.size",)),
+    joint("num_train_epochs", 1, ("duration",)),
+    joint("dtype", "fp16", ("precision.compute",), "weights that train are fp32, as DeepSpeed's master weights",
+          type=text),
+    joint("output_dir", None, ("output",), "./output where it is not given: a run is always saved", type=text),
+    listed("local_rank", -1, "is a launcher's word"),
+    joint("offload", False, ("parallel.offload",), _SHARED),
+    joint("only_optimize_lora", False, ("adapter.kind",), "needed with LoRA: an adapter trains alone here"),
+    listed("compute_fp32_loss", False, _FP32),
+    joint("enable_tensorboard", False, ("report_to",)),
+    listed("tensorboard_path", "tensorboard", "TensorBoard's files lie in the run folder"),
+    refused("add_eot_token", False, "surefoot adds no tokens but a PAD", f"leave it out: {_ENDS}"),
+    listed("deepspeed", False, "zero_stage and offload say what is asked of it"),
+    refused("deepspeed_config", None, "holds settings that surefoot does not read", "leave it out"),
+    listed("deepspeed_mpi", False, "is about starting processes"),
+)  # fmt: skip
+
+
+def _one_model(length: int, rate: float) -> tuple[Row, ...]:
+    """What steps 1 and 2 share. length: of a sequence; rate: the default learning rate."""
+    return (
+        *_DATA,
+        carried("model_name_or_path", None, "model.path", type=text),
+        joint("per_device_train_batch_size", 16, ("batch.size", "batch.micro"), "times accumulation and processes"),
+        listed("per_device_eval_batch_size", 16, "evaluation takes the room that training leaves"),
+        carried("max_seq_len", length, "data.max_length"),
+        joint("learning_rate", rate, ("optim.lr",), "of all weights; LoRA has lora_learning_rate"),
+        carried("weight_decay", 0.0, "optim.weight_decay"),
+        joint("num_warmup_steps", 0, ("optim.warmup", "optim.warmup_from_zero")),
+        joint("seed", 1234, ("seed",), type=whole),
+        joint("gradient_checkpointing", False, ("gradient_checkpointing",), _RECOMPUTED),
+        joint("dropout", None, ("model.dropout",), "of the model's own layers", type=float),
+        joint("disable_dropout", False, ("model.dropout",), "the old name of dropout: 0.0"),
+        joint("zero_stage", 0, ("parallel.engine", "parallel.zero_stage"), _SHARED),
+        joint("lora_dim", 0, ("adapter.kind", "adapter.rank", "adapter.alpha"), "scaled by 1/rank; merged at the end"),
+        joint("lora_module_name", "decoder.layers.", ("adapter.targets",), "must be a place of the model", type=text),
+        joint("lora_learning_rate", 5e-4, ("optim.lr",), "of LoRA"),
+        *_RUN,
+    )
+
+
+_STEP1 = (
+    joint("sft_only_data_path", [], ("data.train",), "sets of which step 1 has all", type=_names),
+    listed("eot_token", "<|endoftext|>", "belongs to add_eot_token"),
+    listed("print_loss", False, "the loss of every step is logged"),
+)
+_STEP2 = (
+    joint("num_padding_at_beginning", 1, ("reward.num_padding_at_beginning",), "auto where it is not given"),
+    joint("eval_interval", 0, ("eval_every",), "steps; 0: once an epoch"),
+    listed("eval_iters", 100, "evaluation reads all pairs that are held out"),
+)  # fmt: skip
+_DPO = (
+    carried("beta", 0.1, "alignment.beta"),
+    carried("label_smoothing", 0.0, "alignment.label_smoothing"),
+    listed("offload_reference_model", False, "the reference shares the policy's weights under an adapter; "
+           "alignment.reference: cached needs no second model"),
+)  # fmt: skip
+_STEP3 = (
+    *_DATA,
+    joint("unsupervised_dataset_name", None, ("ppo.unsup_data", "ppo.unsup_coef"), type=text),
+    joint("unsupervised_dataset_config_name", None, ("ppo.unsup_data",), "the subset; needed there", type=text),
+    joint("unsup_coef", 27.8, ("ppo.unsup_coef",), "counts with unsupervised data alone"),
+    carried("actor_model_name_or_path", None, "model.path", type=text),
+    carried("critic_model_name_or_path", None, "ppo.reward", None, "reward model, and where the critic starts",
+            type=text),
+    listed("num_padding_at_beginning", 1, "where an answer ends is known by position, whatever it begins with"),
+    joint("per_device_generation_batch_size", 16, ("ppo.rollout_batches",)),
+    joint("per_device_training_batch_size", 16, ("batch.size", "batch.micro")),
+    joint("generation_batches", 1, ("ppo.rollout_batches",)),
+    carried("ppo_epochs", 1, "ppo.epochs"),
+    joint("max_prompt_seq_len", 256, ("data.max_length",)),
+    joint("max_answer_seq_len", 256, ("data.max_length", "ppo.max_new_tokens")),
+    joint("actor_learning_rate", 9.65e-6, ("optim.lr",)),
+    joint("critic_learning_rate", 5e-6, ("ppo.critic_lr",)),
+    carried("actor_weight_decay", 0.0, "optim.weight_decay"),
+    carried("critic_weight_decay", 0.0, "ppo.critic_weight_decay"),
+    joint("num_warmup_steps", 100, ("optim.warmup", "optim.warmup_from_zero")),
+    joint("seed", None, ("seed",), "1234 where it is not given, so that the shares are those of steps 1 and 2",
+          type=whole),
+    listed("preprocessing_num_workers", None, "is about speed, and changes no number"),
+    listed("enable_hybrid_engine", False, _ENGINE),
+    listed("unpin_actor_parameters", False, _ENGINE),
+    listed("release_inference_cache", False, _ENGINE),
+    listed("inference_tp_size", 1, _ENGINE),
+    listed("tp_gather_partition_size", 8, _ENGINE),
+    listed("offload_reference_model", False, "the plan says where the reference lies, and no number depends on it"),
+    listed("offload_reward_model", False, "the plan says where the reward model lies, and no number depends on it"),
+    joint("actor_zero_stage", 0, ("parallel.engine", "parallel.zero_stage"), _SHARED),
+    joint("critic_zero_stage", 0, ("parallel.engine", "parallel.zero_stage"), _SHARED),
+    joint("actor_gradient_checkpointing", False, ("gradient_checkpointing",), _RECOMPUTED),
+    joint("critic_gradient_checkpointing", False, ("gradient_checkpointing",), _RECOMPUTED),
+    joint("actor_dropout", None, ("model.dropout",), type=float),
+    joint("critic_dropout", None, ("model.dropout",), type=float),
+    joint("disable_actor_dropout", False, ("model.dropout",), "the old name of actor_dropout: 0.0"),
+    joint("disable_critic_dropout", False, ("model.dropout",), "the old name of critic_dropout: 0.0"),
+    joint("actor_lora_dim", 0, ("adapter.kind", "adapter.rank", "adapter.alpha"), "scaled by 1/rank; merged"),
+    joint("actor_lora_module_name", "decoder.layers.", ("adapter.targets",), "must be a place of the model", type=text),
+    joint("critic_lora_dim", 0, ("ppo.critic_adapter",), "scaled by 1/rank; 0: all of the critic trains"),
+    joint("critic_lora_module_name", "decoder.layers.", ("ppo.critic_adapter",), "must be a place of its model",
+          type=text),
+    joint("actor_lora_learning_rate", 5e-4, ("optim.lr",)),
+    joint("critic_lora_learning_rate", 5e-4, ("ppo.critic_lr",), "of the value head, too, which LoRA freezes there"),
+    joint("enable_ema", False, ("ppo.ema",), "decay 0.992, fixed there"),
+    refused("enable_mixed_precision_lora", False, "surefoot holds no weights as ZeRO++ does", "leave it out"),
+    listed("align_overflow", False, "one step moves actor and critic, or neither"),
+    listed("print_answers", False, "surefoot generate shows answers of any checkpoint"),
+    listed("print_answers_interval", 1, "belongs to print_answers"),
+    joint("enable_test_mode", False, ("duration",)),
+    joint("test_stop_step", 0, ("duration",), "counts with enable_test_mode alone"),
+    *_RUN,
+)  # fmt: skip
+
+_BASE = _one_model(512, 1e-3)
+STEPS: Mapping[Step, Mapping[str, Row]] = {
+    "sft": {row.name: row for row in (*_BASE, *_STEP1)},
+    "reward": {row.name: row for row in (*_one_model(512, 5e-5), *_STEP2)},
+    "dpo": {row.name: row for row in (*_BASE, *_STEP1, *_DPO)},
+    "ppo": {row.name: row for row in _STEP3},
+}
+ALIASES: Mapping[Step, Mapping[str, str]] = {
+    "sft": {},
+    "reward": {},
+    "dpo": {},
+    "ppo": {
+        "per_device_train_batch_size": "per_device_generation_batch_size",
+        "per_device_mini_train_batch_size": "per_device_training_batch_size",
+        "generation_batch_numbers": "generation_batches",
+    },
+}
+
+
+def switches(step: Step) -> frozenset[str]:
+    return frozenset(name for name, row in STEPS[step].items() if row.type is truth or isinstance(row.default, bool))
+
+
+LISTS = ("data_path", "sft_only_data_path")

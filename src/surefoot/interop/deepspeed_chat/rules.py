@@ -1,0 +1,222 @@
+"""What several of DeepSpeed-Chat's flags say together, in steps 1 and 2; `ppo` has those of step 3.
+
+What the original fixes in its code is written out as an assumption where surefoot's default is another: betas 0.9 and
+0.95, texts without a template, every token learned in step 1, the last weights saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from surefoot.interop.arithmetic import counted, set_batch, set_warmup, switch
+from surefoot.interop.deepspeed_chat.rows import Step
+from surefoot.interop.draft import Draft
+from surefoot.interop.trainer import SCHEDULES
+from surefoot.system.nearest import nearest_word
+
+OUTPUT = "./output"
+_ALONE = "one process holds all of it: nothing is shared out"
+ONE_OR_THE_OTHER = "the original trains all weights besides LoRA, and surefoot trains one or the other"
+_GROUPS = "one rate: with LoRA nothing else trains but a reward model's head"
+_AGAIN = "goes on from the newest checkpoint in output_dir, if any; the original began anew and wrote over it"
+
+
+def set_stage(step: Step) -> Callable[[Draft], None]:
+    def rule(draft: Draft) -> None:
+        draft.set("stage", step)
+        draft.set("optim.betas", [0.9, 0.95], why="fixed there")
+        draft.set("bos.prepend", "tokenizer", why="its texts begin as the tokenizer begins them")
+        draft.set("checkpoint.best", "none", why="the last weights are saved there")
+        if step == "sft":
+            draft.set("data.train_on", "everything", why="the prompt is learned, too; data.train_on=responses does not")
+            draft.set("data.encoding", "whole", why="prompt and answer are one text there")
+        if step == "reward":
+            draft.set("reward.loss", "divergence", why="the mean over all positions from the first difference on")
+
+    return rule
+
+
+def set_required(*names: str) -> Callable[[Draft], None]:
+    def rule(draft: Draft) -> None:
+        for name in names:
+            if not draft[name]:
+                draft.refuse(name, "is required", "name a folder or hub id")
+
+    return rule
+
+
+def set_size(draft: Draft) -> None:
+    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def processes(draft: Draft) -> int:
+    return draft.facts.get("processes", 1)
+
+
+def set_length(draft: Draft) -> None:
+    passes = draft["num_train_epochs"]
+    if passes < 1:
+        draft.refuse("num_train_epochs", f"expected a number from 1, got {passes}")
+        return
+    draft.set("duration", counted(passes, "epoch"), "num_train_epochs")
+
+
+def set_schedule(draft: Draft) -> None:
+    name = str(draft["lr_scheduler_type"])
+    if name not in SCHEDULES:
+        near = nearest_word(name, SCHEDULES)
+        fix = f"did you mean {near}?" if near else f"it reads {', '.join(SCHEDULES)}"
+        draft.refuse("lr_scheduler_type", f"surefoot has no {name}", fix)
+        return
+    once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
+    draft.set("optim.schedule", SCHEDULES[name], "lr_scheduler_type", why=once)
+    if name == "constant":  # transformers warms up in constant_with_warmup alone
+        draft.set("optim.warmup", 0.0, "lr_scheduler_type")
+        draft.drop("lr_scheduler_type: constant has no warm-up", "num_warmup_steps")
+        return
+    set_warmup(draft, "num_warmup_steps", None, None)
+
+
+def set_evaluation(draft: Draft) -> None:
+    """Steps 1 and 2 evaluate after every epoch; step 2 besides every so many steps, where it is asked to."""
+    interval = draft["eval_interval"] if "eval_interval" in draft.rows else 0
+    if interval < 0:
+        draft.refuse("eval_interval", f"expected a number of steps from 0, got {interval}")
+    elif interval:
+        why = "in place of the end of each epoch"
+        draft.set("eval_every", counted(interval, "step"), "eval_interval", why=why)
+    else:
+        draft.set("eval_every", "1 epoch", *(["eval_interval"] if "eval_interval" in draft.rows else []),
+                  why="" if draft.given("eval_interval") else "it evaluates after every epoch")  # fmt: skip
+
+
+def set_padding(draft: Draft) -> None:
+    name = "num_padding_at_beginning"
+    if draft.given(name):
+        draft.set("reward.num_padding_at_beginning", draft[name], name)
+    else:
+        why = "its 1 is right for OPT alone; here the tokenizer is looked at"
+        draft.assume(f"{name}: auto", why, "reward.num_padding_at_beginning")
+
+
+def set_seed(draft: Draft) -> None:
+    seed = 1234 if draft["seed"] is None else draft["seed"]
+    why = "" if draft.given("seed") or draft["seed"] is not None else draft.rows["seed"].about
+    draft.set("seed", seed, "seed", why=why)
+
+
+def set_precision(draft: Draft) -> None:
+    dtype = draft["dtype"]
+    if dtype not in ("fp16", "bf16"):
+        draft.refuse("dtype", f"{dtype} is no type of DeepSpeed-Chat's", "use fp16 or bf16")
+        return
+    draft.set("precision.compute", dtype, "dtype")
+
+
+def set_dropout(draft: Draft) -> None:
+    set_dropouts(draft, ("dropout",), ("disable_dropout",))
+
+
+def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...]) -> None:
+    """One share for the model's own layers. switches: old names of a share of 0."""
+    asked = {name: draft[name] for name in shares if draft[name] is not None}
+    asked |= {name: 0.0 for name in switches if draft[name]}
+    draft.drop("asks for nothing", *(name for name in (*shares, *switches) if name not in asked))
+    if len(set(asked.values())) > 1:
+        *_, last = asked
+        draft.refuse(last, f"{' and '.join(asked)} differ, and one share is for all models of a run", "give one value")
+    elif asked:
+        value = next(iter(asked.values()))
+        if not 0 <= value < 1:
+            draft.refuse(next(iter(asked)), f"expected a share below 1, got {value:g}")
+            return
+        others = [name for name in shares if not any(name.endswith(given.removeprefix("disable_")) for given in asked)]
+        both = f"for both models; there the one of {others[0]} keeps its own" if others else ""
+        draft.set("model.dropout", value, *asked, why=both)
+    elif draft.has("stage") in ("reward", "dpo"):
+        draft.set("model.dropout", "own", *shares, why="as there, where --dropout is not given")
+    elif draft.has("stage") == "ppo":
+        why = "the models' own dropout there; none here, where ratios compare log-probabilities"
+        draft.assume(f"{' and '.join(shares)} not given", why, "model.dropout")
+
+
+def set_checkpointing(draft: Draft) -> None:
+    name = "gradient_checkpointing"
+    if draft.given(name):
+        draft.set("gradient_checkpointing", switch(draft[name]), name)
+
+
+def set_adapter(draft: Draft) -> None:
+    set_lora(draft, "")
+    if draft["lora_dim"] <= 0:
+        draft.set("optim.lr", draft["learning_rate"], "learning_rate")
+        return
+    draft.set("optim.lr", draft["lora_learning_rate"], "lora_learning_rate")
+    draft.note("learning_rate", "listed", f"lora_learning_rate is LoRA's; {_GROUPS}")
+
+
+def set_lora(draft: Draft, prefix: str) -> None:
+    """LoRA of one model. prefix: of its flags, such as actor_."""
+    rank, place, alone = f"{prefix}lora_dim", f"{prefix}lora_module_name", "only_optimize_lora"
+    rate = f"{prefix}lora_learning_rate"
+    if draft[rank] < 0:
+        draft.refuse(rank, f"expected a number from 0, got {draft[rank]}")
+        return
+    if draft[rank] == 0:
+        draft.drop(f"{rank} is 0: there is no LoRA", rank, place, rate, alone)
+        return
+    if not draft[alone]:
+        fix = f"add --{alone}, or leave out --{rank} to train all weights"
+        draft.refuse(rank, ONE_OR_THE_OTHER, fix)
+        return
+    draft.set("adapter.kind", "lora", rank, alone)
+    draft.set("adapter.rank", draft[rank], rank)
+    draft.set("adapter.alpha", 1.0, rank)
+    draft.set("adapter.targets", [draft[place]], place)
+    draft.set("adapter.publish", "merged", why="it saves whole models only")
+
+
+def set_parallel(draft: Draft) -> None:
+    set_zero(draft, "zero_stage")
+
+
+def set_zero(draft: Draft, *stages: str) -> None:
+    """The engine of several processes; of one, nothing is shared out."""
+    count, offload = processes(draft), draft["offload"]
+    for name in stages:
+        if draft[name] not in (0, 1, 2, 3):
+            draft.refuse(name, f"DeepSpeed has no stage {draft[name]}", "use 0, 1, 2 or 3")
+            return
+    if count == 1:
+        draft.drop(_ALONE, *stages, "offload")
+        return
+    highest = max(draft[name] for name in stages)
+    both = "one engine for both models, at the higher stage" if len({draft[name] for name in stages}) > 1 else ""
+    draft.set("parallel.nproc", count, why="as many as the launcher starts")
+    draft.set("parallel.engine", "deepspeed" if highest else "ddp", *stages, why=both)
+    if highest:
+        draft.set("parallel.zero_stage", highest, *stages, why=both)
+        draft.set("parallel.offload", {False: "none", True: "all" if highest == 3 else "optimizer"}[offload], "offload")
+    else:
+        draft.drop("zero_stage is 0: nothing is shared out", "offload")
+
+
+def set_tracking(draft: Draft) -> None:
+    draft.set("report_to", ["tensorboard"] if draft["enable_tensorboard"] else [], "enable_tensorboard")
+
+
+def set_output(inside: str = "") -> Callable[[Draft], None]:
+    """inside: the folder below output_dir that holds the model there."""
+
+    def rule(draft: Draft) -> None:
+        output = draft["output_dir"] or OUTPUT
+        why = "a run is always saved, and the original's scripts name it so" if not draft["output_dir"] else ""
+        folder = f"{output.rstrip('/')}/{inside}" if inside else output
+        draft.set("output", folder, "output_dir", why=f"the policy lies in {inside}/, as there" if inside else why)
+        draft.arguments.append("--resume")
+        draft.assume("an earlier run", _AGAIN, "--resume")
+
+    return rule
+
+
+COMMON = (set_precision, set_schedule, set_seed, set_tracking)

@@ -1,0 +1,272 @@
+"""A translation in the making: takes another tool's words, row by row, and keeps account of every one of them.
+
+    draft = Draft(dialect, words)
+    draft.set("batch.size", draft["per_device_train_batch_size"] * 4, "per_device_train_batch_size")
+    translation = draft.finish("train")
+
+`draft["name"]` is the value given, else the tool's default. What `set` writes from given words is carried over, or
+changed where a reason is named; what it writes from defaults alone is assumed, and left out where ours is the same.
+`finish` refuses to end while a given word has no fate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.config.keys import all_keys
+from surefoot.interop.launch import no_files
+from surefoot.interop.rows import Refusal, Row
+from surefoot.interop.translation import Fate, Note, Translation
+from surefoot.interop.words import Word
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.nearest import MOST, nearest_word
+from surefoot.system.redaction import hides, redacted, veiled_value
+
+_RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A tool's language. rules: read the joint rows, in this order. aliases: older names of a setting -> its name.
+    elsewhere: what other tools call a setting -> its name here, to be suggested."""
+
+    tool: str
+    rows: Mapping[str, Row]
+    rules: tuple[Callable[[Draft], None], ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+
+class Draft:
+    """words: of which a later one goes before an earlier one of the same name. environment: what stood before the
+    command, which some tools read settings from. facts: what a launcher settles. read: the text of a file that a word
+    names."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        words: Sequence[Word],
+        *,
+        allow_unknown: bool = False,
+        environment: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
+        read: Callable[[str], str] = no_files,
+    ):
+        self.dialect, self.rows = dialect, dialect.rows
+        self.config: dict[str, Any] = {}
+        self.environment, self.facts = dict(environment or {}), dict(facts or {})
+        self.read = read
+        self.arguments: list[str] = []
+        self.resumes: str | None = None  # see Translation
+        self.faults: list[Fault] = []
+        self._allow_unknown = allow_unknown
+        self._given: dict[str, Word] = {}
+        self._values: dict[str, Any] = {}
+        self._notes: dict[str, Note] = {}
+        self._early: list[Note] = []
+        for word in words:
+            name = dialect.aliases.get(word.name, word.name)
+            if self._secret(name) and "=" in word.where:
+                word = replace(word, where=f"{word.name}=…")
+            if (earlier := self._given.pop(name, None)) is not None:
+                why = f"{word.shown} goes before it"
+                self._early.append(Note(self._shown(earlier), "listed", (), why, earlier.where))
+            self._given[name] = word
+        for name, word in self._given.items():
+            if name not in self.rows:
+                self._unknown(word)
+            elif word.value is None:
+                self._read_null(self.rows[name])
+            else:
+                self._values[name] = self._typed(self.rows[name], word)
+
+    def __getitem__(self, name: str) -> Any:
+        """The value as given and checked, else the tool's default."""
+        return self._values.get(name, self.rows[name].default)
+
+    def given(self, name: str) -> bool:
+        """Whether it was given a value; null is none where the row says nothing else."""
+        return name in self._values
+
+    def where(self, name: str) -> str:
+        return self._given[name].where if name in self._given else ""
+
+    def has(self, key: str) -> Any:
+        """What was written to a key of ours so far; None where nothing was."""
+        value: Any = self.config
+        for step in key.split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+    def set(self, key: str, value: Any, *names: str, why: str = "") -> None:
+        """Write one key of ours. names: the words that decide it; why: what is not quite the same here."""
+        given = [name for name in names if self.given(name)]
+        ours = all_keys()[key]
+        if not given and value == ours.default and not ours.required:
+            return
+        group = self.config
+        *groups, last = key.split(".")
+        for step in groups:
+            group = group.setdefault(step, {})
+        group[last] = value
+        for name in given:
+            self.note(name, "changed" if why else "carried", why, key)
+        if not given and not (ours.required and ours.default is None and not names):
+            instead = "" if ours.required or ours.default is None else f"; surefoot's is {shown(ours.default)}"
+            because = why or f"the default of {self.dialect.tool}{instead}"
+            word = ", ".join(f"{name}: {shown(self.rows[name].default)}" for name in names) or key
+            self._notes[f"assumed {key}"] = Note(word, "assumed", (key,), because)
+
+    def note(self, name: str, fate: Fate, why: str = "", *keys: str) -> None:
+        """What became of a given word. A second note on the same word adds to the first; no effect on one not given."""
+        if name not in self._given:
+            return
+        word, before = self._given[name], self._notes.get(name)
+        if before is not None:
+            fate = max(before.fate, fate, key=_RANK.__getitem__)
+            if "listed" in (before.fate, fate) and (before.keys or keys):
+                fate = "changed"
+            keys = tuple(dict.fromkeys((*before.keys, *keys)))
+            why = "; ".join(dict.fromkeys(reason for reason in (before.why, why) if reason))
+        self._notes[name] = Note(self._shown(word), fate, tuple(keys), why, word.where)
+
+    def drop(self, why: str, *names: str) -> None:
+        """Without counterpart, and nothing is lost by that."""
+        for name in names:
+            self.note(name, "listed", why)
+
+    def refuse(self, name: str, what: str, fix: str = "") -> None:
+        self.faults.append(_fault(self.where(name), name, what, fix))
+        self.note(name, "listed", "refused")
+
+    def assume(self, word: str, why: str, *keys: str) -> None:
+        """An assumption that is no default of a single row."""
+        self._notes[f"assumed {word}"] = Note(word, "assumed", keys, why)
+
+    def tell(self, note: Note) -> None:
+        """What became of a word in a file that a given word names."""
+        self._notes[f"inside {note.where} {note.word}"] = note
+
+    def finish(self, command: str, **more: Any) -> Translation:
+        """Apply the rows and rules, then the account. Raises InputError with every fault."""
+        for row in self.rows.values():
+            self._apply(row)
+        for rule in self.dialect.rules:
+            rule(self)
+        for name in [name for name in self._given if name not in self._notes and not self.faults]:
+            beside = f"{self._shown(self._given[name])} means nothing beside the other words"
+            self.refuse(name, beside, "leave it out")  # no rule has read it, and nothing is dropped silently
+        if self.faults:
+            raise InputError(self.faults)
+        order = {name: place for place, name in enumerate(self._given)}
+        notes = sorted(self._notes.items(), key=lambda item: order.get(item[0], len(order)))
+        return Translation(
+            tool=self.dialect.tool,
+            command=command,
+            config=in_order(self.config),
+            notes=(*self._early, *(note for _, note in notes)),
+            arguments=tuple(self.arguments),
+            resumes=self.resumes,
+            given={**self._read_values(), **more.pop("given", {})},
+            **more,
+        )
+
+    def _apply(self, row: Row) -> None:
+        if not self.given(row.name) and row.kind != "carried":
+            return
+        if self.given(row.name) and row.name in self._notes:
+            return
+        value = self[row.name]
+        if row.kind == "carried":
+            try:
+                turned = row.turn(value) if row.turn else value
+            except Refusal as refusal:
+                self.refuse(row.name, refusal.what, refusal.fix)
+                return
+            if turned is None and not self.given(row.name):
+                return
+            self.set(row.keys[0], turned, row.name, why=row.about if self.given(row.name) else "")
+        elif row.kind == "listed":
+            self.drop(row.about, row.name)
+        elif row.kind == "refused":
+            if value == row.default or value in row.same:
+                self.drop("asks for nothing", row.name)
+            else:
+                self.refuse(row.name, row.about, row.fix)
+
+    def _read_null(self, row: Row) -> None:
+        if isinstance(row.when_null, Refusal):
+            self.refuse(row.name, row.when_null.what, row.when_null.fix)
+        elif row.when_null is None:
+            self.note(row.name, "listed", "null: as if it were not there")
+        else:
+            self._values[row.name] = row.when_null
+
+    def _typed(self, row: Row, word: Word) -> Any:
+        value = word.value
+        if row.is_text and word.written is not None and isinstance(value, bool | int | float):
+            value = word.written  # a name of digits is no number
+        if row.type is None:
+            return value
+        try:
+            return row.type(value)
+        except (ValueError, OverflowError) as error:
+            got = "…" if self._secret(row.name) else shown(veiled_value(word.value))
+            self.faults.append(_fault(word.where, row.name, f"expected {error}, got {got}"))
+            return row.default
+
+    def _unknown(self, word: Word) -> None:
+        if self._allow_unknown:
+            self.note(word.name, "listed", f"surefoot knows no such setting of {self.dialect.tool}")
+            return
+        near = self.dialect.elsewhere.get(word.name)
+        near = near or (nearest_word(word.name, self.rows) if len(self.faults) < MOST else None)
+        known = f"did you mean {near}?" if near else "check the name, or pass it by: surefoot run --allow-unknown"
+        self.faults.append(
+            _fault(word.where, word.name, f"surefoot knows no such setting of {self.dialect.tool}", known)
+        )
+
+    def _shown(self, word: Word) -> str:
+        if self._secret(word.name):
+            return f"{word.name}: …"
+        name = re.match(r"[^:= ]*", word.shown)
+        known = name[0] if name and word.name in self.rows else ""  # a long name is no secret
+        return known + redacted(word.shown[len(known) :])
+
+    def _secret(self, name: str) -> bool:
+        return hides(name) or (name in self.rows and self.rows[name].secret)
+
+    def _read_values(self) -> dict[str, Any]:
+        values = {name: row.default for name, row in self.rows.items()} | self._values
+        unread = {name: word.value for name, word in self._given.items() if name not in self.rows or word.value is None}
+        values |= unread
+        return {
+            name: "…" if value is not None and self._secret(name) else veiled_value(value)
+            for name, value in values.items()
+        }
+
+
+def in_order(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the keys in the order of the schema."""
+    places = {key: place for place, key in enumerate(all_keys())}
+
+    def ordered(group: Mapping[str, Any], path: str) -> dict[str, Any]:
+        def place(name: str) -> int:
+            return places.get(f"{path}{name}", len(places))
+
+        return {
+            name: ordered(group[name], f"{path}{name}.") if isinstance(group[name], dict) else group[name]
+            for name in sorted(group, key=place)
+        }
+
+    return ordered(config, "")
+
+
+def _fault(where: str, name: str, what: str, fix: str = "") -> Fault:
+    """A flag or an override says its name itself; a line of a file does not."""
+    said = where.lstrip("-").replace("-", "_").partition("=")[0] == name
+    return Fault(where, what if said else f"{name}: {what}", fix)

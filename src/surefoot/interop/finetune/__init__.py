@@ -1,0 +1,167 @@
+"""The flags of three programs called `finetune.py`: LLM-Adapters' and NVlabs/DoRA's, alpaca-lora's, and the variant in
+the bf16 migration guide.
+
+    finetune.py --base_model meta-llama/Llama-3.1-8B --adapter_name dora --lora_r=32 --bf16=True
+
+The file that the command names says which one it is, and what its defaults are. Where there is none, the flags do;
+where they do not either, the guide's defaults hold: eager attention, cuDNN's kernel off, no torch.compile, weights in
+fp32, a PAD of its own. Python Fire read the flags: `--flag` is true, `--flag=True` and `--flag True` say the same, and
+a list comes as a literal; the guide writes lists with blanks, which Fire takes for something else, so lists are read in
+every spelling.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.finetune import source as sources
+from surefoot.interop.finetune.rows import ALPACA_LORA, GUIDE, LISTS, ORIGINAL, SWITCHES
+from surefoot.interop.finetune.rules import MICRO, rules_of
+from surefoot.interop.finetune.source import Source
+from surefoot.interop.launch import Command, Options, inherited
+from surefoot.interop.llamafactory.voice import trainer_row
+from surefoot.interop.rows import Row
+from surefoot.interop.script import SCRIPT
+from surefoot.interop.tool import Tool
+from surefoot.interop.translation import Translation
+from surefoot.interop.voice import Lines, RunFacts, Voice
+from surefoot.interop.words import Word, read_flags
+from surefoot.system.errors import Fault, InputError
+
+TOOL = "finetune.py"
+PROGRAMS: Mapping[str, Mapping[str, Row]] = {
+    sources.GUIDE: GUIDE,
+    sources.ORIGINAL: ORIGINAL,
+    sources.ALPACA_LORA: ALPACA_LORA,
+}
+ROWS = {**GUIDE, **{name: row for name, row in ALPACA_LORA.items() if name not in GUIDE}}
+_THE_GUIDES = ("disable_cudnn_sdpa",)  # its text says True, its code said False
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    """Raises InputError with every fault."""
+    try:
+        text = options.read(command.program)
+    except InputError:
+        text = None
+    source = None if text is None else sources.read_source(command.program, text)
+    if text is not None and source is None:
+        return SCRIPT.from_command(command, options)  # of a name that many scripts have
+    words, left = read_flags([_without_no(text) for text in command.arguments], switches=SWITCHES, lists=LISTS)
+    if left:
+        raise InputError([Fault(text, "belongs to no flag", "write --name value") for text in left])
+    by_flags = None if source else _by_flags({word.name for word in words})
+    return _translate(words, options, command, source or sources.known_source(by_flags or sources.GUIDE), by_flags)
+
+
+def from_keywords(values: Mapping[str, Any], options: Options | None = None) -> Translation:
+    """The same for the guide's `train(base_model=…, bf16=True)` from Python."""
+    words = [Word(name, value, f"{name}=", f"{name}={value!r}") for name, value in values.items() if value is not None]
+    options = options or Options()
+    command = Command(TOOL, environment=inherited(options))
+    return _translate(words, options, command, sources.known_source(sources.GUIDE))
+
+
+def claims(command: Command) -> bool:
+    """Axolotl's old scripts/finetune.py takes a YAML file first, and is another tool."""
+    return command.name == "finetune.py" and (not command.arguments or command.arguments[0].startswith("-"))
+
+
+def _translate(
+    words: Sequence[Word], options: Options, command: Command, source: Source, by_flags: str | None = None
+) -> Translation:
+    """by_flags: the program that the flags were taken for, where no file says which it is."""
+    rows = {name: _with_default(row, source) for name, row in PROGRAMS[source.name].items()}
+    draft = Draft(
+        Dialect(TOOL, rows, rules_of(source)),
+        words,
+        allow_unknown=options.allow_unknown,
+        environment=command.environment,
+        facts=command.facts,
+    )
+    if by_flags:
+        others = " or ".join(name for name in PROGRAMS if name != by_flags)
+        why = f"by its flags: there is no file {command.program} here that says whether it is that of {others}"
+        draft.assume(f"{TOOL} of {by_flags}", why)
+    if source.name == sources.GUIDE:
+        pad, why = pad_rule(str(draft["base_model"] or ""), options)
+        draft.set("tokenizer.pad", pad, why=why)
+    return draft.finish("train", environment=draft.environment)
+
+
+def _by_flags(flags: Set[str]) -> str:
+    """The program that alone has one of these flags, or trains the modules that they name; else the guide's."""
+    if flags & (GUIDE.keys() - ORIGINAL.keys()):
+        return sources.GUIDE
+    if flags & (ALPACA_LORA.keys() - ORIGINAL.keys()) or (
+        "lora_target_modules" in flags and flags <= ALPACA_LORA.keys()
+    ):
+        return sources.ALPACA_LORA
+    return sources.ORIGINAL if "micro_batch_size" in flags else sources.GUIDE
+
+
+def _with_default(row: Row, source: Source) -> Row:
+    """With the default that the file writes."""
+    default = source.defaults.get(row.name, row.default)
+    if row.name in _THE_GUIDES or default in ("", row.default):
+        return row
+    try:
+        return replace(row, default=default if row.type is None or default is None else row.type(default))
+    except ValueError:
+        return row
+
+
+def pad_rule(base_model: str, options: Options) -> tuple[str, str]:
+    """The guide's: a PAD token is added where the tokenizer has none, or has id 0 for it.
+
+    Of a local folder the tokenizer is looked at. Id 0 counts as a PAD where it is a special token, which texts do not
+    contain: there the guide's code added a row for nothing.
+    """
+    try:
+        settings = json.loads(options.read(f"{base_model.rstrip('/')}/tokenizer_config.json"))
+    except (InputError, ValueError, RecursionError):
+        return "add", "the guide's rule; the tokenizer could not be looked at, so one is added in any case"
+    pad = settings.get("pad_token") if isinstance(settings, dict) else None
+    pad = pad.get("content") if isinstance(pad, dict) else pad
+    if not pad:
+        return "add", "the guide's rule: the tokenizer has no PAD"
+    added = settings.get("added_tokens_decoder") or {}
+    found = next((key for key, token in added.items() if token.get("content") == pad), None)
+    if found is None or (int(found) == 0 and not added[found].get("special")):
+        return "add", f"the guide's rule: {pad} is a token that texts can contain"
+    return "auto", f"the tokenizer has {pad} for it"
+
+
+def _without_no(text: str) -> str:
+    """Fire's `--nobf16` is false."""
+    name = text.removeprefix("--no")
+    return f"--{name}=False" if name != text and name in SWITCHES else text
+
+
+def banner(translation: Translation) -> list[str]:
+    """What finetune.py prints before it loads the model: every argument, whether given or not."""
+    micro: dict[str, Any] = dict.fromkeys(MICRO, translation.config["batch"]["micro"])  # two names for one thing
+    given = {name: micro.get(name, value) for name, value in translation.given.items()}
+    return ["Finetuning model with params:", *(f"{name}: {value}" for name, value in given.items())]
+
+
+def _ready(facts: RunFacts) -> Lines:
+    types = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    lines = [f"Model loaded successfully. dtype: {types.get(facts.base, facts.base)}"]
+    if facts.added_rows:
+        lines.append(f"Adding dedicated PAD token: {facts.pad} (id {facts.pad_id})")
+    could = facts.device == "cuda" and facts.attention == "sdpa"  # nowhere else is there anything to disable
+    if could and facts.config.attention.cudnn == "off" and facts.compute == "bf16":
+        lines.append("Disabled cuDNN SDPA for bf16 stability")
+    return lines
+
+
+def voice(translation: Translation) -> Voice:
+    return Voice(started=lambda: banner(translation), ready=_ready, row=trainer_row)
+
+
+FINETUNE = Tool(name=TOOL, claims_command=claims, from_command=from_command, voice=voice, rows=ROWS)

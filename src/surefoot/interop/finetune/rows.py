@@ -1,0 +1,148 @@
+"""The flags of three programs that are all called `finetune.py`: what they mean there, and what becomes of them.
+
+Facts (arguments and defaults only): LLM-Adapters 8166572, NVlabs/DoRA 7e2f10a, alpaca-lora 8bb8579.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.interop.modules import module_names
+from surefoot.interop.rows import Refusal, Row, carried, joint, listed, number, refused, text, whole
+
+LISTS = ("target_modules", "lora_target_modules", "Wdecompose_target_modules")
+_BOTTLENECK = "is about bottleneck adapters, which surefoot does not have, and has no effect on LoRA or DoRA"
+_WANDB = "what is logged is decided by report_to"
+
+
+def _share_or_count(value: Any) -> int | float:
+    held = number(value)
+    if held < 0 or (held >= 1 and held != int(held)):
+        raise ValueError("a count of examples, or a share below 1")
+    return int(held) if held >= 1 or held == 0 else float(held)
+
+
+def _attention(value: Any) -> str:
+    if value not in ("eager", "sdpa", "flash_attention_2"):
+        raise Refusal(f"{value} is no attention that surefoot has", "use eager, sdpa or flash_attention_2")
+    return value
+
+
+def _adapter(value: Any) -> str:
+    name = str(value).lower()
+    if name in ("bottleneck", "prefix-tuning"):
+        raise Refusal(f"{name} adapters are not in surefoot", "use lora or dora")
+    if name not in ("lora", "dora", "rslora"):
+        raise Refusal(f"{value} is no adapter that finetune.py has", "use lora, dora or rslora")
+    return "lora" if name == "rslora" else name
+
+
+def _none(value: Any) -> Any:
+    return None if value in ("None", "") else value
+
+
+def _template(value: Any) -> str:
+    if str(value or "alpaca") != "alpaca":
+        what = f"templates/{value}.json: surefoot has alpaca-lora's template alpaca alone"
+        raise Refusal(what, "write it as a .jinja file, and name it: surefoot run data.template=FILE.jinja -- …")
+    return "alpaca"
+
+
+def _by_name(*rows: Row) -> dict[str, Row]:
+    return {row.name: row for row in rows}
+
+
+_LOGGING = joint("logging_steps", None, ("log_every",), "surefoot's own flag: the scripts fix the number", type=whole)
+
+GUIDE: Mapping[str, Row] = _by_name(
+    carried("base_model", None, "model.path", type=text),
+    carried("data_path", "yahma/alpaca-cleaned", "data.train", type=text),
+    carried("output_dir", "./output", "output", type=text),
+    carried("adapter_name", "lora", "adapter.kind", _adapter, type=text),
+    refused(
+        "load_8bit",
+        False,
+        "a base in 8 bits is not in surefoot",
+        "leave it out; for 4 bits, write the config (surefoot translate --out FILE), and train FILE precision.base=nf4",
+    ),
+    joint("batch_size", 128, ("batch.size",), "examples of an optimizer step, over all micro-batches"),
+    joint("micro_batch_size", 4, ("batch.micro",), "the original's name"),
+    joint("per_device_train_batch_size", 4, ("batch.micro",), "the guide's name"),
+    joint("num_epochs", 3, ("duration",), type=number),
+    carried("learning_rate", 3e-4, "optim.lr"),
+    carried("weight_decay", 0.01, "optim.weight_decay"),
+    carried("cutoff_len", 256, "data.max_length"),
+    joint("val_set_size", 2000, ("data.eval",), "split off by the seed; 0 evaluates nothing", type=_share_or_count),
+    joint(
+        "use_gradient_checkpointing", False, ("gradient_checkpointing",), "the original ignored it without load_8bit"
+    ),
+    joint("eval_step", 200, ("eval_every",)),
+    joint("save_step", 200, ("checkpoint.every",)),
+    carried("lora_r", 8, "adapter.rank"),
+    carried("lora_alpha", 16, "adapter.alpha", type=number),
+    carried("lora_dropout", 0.05, "adapter.dropout"),
+    refused("init_lora_weights", True, "surefoot begins LoRA as PEFT's default does", "leave it out"),
+    listed("lora_target_modules", None, "is printed there and never used: target_modules decides"),
+    joint("target_modules", None, ("adapter.targets",), type=module_names),
+    listed("bottleneck_size", 256, _BOTTLENECK),
+    listed("non_linearity", "tanh", _BOTTLENECK),
+    listed("adapter_dropout", 0.0, _BOTTLENECK),
+    listed("use_parallel_adapter", False, _BOTTLENECK),
+    listed("use_adapterp", False, _BOTTLENECK),
+    listed("scaling", 1.0, _BOTTLENECK),
+    listed("num_virtual_tokens", 30, "is about prefix tuning, and has no effect on LoRA or DoRA"),
+    refused(
+        "dora_simple",
+        True,
+        "surefoot's DoRA takes the norm as a constant in the backward pass, as dora_simple does",
+        "leave it out",
+    ),
+    refused(
+        "Wdecompose_target_modules",
+        None,
+        "modules that train their magnitude alone are not in surefoot",
+        "leave it out, or name them in target_modules",
+        same=("None", ""),
+    ),
+    joint("train_on_inputs", False, ("data.train_on",), "LLM-Adapters' and DoRA's default is True"),
+    listed("group_by_length", False, "which examples a step has is drawn by the seed alone"),
+    joint("wandb_project", "", ("report_to", "tracking.project"), type=text),
+    joint("wandb_run_name", "", ("tracking.name",), type=text),
+    joint("wandb_online", True, ("tracking.offline",)),
+    listed("wandb_watch", "", _WANDB),
+    listed("wandb_log_model", "", _WANDB),
+    joint("resume_from_checkpoint", None, (), "becomes --resume", type=_none),
+    carried("seed", 42, "seed"),
+    joint("bf16", False, ("precision.compute",)),
+    joint("fp16", False, ("precision.compute",)),
+    listed("timestamp", "", "names a folder there; here output is the run folder"),
+    carried("attn_implementation", "eager", "attention.implementation", _attention, type=text),
+    joint("disable_cudnn_sdpa", True, ("attention.cudnn",), "the guide's default; its code said False"),
+    joint("disable_flash_sdpa", False, ("attention.flash",)),
+    joint("enable_torch_compile", False, ("compile",), "the original's call came too late to have an effect"),
+    _LOGGING,
+)
+
+
+_GUIDES_OWN = (
+    *("per_device_train_batch_size", "init_lora_weights", "wandb_online", "seed", "bf16", "fp16", "timestamp"),
+    *("attn_implementation", "disable_cudnn_sdpa", "disable_flash_sdpa", "enable_torch_compile"),
+)
+ORIGINAL: Mapping[str, Row] = {name: row for name, row in GUIDE.items() if name not in _GUIDES_OWN} | _by_name(
+    carried("output_dir", "./lora-alpaca", "output", type=text),
+    joint("micro_batch_size", 4, ("batch.micro",), "examples of a forward pass"),
+    carried("weight_decay", 0.0, "optim.weight_decay"),
+    joint("train_on_inputs", True, ("data.train_on",)),
+)
+_ALPACAS = (
+    *("base_model", "data_path", "output_dir", "batch_size", "micro_batch_size", "num_epochs", "learning_rate"),
+    *("cutoff_len", "val_set_size", "lora_r", "lora_alpha", "lora_dropout", "train_on_inputs", "group_by_length"),
+    *("wandb_project", "wandb_run_name", "wandb_watch", "wandb_log_model", "resume_from_checkpoint", "logging_steps"),
+)
+ALPACA_LORA: Mapping[str, Row] = {name: ORIGINAL[name] for name in _ALPACAS} | _by_name(
+    joint("lora_target_modules", ["q_proj", "v_proj"], ("adapter.targets",), type=module_names),
+    listed("add_eos_token", False, "changes no label there: EOS ends every answer that fits, with and without it"),
+    carried("prompt_template_name", "alpaca", "data.template", _template, type=text),
+)
+SWITCHES = tuple(name for name, row in {**GUIDE, **ALPACA_LORA}.items() if isinstance(row.default, bool))

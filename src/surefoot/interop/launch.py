@@ -1,0 +1,280 @@
+"""A command line without what starts it: `NAME=value`, env, uv run, python, accelerate launch, torchrun, deepspeed.
+
+    command = read_command(["CUDA_VISIBLE_DEVICES=0", "accelerate", "launch", "finetune.py", "--lora_r", "8"], options)
+    command.program, command.arguments         # "finetune.py", ("--lora_r", "8")
+
+A launcher that starts several processes has surefoot start as many (`parallel.nproc`); one that starts them on several
+machines is left to start surefoot itself. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from surefoot.config.yaml_scalars import scalar_or_text
+from surefoot.interop import launchers
+from surefoot.interop.translation import Note
+from surefoot.interop.words import plain_count, plain_truth
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.redaction import hides, redacted
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_BEFORE = ("env", "nohup", "time", "exec", "command")
+_RUNNERS = (("uv", "run"), ("poetry", "run"), ("pdm", "run"), ("pipenv", "run"))
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
+_PYTHON_WITH_VALUE = ("-X", "-W")
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+MORE = "start surefoot with the launcher on each machine: docs/several-processes.md"
+
+
+def no_files(path: str) -> str:
+    """`Options.read` where nothing may be read."""
+    raise InputError(Fault(path, "cannot be read here"))
+
+
+FirstRecord = Callable[[str], Mapping[str, Any] | None]
+
+
+def unseen(path: str) -> None:
+    """`Options.first` where no data may be read."""
+
+
+def untrained(config: Mapping[str, Any]) -> None:
+    """`Options.example` where no tokenizer may be read."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a translation may know and ask beside the words themselves.
+
+    allow_unknown: list words that the tool does not know, in place of refusing them. devices: accelerators that a
+    launcher which names no number would use. read: the text of a file that a config or command names; InputError
+    where it cannot be had. environment: what of this process's own a tool would read; a NAME=value in the command goes
+    before it. newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be seen.
+    folder: the working folder, by which tools are known whose programs have the same name. first: the first record of
+    a data file or folder, whatever its size; None where none can be seen. example: the text that a config would train
+    of its first record; None where model or data are not here.
+    """
+
+    allow_unknown: bool = False
+    devices: int = 1
+    read: Callable[[str], str] = no_files
+    environment: Mapping[str, str] = field(default_factory=dict)
+    newest: Callable[[str], str | None] | None = None
+    folder: str = ""
+    first: FirstRecord = unseen
+    example: Callable[[Mapping[str, Any]], str | None] = untrained
+
+
+@dataclass(frozen=True)
+class Command:
+    """program: as written, a file or the name of a command; the dotted name where `module`. launcher: "" for none.
+    facts: what the launcher settles for the program, such as mixed_precision. notes: on the words of the launch.
+    folder: where it is started. processes: how many the launcher starts. facts["processes"]: the same, or how
+    many there are already where one of them reads this. engine: how they share memory out, as keys of `parallel`."""
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    launcher: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    folder: str = ""
+    processes: int = 1
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The file's name without folders, or the module."""
+        return self.program if self.module else self.program.rpartition("/")[2]
+
+
+def read_command(words: Sequence[str], options: Options) -> Command:
+    """Take the words that start a program away from those that it gets. Raises InputError."""
+    if blank := next((place for place, word in enumerate(words) if word.isspace()), None):
+        what = f"nothing but blanks behind {words[blank - 1]}: a blank or a comment behind a backslash ends a command"
+        raise InputError(Fault(repr(words[blank]), what, "let nothing follow a backslash at the end of a line"))
+    environment: dict[str, str] = {}
+    left = list(words)
+    while left:
+        if assignment := _ASSIGNMENT.fullmatch(left[0]):
+            environment[assignment[1]] = assignment[2]
+            del left[0]
+        elif left[0] in _BEFORE:
+            del left[0]
+        elif tuple(left[:2]) in _RUNNERS:
+            del left[:2]
+        else:
+            break
+    if not left:
+        raise InputError(Fault("", "there is no command to read", "give one behind --"))
+    told = {**inherited(options), **environment}
+    command = _program(left, told, options)
+    notes = (*(environment_note(name, value) for name, value in told.items()), *command.notes)
+    facts, devices = _settled(command, told)
+    environment = {**told, **devices, **command.environment}
+    return replace(command, environment=environment, facts=facts, notes=notes, folder=options.folder)
+
+
+def inherited(options: Options) -> dict[str, str]:
+    """What of this process's own environment asks for something."""
+    nothing = ("no", "false", "0", "")
+    own = options.environment.items()
+    return {name: value for name, value in own if name == _DEVICES or value.lower() not in nothing}
+
+
+def is_read(note: Note, of_the_tool: Note) -> bool:
+    """Whether a NAME=value means something to the tool or to surefoot, by the note on it before and after the tool."""
+    return note != of_the_tool or note.where in _KNOWN_NAMES
+
+
+def _settled(command: Command, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(facts, environment) that the launch settles; a launcher hands its program the same in the environment."""
+    found = {"mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "no"), **command.facts}
+    started = plain_count(environment.get("WORLD_SIZE", "").strip()) or 0
+    processes = started if started > 1 else command.processes
+    several = {"processes": processes} if processes > 1 else {}
+    launchers.check("mixed_precision", found["mixed_precision"], "mixed_precision")
+    launchers.check("dynamo_backend", environment.get("ACCELERATE_DYNAMO_BACKEND"), "ACCELERATE_DYNAMO_BACKEND")
+    asked = found["mixed_precision"] not in (None, "", "no", False)
+    on_cpu = plain_truth(environment.get("ACCELERATE_USE_CPU", False))
+    return {**(found if asked else {}), **several}, {_DEVICES: ""} if on_cpu else {}
+
+
+def _program(left: list[str], environment: Mapping[str, str], options: Options) -> Command:
+    first = left[0].rpartition("/")[2]
+    if first == "accelerate" and left[1:2] == ["launch"]:
+        return _launched(launchers.ACCELERATE, left[2:], environment, options)
+    if first in ("torchrun", "torch.distributed.run"):
+        return _launched(launchers.TORCHRUN, left[1:], environment, options)
+    if first == "deepspeed":
+        return _launched(launchers.DEEPSPEED, left[1:], environment, options)
+    if _PYTHON.fullmatch(left[0]):
+        return _python(left[1:], environment, options)
+    return Command(left[0], tuple(left[1:]))
+
+
+def _python(left: list[str], environment: Mapping[str, str], options: Options) -> Command:
+    at = 0
+    while at < len(left) and left[at].startswith("-") and left[at] not in ("-m", "-c"):
+        at += 2 if left[at] in _PYTHON_WITH_VALUE else 1
+    left = left[at:]
+    if left[:1] == ["-c"]:
+        raise InputError(
+            Fault("python -c", "is a program of its own, and surefoot runs none", "give the tool's command")
+        )
+    if not left or left == ["-m"]:
+        raise InputError(Fault("python", "names no program", "give the script or module"))
+    if left[0] != "-m":
+        return Command(left[0], tuple(left[1:]))
+    module, rest = left[1], left[2:]
+    if module in ("torch.distributed.run", "torch.distributed.launch"):
+        return _launched(launchers.TORCHRUN, rest, environment, options)
+    if module in ("accelerate.commands.launch", "accelerate"):
+        return _launched(launchers.ACCELERATE, rest[1:] if module == "accelerate" else rest, environment, options)
+    return Command(module, tuple(rest), module=True)
+
+
+_MODULE = ("m", "module")
+
+
+def _launched(
+    launcher: launchers.Launcher, left: Sequence[str], environment: Mapping[str, str], options: Options
+) -> Command:
+    words: dict[str, str] = {}
+    notes: list[Note] = []
+    module, at = False, 0
+    while at < len(left) and left[at].startswith("-"):
+        flag, equals, value = left[at].partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        shown = left[at]
+        if name in _MODULE:
+            module = True
+        elif equals:
+            words[name] = value
+        elif name in launcher.with_value:
+            if at + 1 == len(left):
+                raise InputError(Fault(flag, "has no value", f"write it like {flag} VALUE"))
+            words[name] = left[at + 1]
+            shown, at = f"{flag} {left[at + 1]}", at + 1
+        else:
+            words[name] = "true"
+        if name not in _MODULE:
+            launchers.check(name, scalar_or_text(words[name]), flag)
+            counts = name in launcher.count and words[name] != "1"
+            fate = Note(shown, "carried", ("parallel.nproc",), "", flag)
+            notes.append(fate if counts else Note(shown, "listed", (), launchers.told(name), flag))
+        at += 1
+    if at == len(left):
+        raise InputError(Fault(launcher.name, "starts no program", "name the script behind its flags"))
+    settled: dict[str, Any] = {}
+    if launcher is launchers.ACCELERATE and (path := words.get("config_file")) is not None:
+        settled, of_the_file = launchers.read_file(path, options.read(path))
+        notes += of_the_file
+    settled |= {name: scalar_or_text(value) for name, value in words.items()}
+    processes = _processes(launcher, settled, environment, options)
+    facts = {"mixed_precision": settled["mixed_precision"]} if "mixed_precision" in settled else {}
+    devices = launchers.devices(settled)
+    shown_devices = {} if devices is None else {_DEVICES: devices}
+    return Command(
+        left[at],
+        tuple(left[at + 1 :]),
+        module,
+        shown_devices,
+        launcher.name,
+        facts,
+        tuple(notes),
+        processes=processes,
+        engine=launchers.engine(settled),
+    )
+
+
+def _processes(
+    launcher: launchers.Launcher, settled: Mapping[str, Any], environment: Mapping[str, str], options: Options
+) -> int:
+    """How many the launcher starts on this machine. Raises InputError where it is told of other machines."""
+    machines = next((settled[name] for name in launcher.machines if name in settled), 1)
+    if str(machines).rpartition(":")[2] != "1":
+        raise InputError(
+            Fault(launcher.name, f"asks for {machines} machines, and surefoot starts processes on one", MORE)
+        )
+    count = next((settled[name] for name in launcher.count if name in settled), None)
+    if count in (None, "gpu", "auto", "xpu"):
+        untold = count is None and (launcher is launchers.TORCHRUN or settled.get("distributed_type") == "NO")
+        on_cpu = any(plain_truth(settled.get(name, False)) for name in ("use_cpu", "cpu"))
+        count = 1 if untold or on_cpu else visible_devices(environment, settled, options)
+    elif count == "cpu":
+        count = 1
+    processes = plain_count(count)
+    if not processes:
+        where = next((f"--{name}" for name in launcher.count if name in settled), launcher.name)
+        raise InputError(Fault(where, f"expected a number of processes from 1, got {count}"))
+    return processes
+
+
+def visible_devices(environment: Mapping[str, str], settled: Mapping[str, Any], options: Options) -> int:
+    """How many accelerators a launcher would use that was told no number."""
+    chosen = launchers.devices(settled)
+    chosen = environment.get(_DEVICES) if chosen is None else chosen
+    if chosen is None:
+        return max(1, options.devices)
+    return max(1, len([one for one in chosen.split(",") if one.strip()]))
+
+
+_KNOWN_NAMES = {
+    _DEVICES: "set for the run",
+    "WANDB_PROJECT": "the project of the W&B run",
+    "WANDB_MODE": "offline keeps the W&B run on this machine",
+    "ACCELERATE_MIXED_PRECISION": "settles the precision where the program itself says nothing",
+    "ACCELERATE_USE_CPU": "no accelerator is shown to the run",
+}
+
+
+def environment_note(name: str, value: str) -> Note:
+    """On a variable that is set for the run."""
+    shown = f"{name}=…" if hides(name) else redacted(f"{name}={value}")
+    return Note(shown, "carried", (), _KNOWN_NAMES.get(name, "set for the run; libraries that know it read it"), name)

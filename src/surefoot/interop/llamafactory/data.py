@@ -1,0 +1,181 @@
+"""LLaMA-Factory's data settings: names of described sets become sources, and what is evaluated on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from surefoot.interop.draft import Draft
+from surefoot.system.errors import InputError
+from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION
+
+_MIXES = ("concat", "interleave_under", "interleave_over", "interleave_once")
+_EPOCH = "an epoch is as long as all sets together, shared out by weight"
+
+
+def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
+    """`set_data` where the texts of files can be had: plain texts need the entry of dataset_info.json itself."""
+
+    def rule(draft: Draft) -> None:
+        set_data(draft, read)
+
+    return rule
+
+
+def set_data(draft: Draft, read: Callable[[str], str] | None = None) -> None:
+    train, evaluation = draft["dataset"], draft["eval_dataset"]
+    if train is None:
+        fix = "name a set of dataset_info.json"
+        draft.refuse("dataset", "is required", fix)
+        draft.drop("there is no training data", "dataset_dir", "streaming", "mix_strategy", "interleave_probs")
+        draft.drop("there is no training data", "eval_dataset", "val_size", "max_samples", "tokenized_path")
+        return
+    if str(draft["dataset_dir"]).startswith("REMOTE:"):
+        draft.refuse("dataset_dir", "surefoot reads descriptions on this machine only", "download the folder")
+        return
+    draft.drop("tokenised data are cached by their content", "tokenized_path")
+    sources = [_source(draft, name, read) for name in train]
+    names = _mix(draft, sources)
+    _stream(draft, sources)
+    draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset", "dataset_dir", *names)
+    if (most := draft["max_samples"]) is not None:
+        if most < 1:
+            draft.refuse("max_samples", f"expected a number from 1, got {most}")
+            return
+        draft.set("data.max_samples", most, "max_samples")
+    _set_evaluation(draft, evaluation, read)
+
+
+def _source(draft: Draft, name: str, read: Callable[[str], str] | None) -> dict[str, Any]:
+    folder = draft["dataset_dir"]
+    if folder == "ONLINE":
+        return {"path": name}
+    if draft["stage"] == "pt" and read is not None and (plain := _texts(folder, name, read)):
+        return plain
+    if (
+        (layout := LAYOUTS.get(str(draft["stage"])))
+        and read is not None
+        and (found := _compared(folder, name, read, layout))
+    ):
+        return found
+    return {"path": folder, "name": name}
+
+
+def _to_evaluate(source: dict[str, Any]) -> dict[str, Any]:
+    """A hub data set is read from its train split, also to evaluate on; a described set has a split of its own."""
+    return source if "name" in source or source["path"].endswith(DATA_SUFFIXES) else {"split": "train"} | source
+
+
+# stage -> the format of its data, and what its description may call columns that are no column of an answer's.
+LAYOUTS = {"rm": "preference", "dpo": "preference", "kto": "judged"}
+_COLUMNS = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+}
+
+
+def _compared(folder: str, name: str, read: Callable[[str], str], layout: str) -> dict[str, Any] | None:
+    """A described set of pairs or judged answers: the file itself, with its columns."""
+    entry = _entry(folder, name, read)
+    if entry is None or entry.get("tags"):
+        return None
+    style = entry.get("formatting", "alpaca")
+    if style not in _COLUMNS:
+        return None
+    renamed = {_COLUMNS[style].get(ours, ours): own for ours, own in entry.get("columns", {}).items()}
+    columns = {ours: own for ours, own in renamed.items() if ours != own}
+    return _located(entry, folder, {"format": layout, **({"columns": columns} if columns else {})})
+
+
+def _entry(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(read(f"{folder}/{DESCRIPTION}")).get(name)
+    except (InputError, ValueError, AttributeError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("columns", {}), dict) else None
+
+
+def _located(entry: dict[str, Any], folder: str, more: dict[str, Any]) -> dict[str, Any] | None:
+    if "hf_hub_url" in entry:
+        also = {key: entry[key] for key in ("subset", "split") if key in entry}
+        return {"path": entry["hf_hub_url"], **more, **also}
+    if "file_name" in entry:
+        return {"path": f"{folder}/{entry['file_name']}", **more}
+    return None
+
+
+def _texts(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
+    """A described set of plain texts: the file itself, whose column the description calls prompt."""
+    entry = _entry(folder, name, read)
+    if entry is None or "columns" not in entry:
+        return None
+    column = entry["columns"].get("prompt", "text")
+    return _located(entry, folder, {"format": "text", **({} if column == "text" else {"columns": {"text": column}})})
+
+
+def _mix(draft: Draft, sources: list[dict[str, Any]]) -> list[str]:
+    """Give the sources their weights; returns the words that did."""
+    strategy, shares = draft["mix_strategy"], draft["interleave_probs"]
+    if strategy not in _MIXES:
+        draft.refuse("mix_strategy", f"LLaMA-Factory has no {strategy}", f"it has {', '.join(_MIXES)}")
+    elif strategy in ("interleave_under", "interleave_over") and len(sources) > 1:
+        try:
+            weights = [1.0] * len(sources) if shares is None else [float(share) for share in shares]
+        except ValueError:
+            weights = []
+        if len(weights) != len(sources) or any(weight <= 0 for weight in weights):
+            draft.refuse("interleave_probs", f"expected {len(sources)} numbers above 0, one for each set")
+            return []
+        for source, weight in zip(sources, weights, strict=True):
+            source["weight"] = weight
+        for name in ("mix_strategy", "interleave_probs"):
+            draft.note(name, "changed", _EPOCH, "data.train")
+        return ["mix_strategy", "interleave_probs"]
+    else:
+        draft.note("mix_strategy", "carried", "every record once per epoch, all shuffled together", "data.train")
+        draft.drop(f"mix_strategy is {strategy}" if len(sources) > 1 else "there is one set", "interleave_probs")
+    return []
+
+
+def _stream(draft: Draft, sources: list[dict[str, Any]]) -> None:
+    if not draft["streaming"]:
+        draft.drop("asks for nothing", "streaming")
+        return
+    if draft["max_steps"] <= 0:
+        draft.refuse("streaming", "needs max_steps", "a stream has no end of its own")
+        return
+    if draft["max_samples"] is not None:
+        draft.refuse("max_samples", "excludes streaming", "leave it out")
+        return
+    if draft["dataset_dir"] != "ONLINE":
+        draft.drop("described sets are read whole; the outcome is the same", "streaming")
+        return
+    size = draft["per_device_train_batch_size"] * draft["gradient_accumulation_steps"]
+    held = draft["val_size"]
+    if 0 < held < 1:
+        draft.refuse("val_size", "a share of a stream is not known", "give a number of examples, as LLaMA-Factory asks")
+        return
+    for source in sources:
+        source |= {"streaming": True, "max_samples": draft["max_steps"] * size + int(held)}
+    taken = "max_steps and val_size take" if held else "max_steps takes"
+    draft.note("streaming", "changed", f"as many records are read as {taken}", "data.train")
+
+
+def _set_evaluation(draft: Draft, evaluation: list[str] | None, read: Callable[[str], str] | None) -> None:
+    share = draft["val_size"]
+    if evaluation and share:
+        draft.refuse("val_size", "excludes eval_dataset", "keep one")
+    elif evaluation:
+        sources = [_to_evaluate(_source(draft, name, read)) for name in evaluation]
+        if (most := draft["max_samples"]) is not None:
+            sources = [source | {"max_samples": most} for source in sources]
+        draft.set("data.eval", sources[0] if len(sources) == 1 else sources, "eval_dataset", "dataset_dir")
+        draft.drop("eval_dataset goes before it", "val_size")
+    elif share:
+        if share < 0 or (share > 1 and share != int(share)):
+            draft.refuse("val_size", f"expected a share below 1 or a count, got {share:g}")
+            return
+        draft.set("data.eval", int(share) if share >= 1 else share, "val_size")
+    else:
+        draft.drop("nothing is held out", "val_size")

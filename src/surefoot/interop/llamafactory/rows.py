@@ -1,0 +1,286 @@
+"""LLaMA-Factory's own settings, group by group as its documentation has them; Trainer's stand in `dialects.trainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefoot.interop import trainer
+from surefoot.interop.modules import module_names
+from surefoot.interop.rows import (
+    PACKED,
+    UNPACKED,
+    Refusal,
+    Row,
+    carried,
+    joint,
+    listed,
+    names,
+    number,
+    refused,
+    text,
+    whole,
+)
+
+_GENERATING = "is about answering; surefoot generate and chat have flags for it"
+_PREPROCESSING = "data are prepared once and cached by their content"
+_EXPORT = "is a word of `llamafactory-cli export`"
+_SWANLAB = "SwanLab is no tracker of surefoot's"
+_VLLM = "is about answering with vLLM"
+_EVALUATION = "is a word of `llamafactory-cli eval`"
+_OWN_SPEED = "is about speed; surefoot chooses its kernels itself"
+_VISION = "is about images; surefoot trains on text"
+_ATTENTION = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
+
+
+def _attention(value: Any) -> str:
+    if (found := _ATTENTION.get(str(value))) is None:
+        raise Refusal(f"surefoot has no {value}", f"it reads {', '.join(_ATTENTION)}")
+    return found
+
+
+def _attention_word(value: Any) -> str:
+    """Very old configs say true or false."""
+    return {True: "fa2", False: "disabled"}[value] if isinstance(value, bool) else str(value)
+
+
+MODEL = (
+    joint("model_name_or_path", None, ("model.path",), type=text),
+    joint("adapter_name_or_path", None, (), "training on from an adapter is refused; export merges it", type=text),
+    listed("adapter_folder", None, "is for adapters on the hub that are loaded, and training loads none"),
+    listed("cache_dir", None, "the cache is Hugging Face's; HF_HOME moves it"),
+    listed("use_fast_tokenizer", True, "surefoot takes the fast tokenizer"),
+    refused("resize_vocab", False, "surefoot adds no rows but a PAD's", "use tokenizer: {pad: add}, or leave it out"),
+    refused("split_special_tokens", False, "surefoot reads special tokens in the data as text or refuses them"),
+    refused("add_tokens", None, "surefoot adds no tokens but a PAD", "add them to the model's folder first"),
+    refused("add_special_tokens", None, "surefoot adds no tokens but a PAD", "add them to the model's folder first"),
+    refused("new_special_tokens_config", None, "surefoot adds no tokens but a PAD", "leave it out"),
+    listed("init_special_tokens", "noise_init", "is for added tokens"),
+    joint("model_revision", "main", ("model.revision",), type=text),
+    listed("low_cpu_mem_usage", True, "weights are read one at a time"),
+    refused(
+        "rope_scaling", None, "surefoot trains a model with its own positions", "set it in the model's config.json"
+    ),
+    carried("flash_attn", "auto", "attention.implementation", _attention, type=_attention_word),
+    refused("shift_attn", False, "surefoot's attention is the model's own", "leave it out"),
+    refused("mixture_of_depths", None, "surefoot changes no model's layers", "leave it out"),
+    listed("use_unsloth", False, _OWN_SPEED),
+    listed("use_unsloth_gc", False, _OWN_SPEED),
+    listed("enable_liger_kernel", False, _OWN_SPEED),
+    listed("use_v1_kernels", False, _OWN_SPEED),
+    refused("moe_aux_loss_coef", None, "surefoot's loss has no router term", "leave it out"),
+    joint("disable_gradient_checkpointing", False, ("gradient_checkpointing",), "on by default there"),
+    listed("use_reentrant_gc", True, "every kind gives the same gradients"),
+    refused("upcast_layernorm", False, "a frozen base has one type", "use precision: {base: fp32}, or leave it out"),
+    listed("upcast_lmhead_output", False, "the loss is computed in fp32"),
+    refused("train_from_scratch", False, "surefoot starts from weights", "write the random model to a folder first"),
+    listed("infer_backend", "huggingface", _GENERATING),
+    listed("offload_folder", "offload", "surefoot moves no weights to the disk"),
+    listed("use_kv_cache", True, _GENERATING),
+    listed("infer_dtype", "auto", _GENERATING),
+    listed("hf_hub_token", None, "surefoot takes HF_TOKEN, or `hf auth login`", secret=True),
+    listed("ms_hub_token", None, "surefoot does not read ModelScope", secret=True),
+    listed("om_hub_token", None, "surefoot does not read Modelers", secret=True),
+    listed("print_param_status", False, "`surefoot plan` shows what trains"),
+    listed("trust_remote_code", False, "surefoot runs no code of a model or data set"),
+    joint("quantization_method", "bnb", ("precision.base",), type=text),
+    joint("quantization_bit", None, ("precision.base",), "4 with nf4 only", type=whole),
+    joint("quantization_type", "nf4", ("precision.base",), type=text),
+    joint("double_quantization", True, ("precision.base",)),
+    listed("quantization_device_map", None, "the model lies on one device"),
+    listed("export_dir", None, _EXPORT),
+    listed("export_size", 5, _EXPORT),
+    listed("export_device", "cpu", _EXPORT),
+    listed("export_quantization_bit", None, _EXPORT),
+    listed("export_quantization_dataset", None, _EXPORT),
+    listed("export_quantization_nsamples", 128, _EXPORT),
+    listed("export_quantization_maxlen", 1024, _EXPORT),
+    listed("export_legacy_format", False, _EXPORT),
+    listed("export_hub_model_id", None, _EXPORT),
+    listed("vllm_maxlen", 4096, _VLLM),
+    listed("vllm_gpu_util", 0.7, _VLLM),
+    listed("vllm_enforce_eager", False, _VLLM),
+    listed("vllm_max_lora_rank", 32, _VLLM),
+    listed("vllm_config", None, _VLLM),
+)
+
+DATA = (
+    joint("template", None, ("data.template", "bos.prepend"), "the table below; null: the tokenizer's own", type=text),
+    joint("dataset", None, ("data.train",), "names in dataset_dir/dataset_info.json", type=names),
+    joint("eval_dataset", None, ("data.eval",), "names in dataset_dir/dataset_info.json", type=names),
+    joint("dataset_dir", "data", ("data.train", "data.eval"), "ONLINE: the names are hub data sets", type=text),
+    listed("media_dir", None, _VISION),
+    joint("cutoff_len", 2048, ("data.max_length",), "2048 is auto's length, too, where a model has as many positions"),
+    joint("train_on_prompt", False, ("data.train_on",)),
+    joint("mask_history", False, ("data.train_on",)),
+    joint("streaming", False, ("data.train",), "hub data sets only"),
+    listed("buffer_size", 16384, "a stream's records are shuffled all together"),
+    joint("mix_strategy", "concat", ("data.train",), type=text),
+    joint("interleave_probs", None, ("data.train",), "weights of the sources", type=names),
+    listed("overwrite_cache", False, _PREPROCESSING),
+    listed("preprocessing_batch_size", 1000, _PREPROCESSING),
+    listed("preprocessing_num_workers", None, _PREPROCESSING),
+    joint("max_samples", None, ("data.max_samples", "data.eval"), "of every set, training and evaluation", type=whole),
+    listed("eval_num_beams", None, _GENERATING),
+    refused("ignore_pad_token_for_loss", True, "padding never carries loss", "leave it out"),
+    joint("val_size", 0.0, ("data.eval",), "a share below 1, or a count"),
+    refused("eval_on_each_dataset", False, "surefoot evaluates on all sets together", "leave it out"),
+    joint("packing", None, (), "refused: a step is counted in examples"),
+    refused("neat_packing", False, PACKED, UNPACKED),
+    refused("tool_format", None, "a template has its own form for tools", "leave it out"),
+    joint("default_system", None, (), "only the template's own", type=text),
+    joint(
+        "enable_thinking",
+        True,
+        ("data.template",),
+        "qwen3 only",
+        null=Refusal("null keeps thoughts and learns no empty ones, which surefoot does not do", "use true or false"),
+    ),
+    refused("preserve_thinking", False, "a template says itself what stays of earlier turns", "leave it out"),
+    joint("tokenized_path", None, (), "refused without dataset", type=text),
+    listed("data_shared_file_system", False, "surefoot starts its processes itself"),
+)
+
+FINETUNING = (
+    refused("pure_bf16", False, "training in 16-bit weights loses small updates", "use bf16: true"),
+    joint("stage", "sft", ("stage",), "pt, sft, rm, ppo, dpo, kto"),
+    joint("finetuning_type", "lora", ("adapter.kind",), "lora or full"),
+    refused("use_llama_pro", False, "surefoot has no expanded blocks", "use lora or full"),
+    refused("use_adam_mini", False, "surefoot has no Adam-mini", "use optim: adamw_8bit"),
+    refused("use_mca", False, "surefoot has no Megatron", "leave it out"),
+    refused("use_megatron_bridge", False, "surefoot has no Megatron", "leave it out"),
+    refused("use_hyper_parallel", False, "surefoot says it with parallel.engine", "leave it out"),
+    listed("hyper_parallel_args", None, "is about several processes"),
+    listed("hyper_parallel_cp_size", 1, "is about several processes"),
+    joint("use_muon", False, ("optim.name",)),
+    refused("use_dft_loss", False, "surefoot has the plain loss only", "leave it out"),
+    refused("use_asft_loss", False, "surefoot has the plain loss only", "leave it out"),
+    listed("asft_alpha", 0.1, "belongs to use_asft_loss"),
+    refused("use_eaft_loss", False, "surefoot has the plain loss only", "leave it out"),
+    listed("eaft_alpha", 1.0, "belongs to use_eaft_loss"),
+    listed("freeze_vision_tower", True, _VISION),
+    listed("freeze_multi_modal_projector", True, _VISION),
+    refused("freeze_language_model", False, "nothing but the language model could train", "leave it out"),
+    listed("compute_accuracy", False, "token accuracy is always measured"),
+    refused("disable_shuffling", False, "the order of the data follows the seed", "leave it out"),
+    joint("early_stopping_steps", None, ("early_stopping.patience",), "needs evaluation data", type=whole),
+    listed("plot_loss", False, "the curves are always drawn"),
+    listed("include_effective_tokens_per_second", False, "tokens per second are always logged"),
+    joint("additional_target", None, ("adapter.modules_to_save",), type=module_names),
+    joint("lora_alpha", None, ("adapter.alpha",), "twice lora_rank where it is not given", type=whole),
+    joint("lora_dropout", 0.0, ("adapter.dropout",)),
+    joint("lora_rank", 8, ("adapter.rank",)),
+    joint("lora_target", "all", ("adapter.targets",), type=module_names),
+    refused("loraplus_lr_ratio", None, "A and B have one learning rate here", "leave it out"),
+    listed("loraplus_lr_embedding", 1e-6, "belongs to loraplus_lr_ratio"),
+    joint("use_rslora", False, ("adapter.rslora",)),
+    joint("use_dora", False, ("adapter.kind",)),
+    refused("pissa_init", False, "surefoot's adapters begin at zero", "leave it out"),
+    listed("pissa_iter", 16, "belongs to pissa_init"),
+    refused("pissa_convert", False, "belongs to pissa_init, which surefoot has not", "leave it out"),
+    listed("create_new_adapter", False, "a run begins with a new adapter"),
+    listed("freeze_trainable_layers", 2, "belongs to finetuning_type: freeze, which is refused"),
+    listed("freeze_trainable_modules", "all", "belongs to finetuning_type: freeze, which is refused"),
+    listed("freeze_extra_modules", None, "belongs to finetuning_type: freeze, which is refused"),
+    joint("pref_beta", 0.1, ("alignment.beta",), "stages dpo and kto"),
+    joint("pref_ftx", 0.0, ("alignment.sft",), "stage dpo"),
+    joint("pref_bco_weight", 0.0, (), "refused above 0"),
+    joint("pref_loss", "sigmoid", ("alignment.loss",), "sigmoid, hinge, ipo, orpo, simpo"),
+    joint("dpo_label_smoothing", 0.0, ("alignment.label_smoothing",), "sigmoid only"),
+    joint("kto_chosen_weight", 1.0, ("alignment.good",)),
+    joint("kto_rejected_weight", 1.0, ("alignment.bad",)),
+    joint("simpo_gamma", 0.5, ("alignment.margin",), "pref_loss: simpo"),
+    joint("ppo_buffer_size", 1, ("ppo.rollout_batches",)),
+    joint("ppo_epochs", 4, ("ppo.epochs",)),
+    joint("ppo_score_norm", False, (), "refused"),
+    joint("ppo_target", 6.0, ("ppo.kl_target",)),
+    joint("ppo_whiten_rewards", False, (), "refused; advantages are whitened"),
+    joint("ref_model", None, ("alignment.reference",), "stages dpo and kto", type=text),
+    joint("ref_model_adapters", None, (), "refused: merge them first", type=text),
+    joint("ref_model_quantization_bit", None, (), "refused", type=whole),
+    joint("reward_model", None, ("ppo.reward",), type=text),
+    joint("reward_model_adapters", None, (), "refused: merge them first", type=text),
+    joint("reward_model_quantization_bit", None, (), "refused", type=whole),
+    joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused"),
+    joint("ld_alpha", None, (), "refused", type=number),
+    refused("use_galore", False, "surefoot has no GaLore", "use adapter: lora, or optim: adafactor"),
+    *(
+        listed(name, default, "belongs to use_galore")
+        for name, default in (
+            ("galore_target", "all"),
+            ("galore_rank", 16),
+            ("galore_update_interval", 200),
+            ("galore_scale", 2.0),
+            ("galore_proj_type", "std"),
+            ("galore_layerwise", False),
+        )
+    ),
+    refused("use_apollo", False, "surefoot has no APOLLO", "use adapter: lora, or optim: adafactor"),
+    refused("use_badam", False, "surefoot has no BAdam", "use adapter: lora, or optim: adafactor"),
+    *(
+        listed(name, default, "belongs to use_badam")
+        for name, default in (
+            ("badam_mode", "layer"),
+            ("badam_start_block", None),
+            ("badam_switch_mode", "ascending"),
+            ("badam_switch_interval", 50),
+            ("badam_update_ratio", 0.05),
+            ("badam_mask_mode", "adjacent"),
+            ("badam_verbose", 0),
+        )
+    ),
+    refused("use_swanlab", False, _SWANLAB, "use report_to with tensorboard, wandb, mlflow or trackio"),
+    listed("swanlab_project", "llamafactory", _SWANLAB),
+    listed("swanlab_workspace", None, _SWANLAB),
+    listed("swanlab_run_name", None, _SWANLAB),
+    listed("swanlab_mode", "cloud", _SWANLAB),
+    listed("swanlab_api_key", None, _SWANLAB, secret=True),
+    listed("swanlab_logdir", None, _SWANLAB),
+    listed("swanlab_lark_webhook_url", None, _SWANLAB, secret=True),
+    listed("swanlab_lark_secret", None, _SWANLAB, secret=True),
+    joint("use_bos_zero_training", False, ("bos.prepend", "bos.scale"), "of the fork that scales the BOS embedding"),
+    joint("bos_scaling_factor", 0.1, ("bos.scale",), "of the fork; needs use_bos_zero_training"),
+)
+
+GENERATING = (
+    listed("do_sample", True, _GENERATING),
+    joint("temperature", 0.95, ("ppo.temperature",), "stage ppo; else is about answering"),
+    joint("top_p", 0.7, ("ppo.top_p",), "stage ppo; else is about answering"),
+    joint("top_k", 50, ("ppo.top_p",), "stage ppo; else is about answering"),
+    listed("num_beams", 1, _GENERATING),
+    listed("max_length", 1024, _GENERATING),
+    joint("max_new_tokens", 1024, ("ppo.max_new_tokens",), "stage ppo; else is about answering"),
+    listed("repetition_penalty", 1.0, _GENERATING),
+    listed("length_penalty", 1.0, _GENERATING),
+    listed("skip_special_tokens", True, _GENERATING),
+)
+
+EVALUATION = (
+    listed("task", None, _EVALUATION),
+    listed("task_dir", "evaluation", _EVALUATION),
+    listed("batch_size", 4, _EVALUATION),
+    listed("lang", "en", _EVALUATION),
+    listed("n_shot", 5, _EVALUATION),
+    listed("save_dir", None, _EVALUATION),
+    listed("download_mode", "reuse_dataset_if_exists", _EVALUATION),
+)
+
+PROCESSES = (
+    listed("ray_num_workers", 1, "surefoot starts its processes itself"),
+    listed("ray_init_kwargs", None, "surefoot starts its processes itself"),
+    listed("master_addr", None, "surefoot starts its processes itself"),
+    listed("master_port", None, "surefoot starts its processes itself"),
+    refused("fp8", False, "surefoot computes in fp32, bf16 or fp16", "use bf16: true"),
+    listed("fp8_backend", "auto", "belongs to fp8"),
+    listed("fp8_enable_fsdp_float8_all_gather", False, "belongs to fp8"),
+)
+
+GROUPS: dict[str, tuple[Row, ...]] = {
+    "Model": MODEL,
+    "Data": DATA,
+    "Fine-tuning": FINETUNING,
+    "Answering": GENERATING,
+    "Evaluation": EVALUATION,
+    "Processes and types": PROCESSES,
+    "Training, as in transformers": trainer.ROWS,
+}
+ROWS = {row.name: row for group in reversed(GROUPS.values()) for row in group}

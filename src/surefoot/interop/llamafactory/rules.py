@@ -1,0 +1,224 @@
+"""What several of LLaMA-Factory's settings say together, and which of them exclude each other."""
+
+from __future__ import annotations
+
+from surefoot.families.llamafactory_templates import PREFIX
+from surefoot.interop import trainer
+from surefoot.interop.draft import Draft
+from surefoot.interop.llamafactory.data import set_data
+from surefoot.interop.llamafactory.methods import STAGES, set_method
+from surefoot.interop.llamafactory.templates import SAME, UNTHINKING, why_not, writes_bos
+from surefoot.interop.rows import PACKED, UNPACKED
+
+_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
+_PRECISION = "it computes in the type of the checkpoint; surefoot takes the fastest that is safe on this machine"
+
+
+def set_stage(draft: Draft) -> None:
+    stage = str(draft["stage"])
+    if stage not in STAGES:
+        draft.refuse("stage", f"LLaMA-Factory has no stage {stage}", "it has pt, sft, rm, ppo, dpo, kto")
+        return
+    draft.set("stage", STAGES[stage], "stage")
+    if not draft["do_train"]:
+        fix = "write do_train: true; `surefoot evaluate` measures a model"
+        draft.refuse("do_train", "without it LLaMA-Factory trains nothing", fix)
+    draft.note("do_train", "carried", "a run trains")
+
+
+def set_model(draft: Draft) -> None:
+    model = draft["model_name_or_path"]
+    if model is None:
+        draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
+        return
+    draft.set("model.path", model, "model_name_or_path")
+    if draft["model_revision"] != "main":
+        draft.set("model.revision", draft["model_revision"], "model_revision")
+    draft.note("model_revision", "carried", "the hub's own default")
+    if draft["adapter_name_or_path"] is not None:
+        fix = "merge it first (surefoot export), or leave it out for a new adapter"
+        draft.refuse("adapter_name_or_path", "surefoot begins every run with a new adapter", fix)
+
+
+def set_adapter(draft: Draft) -> None:
+    kind = draft["finetuning_type"]
+    switches = ("use_dora", "use_rslora")
+    if kind not in ("lora", "full"):
+        fix = "use lora or full"
+        draft.refuse("finetuning_type", f"surefoot has no {kind}", fix)
+        return
+    if kind == "full":
+        draft.note("finetuning_type", "carried", "no adapter: all weights train")
+        for name in (name for name in switches if draft[name]):
+            draft.refuse(name, "needs finetuning_type: lora")
+        draft.drop("finetuning_type is full", *_LORA, *switches)
+        return
+    rank, alpha = draft["lora_rank"], draft["lora_alpha"]
+    if rank < 1:
+        draft.refuse("lora_rank", f"expected a number from 1, got {rank}")
+        return
+    draft.set("adapter.kind", "dora" if draft["use_dora"] else "lora", "finetuning_type", "use_dora")
+    draft.set("adapter.rank", rank, "lora_rank")
+    twice = "" if alpha is not None else "twice lora_rank, the default of LLaMA-Factory"
+    draft.set("adapter.alpha", float(rank * 2 if alpha is None else alpha), "lora_alpha", why=twice)
+    if draft["stage"] in ("dpo", "kto"):
+        draft.drop("its trainer of this stage turns every dropout off, the adapter's too", "lora_dropout")
+    else:
+        draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    targets = draft["lora_target"]
+    draft.set("adapter.targets", "all-linear" if targets in ("all", ["all"]) else targets, "lora_target")
+    draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
+    if extra := draft["additional_target"]:
+        draft.set("adapter.modules_to_save", extra, "additional_target")
+
+
+def set_quantisation(draft: Draft) -> None:
+    words = ("quantization_method", "quantization_type", "double_quantization")
+    bits = draft["quantization_bit"]
+    if bits is None:
+        draft.drop("nothing is quantised", *words)
+        return
+    method = str(draft["quantization_method"]).lower()
+    if method not in ("bnb", "bitsandbytes"):
+        draft.refuse("quantization_method", f"surefoot quantises with bitsandbytes, not {method}", "leave it out")
+    elif bits != 4 or draft["quantization_type"] != "nf4" or not draft["double_quantization"]:
+        what = "surefoot holds a base in 4-bit nf4 with double quantisation, and in no other form"
+        draft.refuse("quantization_bit", what, "quantization_bit: 4, or leave it out")
+    elif draft["finetuning_type"] != "lora":
+        draft.refuse("quantization_bit", "4-bit weights cannot train", "use finetuning_type: lora")
+    else:
+        draft.set("precision.base", "nf4", "quantization_bit", *words)
+
+
+def set_template(draft: Draft) -> None:
+    if draft["stage"] == "pt":
+        draft.drop("plain texts have no turns", "template", "default_system", "enable_thinking")
+        return
+    name = draft["template"]
+    if name is None:
+        draft.set("data.template", "tokenizer", "template", why="the tokenizer's chat template")
+        if draft.given("default_system"):
+            draft.refuse("default_system", "surefoot writes no system text of its own", "put it into the data")
+        _check_thinking(draft)
+        return
+    if name not in SAME:
+        draft.refuse("template", *why_not(name))
+        draft.drop("the template is refused", "default_system", "enable_thinking")
+        return
+    unthinking = name == "qwen3" and not draft["enable_thinking"]
+    draft.set("data.template", PREFIX + UNTHINKING if unthinking else SAME[name].name, "template")
+    if not draft["use_bos_zero_training"]:
+        draft.set("bos.prepend", "on" if writes_bos(name) else "off", "template")
+    if (system := draft["default_system"]) is not None and system != SAME[name].default_system:
+        draft.refuse("default_system", "surefoot writes no system text but the template's", "put it into the data")
+    draft.note("default_system", "carried", "the template's own")
+    draft.note("enable_thinking", "carried", "no matter to this template" if name != "qwen3" else "")
+
+
+def _check_thinking(draft: Draft) -> None:
+    if not draft["enable_thinking"]:
+        what = "the tokenizer's chat template says itself where thoughts stand"
+        draft.refuse("enable_thinking", what, "leave it out, or name a template")
+    draft.note("enable_thinking", "carried", "no matter to this template")
+
+
+def set_learned(draft: Draft) -> None:
+    if draft.given("cutoff_len"):
+        draft.set("data.max_length", draft["cutoff_len"], "cutoff_len")
+    whole, last = draft["train_on_prompt"], draft["mask_history"]
+    if draft["stage"] != "sft":
+        for name in (name for name in ("train_on_prompt", "mask_history") if draft[name]):
+            draft.refuse(name, "is for stage: sft", "leave it out")
+    if whole and last:
+        draft.refuse("mask_history", "excludes train_on_prompt", "keep one")
+        return
+    if whole or last:
+        draft.set("data.train_on", "everything" if whole else "last", "train_on_prompt" if whole else "mask_history")
+    unused = [name for name, asked in (("train_on_prompt", whole), ("mask_history", last)) if not asked]
+    draft.drop("asks for nothing", *unused)
+
+
+def set_packing(draft: Draft) -> None:
+    packing = draft["packing"]
+    if packing in (True, "true", "True"):
+        draft.refuse("packing", PACKED, UNPACKED)
+        return
+    draft.drop("asks for nothing", "packing")
+    if draft["stage"] == "pt" and packing is None:
+        joined = "LLaMA-Factory joins texts in this stage, so a batch counts rows of cutoff_len there and texts here"
+        draft.note("stage", "changed", joined, "batch.size")
+
+
+def set_precision(draft: Draft) -> None:
+    trainer.set_precision(draft, unset=None, why=_PRECISION)
+
+
+def set_checkpointing(draft: Draft) -> None:
+    """On unless told otherwise, whatever Trainer's own setting says."""
+    off = draft["disable_gradient_checkpointing"]
+    value = "off" if off else "on"
+    draft.set("gradient_checkpointing", value, "disable_gradient_checkpointing", why="")
+    draft.drop("disable_gradient_checkpointing decides", "gradient_checkpointing")
+
+
+def set_stopping(draft: Draft) -> None:
+    if (patience := draft["early_stopping_steps"]) is None:
+        return
+    if draft.has("data.eval") is None:
+        draft.refuse("early_stopping_steps", "there is nothing to evaluate on", "give val_size or eval_dataset")
+        return
+    draft.set("early_stopping.patience", patience, "early_stopping_steps")
+
+
+def set_muon(draft: Draft) -> None:
+    if draft["use_muon"]:
+        draft.config.setdefault("optim", {}).pop("betas", None)
+        draft.set("optim.name", "muon", "use_muon", why="AdamW for embeddings, head and vectors, as there")
+        draft.drop("use_muon goes before it", "optim")
+    draft.drop("asks for nothing", *([] if draft["use_muon"] else ["use_muon"]))
+
+
+def set_bos(draft: Draft) -> None:
+    if not draft["use_bos_zero_training"]:
+        draft.drop("asks for nothing", "use_bos_zero_training")
+        if draft.given("bos_scaling_factor"):
+            fix = "add use_bos_zero_training: true, or leave it out"
+            draft.refuse("bos_scaling_factor", "scales nothing without use_bos_zero_training", fix)
+        return
+    draft.set("bos.prepend", "on", "use_bos_zero_training")
+    draft.set("bos.scale", draft["bos_scaling_factor"], "bos_scaling_factor", "use_bos_zero_training")
+
+
+def set_trackers(draft: Draft) -> None:
+    trainer.set_trackers(draft)
+    if "wandb" in (draft.has("report_to") or ()) and draft.has("tracking.project") is None:
+        draft.set("tracking.project", "llamafactory", why="its project at W&B where WANDB_PROJECT names none")
+
+
+def set_output(draft: Draft) -> None:
+    """A folder with checkpoints is gone on with unless it shall be overwritten."""
+    trainer.set_output(draft)
+    if not draft.arguments:
+        draft.arguments.append("--resume")
+        draft.assume(
+            "overwrite_output_dir: false", "goes on from the newest checkpoint in output_dir, if any", "--resume"
+        )
+
+
+RULES = (
+    set_stage,
+    set_model,
+    set_adapter,
+    set_quantisation,
+    set_data,
+    set_template,
+    set_learned,
+    set_packing,
+    set_precision,
+    set_checkpointing,
+    *({trainer.set_output: set_output, trainer.set_trackers: set_trackers}.get(rule, rule) for rule in trainer.RULES),
+    set_stopping,
+    set_muon,
+    set_bos,
+    set_method,
+)

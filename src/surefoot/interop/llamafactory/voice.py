@@ -1,0 +1,78 @@
+"""What LLaMA-Factory, and its fork that scales the BOS embedding, print while they train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from surefoot.interop.llamafactory.templates import SAME, writes_bos
+from surefoot.interop.translation import Translation
+from surefoot.interop.voice import End, Lines, RunFacts, Voice
+
+_IGNORED = -100  # label of a token without loss
+_BOS_FILE = "bos_zero_config.json"
+
+
+def voice(translation: Translation) -> Voice:
+    bos = bool(translation.given.get("use_bos_zero_training"))
+    template = str(translation.given.get("template"))
+    adds = template in SAME and not writes_bos(template)  # else the template has written it, and nothing was added
+
+    def ready(facts: RunFacts) -> Lines:
+        return [*_example(facts), *_attention(facts), *_bos(facts, adds=adds)]
+
+    return Voice(ready=ready, row=trainer_row, finished=_finished_with_bos if bos else _finished)
+
+
+def trainer_row(row: Mapping[str, Any]) -> Lines:
+    """Trainer's own lines: a dict of what was measured."""
+    if "eval_loss" in row:
+        accuracy = {"eval_accuracy": round(row["eval_accuracy"], 4)} if "eval_accuracy" in row else {}
+        return [str({"eval_loss": _number(row["eval_loss"]), **accuracy, "epoch": round(row["epoch"], 2)})]
+    rate = float(f"{row['lr']:.4g}")
+    return [str({"loss": _number(row["loss"]), "learning_rate": rate, "epoch": round(row["epoch"], 2)})]
+
+
+def _example(facts: RunFacts) -> Iterator[str]:
+    labels = [token if learned else _IGNORED for token, learned in zip(facts.ids, facts.learned, strict=True)]
+    yield "training example:"
+    yield f"input_ids:\n{list(facts.ids)}"
+    yield f"inputs:\n{facts.text}"
+    yield f"label_ids:\n{labels}"
+    yield f"labels:\n{facts.answer}"
+
+
+def _attention(facts: RunFacts) -> Iterator[str]:
+    if facts.attention == "eager":
+        yield "Using vanilla attention implementation."
+
+
+def _bos(facts: RunFacts, *, adds: bool) -> Iterator[str]:
+    scale = facts.config.bos.scale
+    if scale == 1:
+        return
+    what = "zeroed out" if scale == 0 else f"scaled by {scale:g}"
+    yield "🎯 BOSZeroTrainer initialized"
+    if adds and facts.bos is not None:
+        yield "   - BOS tokens will be added to sequences"
+    yield f"   - Position 0 embeddings will be {what}"
+    yield f"✅ Found embedding layer: {facts.embedding}"
+    yield "✅ BOS zeroing hook registered on embedding layer"
+    if adds and facts.bos is not None and facts.ids[:1] == (facts.bos,):
+        length = len(facts.ids)
+        yield f"✅ Added BOS token ({facts.bos}) to sequence of length {length - 1} -> {length}"
+
+
+def _finished(end: End) -> Lines:
+    return ["Training completed successfully!"]
+
+
+def _finished_with_bos(end: End) -> Lines:
+    saved = [f"💾 BOS zeroing configuration saved to {end.folder}/{_BOS_FILE}"] if _BOS_FILE in end.files else []
+    return [*saved, *_finished(end)]
+
+
+def _number(value: float | None) -> float:
+    """A loss that is not finite is null in the log; Trainer prints nan."""
+    return math.nan if value is None else round(value, 4)

@@ -1,0 +1,139 @@
+"""Scripts that measure a model: of LLM-Adapters and DoRA, and of the BOS experiment on Phi-3.
+
+    commonsense_evaluate.py --dataset boolq --model LLaMA3-8B --adapter DoRA --base_model … --lora_weights …
+    evaluate_rmsnorm_llamafactory.py --model_name … --adapter_path … --output_dir … --generate_samples
+    capture_phi3_with_rmsnorm_weights.py --model-id … --output-dir … --seq-len 1024
+
+Each becomes words of `surefoot evaluate` or `surefoot capture`. Facts: the argument parsers of LLM-Adapters
+(Apache-2.0) and the BOS experiment's documents; a factor of the BOS embedding is read from the adapter's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import Command, Options
+from surefoot.interop.rows import Row, joint, text, whole
+from surefoot.interop.tool import Tool
+from surefoot.interop.translation import Translation
+from surefoot.interop.words import read_flags
+from surefoot.system.errors import Fault, InputError
+
+SETS = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Challenge", "ARC-Easy", "openbookqa")
+
+
+def _commonsense(draft: Draft) -> None:
+    base, adapter, name = draft["base_model"], draft["lora_weights"], draft["dataset"]
+    _require(draft, "dataset", "model", "adapter", "base_model", "lora_weights")
+    if name is not None and name not in SETS:
+        draft.refuse("dataset", f"{name} is none of the eight sets", f"use one of {', '.join(SETS)}")
+    if draft["load_8bit"]:
+        draft.refuse("load_8bit", "surefoot answers from the base as it is stored", "leave it out")
+    draft.drop("asks for nothing", *([] if draft["load_8bit"] else ["load_8bit"]))
+    draft.arguments += ["commonsense", str(base), "--adapter", str(adapter), "--only", "adapter"]
+    draft.arguments += ["--data", ".", "--sets", str(name), "--mode", "published"]
+    draft.arguments += ["--model-label", str(draft["model"]), "--label", str(draft["adapter"])]
+    draft.arguments += ["--out", "experiment", "--batch-size", str(draft["batch_size"])]
+    _carry(draft)
+    draft.assume("pads in a batch", "masked here; the original attends to them, and so its batches held one question")
+
+
+def _norms(draft: Draft) -> None:
+    _require(draft, "model_name")
+    draft.arguments += ["norms", str(draft["model_name"])]
+    for word in ("adapter_path", "output_dir"):
+        if draft[word] is not None:
+            draft.arguments += [*draft.rows[word].keys, str(draft[word])]
+    if draft["output_dir"] is not None:
+        draft.arguments.append("--overwrite")
+        draft.assume("earlier findings in --output_dir", "are replaced, as the script did", "--overwrite")
+    if draft["generate_samples"]:
+        draft.arguments.append("--generate-samples")
+    _carry(draft)
+
+
+def _capture(draft: Draft) -> None:
+    _require(draft, "model_id", "output_dir")
+    draft.arguments += [str(draft["model_id"]), "--out", str(draft["output_dir"]), "--overwrite"]
+    draft.arguments += ["--seq-len", str(draft["seq_len"])]
+    draft.assume("an earlier capture in --output-dir", "is replaced, as the script did", "--overwrite")
+    draft.drop("norm weights are captured with everything else", "rmsnorm_weights_path")
+    _carry(draft)
+
+
+def _require(draft: Draft, *names: str) -> None:
+    draft.faults += [
+        Fault(f"--{name}", "is required", f"write --{name} VALUE") for name in names if draft[name] is None
+    ]
+
+
+def _carry(draft: Draft) -> None:
+    for row in draft.rows.values():
+        if row.keys:
+            draft.note(row.name, "carried", "", *row.keys)
+
+
+def _table(*rows: Row) -> Mapping[str, Row]:
+    return {row.name: row for row in rows}
+
+
+def _tool(
+    program: str,
+    verb: str,
+    rows: Mapping[str, Row],
+    rule: Callable[[Draft], None],
+    switches: Sequence[str] = (),
+) -> Tool:
+    dialect = Dialect(program, rows, (rule,))
+
+    def from_command(command: Command, options: Options) -> Translation:
+        words, left = read_flags(command.arguments, switches=switches)
+        if left:
+            raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+        return Draft(dialect, words, allow_unknown=options.allow_unknown).finish(verb)
+
+    return Tool(program, lambda command: command.name == program, from_command, rows=rows)
+
+
+COMMONSENSE = _tool(
+    "commonsense_evaluate.py",
+    "evaluate",
+    _table(
+        joint("dataset", None, ("--sets",), type=text),
+        joint("model", None, ("--model-label",), "names the files", type=text),
+        joint("adapter", None, ("--label",), "names the files", type=text),
+        joint("base_model", None, ("MODEL",), type=text),
+        joint("lora_weights", None, ("--adapter",), type=text),
+        joint("batch_size", 1, ("--batch-size",), type=whole),
+        joint("load_8bit", False, ()),
+    ),
+    _commonsense,
+    ("load_8bit",),
+)
+NORMS_ROWS = _table(
+    joint("model_name", None, ("MODEL",), type=text),
+    joint("adapter_path", None, ("--adapter",), type=text),
+    joint("output_dir", None, ("--out",), type=text),
+    joint("generate_samples", False, ("--generate-samples",)),
+)
+NORMS = _tool(
+    "evaluate_rmsnorm_llamafactory.py",
+    "evaluate",
+    NORMS_ROWS,
+    _norms,
+    ("generate_samples",),
+)
+CAPTURE_ROWS = _table(
+    joint("model_id", None, ("MODEL",), type=text),
+    joint("output_dir", None, ("--out",), type=text),
+    joint("seq_len", 1024, ("--seq-len",), type=whole),
+    joint("rmsnorm_weights_path", None, (), type=text),
+)
+CAPTURE = _tool(
+    "capture_phi3_with_rmsnorm_weights.py",
+    "capture",
+    CAPTURE_ROWS,
+    _capture,
+)
+TOOLS = (COMMONSENSE, NORMS, CAPTURE)

@@ -1,0 +1,103 @@
+"""Scripts around Hugging Face's Trainer or TRL's SFTTrainer: their literals in surefoot's words.
+
+    surefoot translate simple_finetune.py
+
+Read from the syntax tree are the calls of TrainingArguments or SFTConfig, LoraConfig, BitsAndBytesConfig,
+from_pretrained, load_dataset and the trainer, and what is said of these objects elsewhere. Nothing is executed, so what
+the script does besides (how its functions turn records into texts, above all) is not known, and said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surefoot.interop import trainer, trl
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import Command, Options, inherited
+from surefoot.interop.llamafactory.voice import trainer_row
+from surefoot.interop.script.literals import Script
+from surefoot.interop.script.reader import Reader
+from surefoot.interop.script.rows import PLAIN_TRAINER, ROWS
+from surefoot.interop.script.rules import SHARED, data_rule, precision_rule, set_kernels
+from surefoot.interop.script.texts import code_notes
+from surefoot.interop.tool import Tool
+from surefoot.interop.translation import Translation
+from surefoot.interop.voice import Voice
+from surefoot.system.errors import Fault, InputError
+
+NAME = "Hugging Face"
+_COMPAT = {
+    "train_phi3_bos_zero.py": "examples/train_lora/train_phi3_bos_zero.py",
+    "debug_bos_zero.py": "debug_bos_zero.py",
+}
+"""Scripts that people's documents name, and that surefoot has its own of."""
+
+
+def claims_file(path: str, text: str) -> bool:
+    return path.endswith(".py")
+
+
+def claims_command(command: Command) -> bool:
+    return command.program.endswith(".py")
+
+
+def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    if overrides:
+        raise InputError(
+            Fault(overrides[0], "a script takes no key=value", "change the script, or the config it becomes")
+        )
+    return _translate(Script.parse(text, path), options, Command(path, environment=inherited(options)))
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    """A script with arguments of its own is another program for each of them: only one without can be read."""
+    try:
+        text = options.read(command.program)
+    except InputError as error:
+        if command.name in _COMPAT:
+            fix = "surefoot compat FOLDER writes it: then python FOLDER/" + _COMPAT[command.name]
+            raise InputError([replace(fault, fix=fix) for fault in error.faults]) from None
+        raise
+    if command.arguments:
+        what = "a script's own arguments cannot be followed through its code"
+        raise InputError(Fault(" ".join(command.arguments), what, "write their values into the script"))
+    return _translate(Script.parse(text, command.program), options, command)
+
+
+def _translate(script: Script, options: Options, command: Command) -> Translation:
+    reader = Reader(script)
+    reader.read()
+    if reader.faults:
+        raise InputError(reader.faults)
+    own = {row.name: row for row in (*trl.ROWS.values(), *ROWS, *(() if reader.is_trl else PLAIN_TRAINER))}
+    if reader.named_by_trainer:
+        own["dtype"] = trl.ROWS["dtype"]  # SFTTrainer loads a model in fp32, from_pretrained as it was saved
+    rules = (
+        data_rule(reader),
+        trl.set_model,
+        set_kernels,
+        trl.set_length,
+        trl.set_adapter,
+        precision_rule(reader),
+        *SHARED,
+        *trainer.RULES,
+    )
+    draft = Draft(
+        Dialect(NAME, own, rules, trl.ALIASES),
+        reader.words,
+        allow_unknown=options.allow_unknown,
+        read=options.read,
+        environment={**reader.machine.defaults, **command.environment, **reader.machine.environment},
+        facts=command.facts,
+    )
+    found = draft.finish("train", environment=draft.environment)
+    assert reader.train is not None
+    record = options.first(reader.train.source["path"])
+    code = code_notes(script, reader.train.code, reader.formatting, record, lambda: options.example(found.config))
+    return replace(found, notes=(*found.notes, *reader.notes, *code))
+
+
+SCRIPT = Tool(
+    NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: Voice(row=trainer_row)
+)

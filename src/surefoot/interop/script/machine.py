@@ -1,0 +1,188 @@
+"""What a script sets of torch and of its process: attention kernels, the precision of products, the environment.
+
+    torch.backends.cuda.enable_flash_sdp(False)              # attention.flash: off
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): …      # where it trains: every other kernel off
+    torch.set_float32_matmul_precision("high")               # precision.tf32: on
+    os.environ["WANDB_PROJECT"] = "demo"                     # set for the run
+
+Names are followed through imports and assignments. What else is set of torch.backends is told, never passed over.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from surefoot.interop.launch import environment_note
+from surefoot.interop.script.literals import Script
+from surefoot.interop.translation import Note
+from surefoot.interop.words import Word
+
+KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+_ENABLE = {f"enable_{kernel}_sdp": kernel for kernel in KERNELS}
+_OLD_CONTEXT = {"enable_flash": "flash", "enable_math": "math", "enable_mem_efficient": "mem_efficient",
+                "enable_cudnn": "cudnn"}  # fmt: skip
+_BACKENDS = {"FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "mem_efficient", "MATH": "math",
+             "CUDNN_ATTENTION": "cudnn"}  # fmt: skip
+_PRODUCTS = {"highest": False, "high": True, "medium": True, "tf32": True, "ieee": False, "none": False}
+_PLANNED = "is decided at run time there; surefoot's plan decides it on this machine"
+_ELSEWHERE = "holds for a part of the program that is not read; the plan chooses the kernels"
+_UNREAD = "is not read: surefoot leaves it as torch has it"
+_MEDIUM = "medium may round products to bf16 there, and to TF32 here"
+_NO_CONVOLUTIONS = "is about convolutions, and a language model has none"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """environment: what the script sets; defaults: what it sets where nothing is."""
+
+    words: list[Word] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+
+
+def read_machine(script: Script, trains: ast.expr | None) -> Machine:
+    """trains: the object whose train() is the run."""
+    machine = Machine()
+    nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.stmt | ast.expr)]
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):  # a later word goes before an earlier
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                _stored(script, machine, node, target)
+        elif isinstance(node, ast.With):
+            _context(script, machine, node, trains)
+        elif isinstance(node, ast.Delete):
+            for target in node.targets:
+                if isinstance(target, ast.Subscript) and script.dotted(target.value) == "os.environ":
+                    _note(script, machine, node, "no variable of the process is taken away")
+        elif isinstance(node, ast.Call):
+            _called(script, machine, node)
+    return machine
+
+
+def _stored(script: Script, machine: Machine, node: Any, target: ast.expr) -> None:
+    name = script.dotted(target) if isinstance(target, ast.Attribute) else ""
+    if isinstance(target, ast.Subscript) and script.dotted(target.value) == "os.environ":
+        _variable(script, machine, node, target.slice, node.value)
+    elif name == "os.environ":
+        _variables(script, machine, node, node.value)
+    elif name.startswith("torch.backends.cudnn."):
+        _note(script, machine, node, _NO_CONVOLUTIONS, "listed")
+    elif name == "torch.backends.cuda.matmul.allow_tf32":
+        _tf32(script, machine, node, script.value(node.value))
+    elif name in ("torch.backends.cuda.matmul.fp32_precision", "torch.backends.fp32_precision"):
+        _tf32(script, machine, node, _PRODUCTS.get(str(script.value(node.value))))
+    elif name.startswith("torch.backends."):
+        _note(script, machine, node, _UNREAD)
+
+
+def _called(script: Script, machine: Machine, node: ast.Call) -> None:
+    name = script.dotted(node.func)
+    last = name.rpartition(".")[2]
+    given = node.args[0] if node.args else next((word.value for word in node.keywords), None)
+    held = None if given is None else script.value(given)
+    if last in _ENABLE:
+        if isinstance(held, bool):
+            _kernel(script, machine, node, _ENABLE[last], held)
+        else:
+            _note(script, machine, node, _PLANNED)
+    elif name == "torch.set_float32_matmul_precision":
+        _tf32(script, machine, node, _PRODUCTS.get(str(held)))
+        if held == "medium":
+            _note(script, machine, node, _MEDIUM)
+    elif name in ("os.environ.setdefault", "os.putenv") and len(node.args) == 2:
+        _variable(script, machine, node, node.args[0], node.args[1], default=name.endswith("setdefault"))
+    elif name == "os.environ.update":
+        for value in node.args:
+            _variables(script, machine, node, value)
+        for word in node.keywords:
+            _variable(script, machine, node, ast.Constant(word.arg), word.value)
+    elif name in ("os.environ.pop", "os.environ.clear", "os.unsetenv"):
+        _note(script, machine, node, "no variable of the process is taken away")
+    elif name.startswith("torch.backends.") and not last.endswith(
+        ("sdp_kernel", "_enabled", "is_available", "version")
+    ):
+        _note(script, machine, node, _UNREAD)
+
+
+def _context(script: Script, machine: Machine, node: ast.With, trains: ast.expr | None) -> None:
+    for item in node.items:
+        call = script.bound(item.context_expr)
+        last = script.dotted(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if not isinstance(call, ast.Call) or last not in ("sdpa_kernel", "sdp_kernel"):
+            continue
+        allowed = _listed(script, call) if last == "sdpa_kernel" else _by_switches(script, call)
+        if not any(_is_training(script, one, trains) for one in ast.walk(node)):
+            _note(script, machine, item.context_expr, _ELSEWHERE)
+        elif allowed is None:
+            _note(script, machine, item.context_expr, _PLANNED)
+        else:
+            for kernel in KERNELS:
+                alone = "on" if allowed == {"cudnn"} else True  # cuDNN's is taken only where it is asked for
+                _kernel(script, machine, item.context_expr, kernel, alone if kernel in allowed else False)
+
+
+def _listed(script: Script, call: ast.Call) -> set[str] | None:
+    """What `sdpa_kernel(…)` allows; None where that is no literal."""
+    given = call.args[0] if call.args else next((word.value for word in call.keywords if word.arg == "backends"), None)
+    if given is None:
+        return None
+    given = script.bound(given)
+    items = given.elts if isinstance(given, ast.List | ast.Tuple) else [given]
+    names = [_BACKENDS.get(script.dotted(item).rpartition(".")[2]) for item in items]
+    return None if None in names else {name for name in names if name}
+
+
+def _by_switches(script: Script, call: ast.Call) -> set[str] | None:
+    """What the older `torch.backends.cuda.sdp_kernel(enable_flash=…)` allows."""
+    asked = dict.fromkeys(_OLD_CONTEXT.values(), True)
+    for name, value in [*zip(_OLD_CONTEXT, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]:
+        held = script.value(value)
+        if name not in _OLD_CONTEXT or not isinstance(held, bool):
+            return None
+        asked[_OLD_CONTEXT[name]] = held
+    return {name for name, on in asked.items() if on}
+
+
+def _is_training(script: Script, node: ast.AST, trains: ast.expr | None) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=holder, attr="train")):
+            return trains is not None and script.bound(holder) is trains
+    return False
+
+
+def _kernel(script: Script, machine: Machine, node: ast.AST, kernel: str, value: bool | str) -> None:
+    machine.words.append(Word(f"enable_{kernel}_sdp", value, script.where(node), script.text(node)))
+
+
+def _tf32(script: Script, machine: Machine, node: ast.AST, value: Any) -> None:
+    if isinstance(value, bool):
+        machine.words.append(Word("tf32", value, script.where(node), script.text(node)))
+    else:
+        _note(script, machine, node, _PLANNED)
+
+
+def _variables(script: Script, machine: Machine, node: ast.AST, value: ast.expr) -> None:
+    value = script.bound(value)
+    if not isinstance(value, ast.Dict):
+        _note(script, machine, node, "is no literal, and nothing of it is set for the run")
+        return
+    for name, one in zip(value.keys, value.values, strict=True):
+        _variable(script, machine, node, name or ast.Constant(None), one)
+
+
+def _variable(
+    script: Script, machine: Machine, node: ast.AST, name: ast.expr, value: ast.expr, *, default: bool = False
+) -> None:
+    said, held = script.value(name), script.value(value)
+    if not isinstance(said, str) or not isinstance(held, str):
+        _note(script, machine, node, "is no literal, and is not set for the run")
+        return
+    (machine.defaults if default else machine.environment)[said] = held
+    machine.notes.append(replace(environment_note(said, held), where=script.where(node)))
+
+
+def _note(script: Script, machine: Machine, node: ast.AST, why: str, fate: Any = "changed") -> None:
+    machine.notes.append(Note(script.text(node), fate, (), why, script.where(node)))

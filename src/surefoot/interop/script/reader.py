@@ -1,0 +1,249 @@
+"""What a script says in the calls that matter, as words with their places."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surefoot.interop import trl
+from surefoot.interop.script.data import Found, trace
+from surefoot.interop.script.literals import Script, Unread
+from surefoot.interop.script.machine import read_machine
+from surefoot.interop.script.rows import HANDLED, LOADED, LORA, OF_THE_TRAINER, OLD_TRL, QUANTISED, TOKENIZING
+from surefoot.interop.script.statements import Statements
+from surefoot.interop.translation import Note
+from surefoot.interop.words import Word
+from surefoot.system.errors import Fault, InputError
+
+ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
+TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+_LATER = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "PPOTrainer", "GRPOTrainer", "ORPOTrainer", "RLOOTrainer")
+_MACHINE = ("bf16", "fp16", "tf32", "use_cpu", "no_cuda", "dtype", "use_liger_kernel", "attn_implementation")
+_PLANNED = "is decided at run time there; surefoot's plan decides it on this machine"
+_CODE = "is code, which is not read"
+_SEES = re.compile(r"(Processor|ForImageTextToText|ForVision2Seq|ForMultimodalLM|VLFor\w+)\.from_pretrained$")
+
+
+class Reader:
+    """Collects the words of all calls that matter."""
+
+    def __init__(self, script: Script):
+        self.script = script
+        self.words: list[Word] = []
+        self.notes: list[Note] = []
+        self.faults: list[Fault] = []
+        self.train: Found | None = None
+        self.evaluation: Found | None = None
+        self.formatting: ast.expr | None = None  # how the trainer makes texts of records
+        self.learned: str | None = None  # by the collator, as data.train_on says it
+        self.is_trl = self.named_by_trainer = False
+        self.undecided: set[str] = set()
+
+    def read(self) -> None:
+        calls = [node for node in ast.walk(self.script.tree) if isinstance(node, ast.Call)]
+        named = [(self.script.callee(call), call) for call in calls]
+        lasts = {name.rpartition(".")[2]: call for name, call in named}
+        if later := next((name for name in _LATER if name in lasts), None):
+            where = self.script.where(lasts[later])
+            what = f"scripts around {later} are not read"
+            fix = "give its arguments to `trl dpo`, `trl kto` or `trl reward`, or write a config of that stage"
+            raise InputError(Fault(where, what, fix))
+        if sees := next(((name, call) for name, call in named if _SEES.search(name)), None):
+            what = f"{sees[0]}: a training with images or sounds, and surefoot's are of text"
+            raise InputError(Fault(self.script.where(sees[1]), what, "use a text model and its tokenizer"))
+        arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
+        trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
+        if not trainers and (runs := _what_runs_it(self.script)) is not None:
+            raise InputError(Fault(self.script.path, *runs))
+        for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
+            if len(found) != 1:
+                where = self.script.where(found[1]) if found else self.script.path
+                raise InputError(Fault(where, f"has {len(found)} calls of {kind}", "surefoot reads a script with one"))
+        self.is_trl = "SFTTrainer" in lasts or "SFTConfig" in lasts
+        self._keywords(arguments[0], None)
+        if "LoraConfig" in lasts:
+            where = self.script.where(lasts["LoraConfig"])
+            self.words.append(Word("use_peft", True, where, "LoraConfig(…)"))
+            self._keywords(lasts["LoraConfig"], LORA)
+        if "BitsAndBytesConfig" in lasts:
+            self._keywords(lasts["BitsAndBytesConfig"], QUANTISED)
+        self._models(named, trainers[0])
+        self.statements = Statements(
+            self.script, arguments[0], trainers[0], lasts.get("LoraConfig"), LORA, trl.ROWS.keys()
+        )
+        self._trainer(trainers[0])
+        self.statements.read()
+        self.words += self.statements.words
+        self.notes += self.statements.notes
+        self.faults += self.statements.faults
+        self.machine = read_machine(self.script, trainers[0])
+        self.words += self.machine.words
+        self.notes += self.machine.notes
+        self._tokenizing(named)
+
+    def _keywords(self, call: ast.Call, names: Mapping[str, str] | None) -> None:
+        """names: what their words are called in the rows; None: as they are."""
+        if call.args:
+            where = self.script.where(call.args[0])
+            if names is None:
+                self._word("output_dir", call.args[0])
+            else:
+                self.faults.append(Fault(where, "a setting without a name", "write it as name=value"))
+        for word in call.keywords:
+            if word.arg is None:
+                self._expanded(word.value, names)
+            elif names is not None and word.arg not in names:
+                what = f"{word.arg}: surefoot has no such setting"
+                self.faults.append(Fault(self.script.where(word.value), what, "leave it out"))
+            else:
+                self._word(names[word.arg] if names else word.arg, word.value, word.arg)
+
+    def _expanded(self, node: ast.expr, names: Mapping[str, str] | None) -> None:
+        held = self.script.value(node)
+        if not isinstance(held, dict):
+            self.faults.append(
+                Fault(self.script.where(node), f"**{self.script.text(node)} is no literal", "write it out")
+            )
+            return
+        for name, value in held.items():
+            self._add(names.get(name, name) if names else name, value, self.script.where(node), str(name))
+
+    def _word(self, name: str, node: ast.expr, written: str | None = None) -> None:
+        self._add(name, self.script.value(node), self.script.where(node), written or name)
+
+    def _add(self, name: str, value: Any, where: str, written: str) -> None:
+        unread = value if isinstance(value, Unread) else _first_unread(value)
+        if unread is None:
+            shown = f"{written}={value!r}"
+            self.words.append(Word(name, value, where, shown))
+        elif trl.ALIASES.get(name, name) in _MACHINE:
+            self.undecided.add(trl.ALIASES.get(name, name))
+            self.notes.append(Note(f"{written}={unread}", "changed", (), _PLANNED, where))
+        else:
+            self.faults.append(
+                Fault(unread.where, f"{written}: {unread} is no literal", "write its value into the script")
+            )
+
+    def _models(self, named: Sequence[tuple[str, ast.Call]], trained: ast.Call) -> None:
+        loads = [call for name, call in named if name.endswith("ForCausalLM.from_pretrained")]
+        given = next((word.value for word in trained.keywords if word.arg == "model"), None)
+        given = trained.args[0] if given is None and trained.args else given
+        if given is not None and isinstance(held := self.script.value(given), str):
+            self._add("model_name_or_path", held, self.script.where(given), "model")
+            self.named_by_trainer = True
+            return
+        if not loads:
+            what = "no AutoModelForCausalLM.from_pretrained: what is trained is not known"
+            self.faults.append(Fault(self.script.path, what, "surefoot reads scripts that load a model by name"))
+            return
+        call = self._of_the_trainer(loads, given)
+        path = call.args[0] if call.args else None
+        for word in call.keywords:
+            if word.arg == "pretrained_model_name_or_path":
+                path = word.value
+            elif word.arg == "quantization_config":
+                continue
+            elif word.arg in LOADED:
+                self._word(LOADED[word.arg], word.value, word.arg)
+            else:
+                where = self.script.where(word.value)
+                self.faults.append(Fault(where, f"from_pretrained: surefoot has no {word.arg}", "leave it out"))
+        if path is not None:
+            self._word("model_name_or_path", path, "from_pretrained")
+
+    def _of_the_trainer(self, loads: Sequence[ast.Call], given: ast.expr | None) -> ast.Call:
+        """The load that the trainer's model comes from; the first where that cannot be followed."""
+        node = None if given is None else self.script.bound(given)
+        followed: list[ast.expr] = []  # model = get_peft_model(model, …) may be all that is said of a model
+        while isinstance(node, ast.Call) and node not in loads and node.args and node not in followed:
+            followed.append(node)
+            node = self.script.bound(node.args[0])
+        return next((call for call in loads if call is node), loads[0])
+
+    def _trainer(self, call: ast.Call) -> None:
+        for word in call.keywords:
+            name, where = word.arg or "**", self.script.where(word.value)
+            if name in ("train_dataset", "eval_dataset"):
+                if self.script.text(word.value) == "None":
+                    continue
+                try:
+                    found = trace(self.script, word.value)
+                except InputError as error:
+                    self.faults += error.faults
+                    continue
+                if name == "train_dataset":
+                    self.train = found
+                else:
+                    self.evaluation = found
+            elif name == "callbacks":
+                self.statements.read_callbacks(self.script.bound(word.value))
+            elif name == "data_collator":
+                self.learned = self.statements.collator(word.value)
+                fate = "changed" if self.learned is None else "carried"
+                self.notes.append(
+                    Note(f"{name}=…", fate, ("data.train_on",), _why(name) if fate == "changed" else "", where)
+                )
+            elif name == "formatting_func":
+                self.formatting = word.value
+            elif name in OF_THE_TRAINER:
+                self.notes.append(Note(f"{name}=…", "listed", (), _why(name), where))
+            elif name in OLD_TRL:
+                self._word(name, word.value)
+            elif name not in HANDLED:
+                self.faults.append(Fault(where, f"{name}: surefoot has no such setting of a trainer", "leave it out"))
+        if self.train is None and not self.faults:
+            self.faults.append(Fault(self.script.where(call), "names no train_dataset", "add it"))
+
+    def _tokenizing(self, named: Sequence[tuple[str, ast.Call]]) -> None:
+        """`tokenizer(text, truncation=True, max_length=512)` of a preparation, and how the tokenizer is loaded."""
+        lengths: list[ast.expr] = []
+        for name, call in named:
+            last = name.rpartition(".")[2]
+            loads = last == "from_pretrained" and "Tokenizer" in name
+            if not loads and last not in ("tokenizer", "tok", "encode", "encode_plus"):
+                continue
+            for word in call.keywords:
+                if word.arg == ("model_max_length" if loads else "max_length"):
+                    lengths.append(word.value)
+                elif word.arg in TOKENIZING:
+                    self._tokenizing_word(word)
+        if lengths and not self.is_trl:
+            self._word("max_length", next(iter(lengths)))
+        elif lengths:
+            where = self.script.where(lengths[0])
+            shown = f"max_length={self.script.text(lengths[0])}"
+            self.notes.append(Note(shown, "changed", (), "max_length of SFTConfig decides", where))
+
+    def _tokenizing_word(self, word: ast.keyword) -> None:
+        told = TOKENIZING[str(word.arg)]
+        value, shown = self.script.value(word.value), f"{word.arg}={self.script.text(word.value)}"
+        fate, why = told.get(value, told[None]) if isinstance(value, str | bool) else told[None]
+        self.notes.append(Note(shown, fate, (), why, self.script.where(word.value)))
+
+
+def _what_runs_it(script: Script) -> tuple[str, str] | None:
+    """(what a script without a trainer is, the command in its place) where it hands on to another program."""
+    nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    texts = [str(node.value) for node in nodes]
+    modules = {name.partition(".")[0] for name in script.imports.values()}
+    if "surefoot" in modules:
+        return "is a script that runs surefoot itself", f"start it as it is: python {script.path}"
+    if "llamafactory" in modules or any("llamafactory-cli" in text for text in texts):
+        config = next((text for text in texts if text.endswith((".yaml", ".yml"))), "CONFIG.yaml")
+        return "hands a config on to LLaMA-Factory", f"surefoot run -- llamafactory-cli train {config}"
+    return None
+
+
+def _why(name: str) -> str:
+    if name in ("tokenizer", "processing_class"):
+        return "the tokenizer that belongs to the model"
+    if name == "data_collator":
+        return f"{_CODE}: data.train_on decides what is learned"
+    return _CODE
+
+
+def _first_unread(value: Any) -> Unread | None:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((item for item in items if isinstance(item, Unread)), None)

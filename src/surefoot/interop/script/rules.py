@@ -1,0 +1,101 @@
+"""How the words of a script become a config, where a row alone does not say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefoot.interop import trainer, trl
+from surefoot.interop.draft import Draft
+from surefoot.interop.script.machine import KERNELS
+from surefoot.interop.script.reader import Reader
+from surefoot.interop.trl.data import set_examples
+
+SHARED = (trainer.set_checkpointing, trainer.set_do_train)
+
+
+def data_rule(reader: Reader) -> Any:
+    def rule(draft: Draft) -> None:
+        assert reader.train is not None
+        draft.set("data.train", _short(_trained(reader.train.source)), why=f"load_dataset at {reader.train.where}")
+        held = reader.evaluation
+        if held is not None and held.share is not None and held.is_test:
+            draft.set("data.eval", held.share, why=f"train_test_split at {held.where}")
+        elif held is not None:
+            draft.set("data.eval", _short(held.source), why=f"load_dataset at {held.where}")
+        draft.set("stage", "sft")
+        if reader.learned not in (None, "everything"):
+            draft.set("data.train_on", reader.learned, why="what DataCollatorForCompletionOnlyLM leaves of the labels")
+        elif not reader.is_trl:
+            collator = "what a causal collator's labels are; data.train_on=responses masks the prompts"
+            draft.set("data.train_on", "everything", why=collator)
+        _set_stopping(draft)
+        if not reader.is_trl:
+            draft.set("data.encoding", "whole", why="a text is encoded in one go, and what is too long loses its end")
+            return
+        learned = reader.learned
+        set_examples(draft, None)
+        if learned not in (None, "everything"):
+            draft.set("data.train_on", learned, why="what DataCollatorForCompletionOnlyLM leaves of the labels")
+        draft.note("dataset_text_field", "listed", "data.format recognises the records' layout")
+        draft.drop("the script names its data itself", *_TRL_DATA)
+
+    return rule
+
+
+def _set_stopping(draft: Draft) -> None:
+    names = ("early_stopping_patience", "early_stopping_threshold")
+    if draft[names[0]] is None:
+        return
+    if draft.has("data.eval") is None:
+        draft.refuse(names[0], "there is nothing to evaluate on", "name an eval_dataset")
+        return
+    draft.set("early_stopping.patience", draft[names[0]], names[0])
+    draft.set("early_stopping.min_delta", draft[names[1]], names[1])
+
+
+_TRL_DATA = (
+    "dataset_name",
+    "datasets",
+    "dataset_train_split",
+    "dataset_test_split",
+    "test_split_size",
+    "dataset_config",
+)
+
+
+def set_kernels(draft: Draft) -> None:
+    """After attention.implementation. A kernel that is allowed is left to the plan, as torch chooses among them."""
+    named = [f"enable_{kernel}_sdp" for kernel in KERNELS]
+    if draft["attn_implementation"] not in (None, "sdpa"):
+        draft.drop(f"{draft['attn_implementation']} attention has no kernels to choose from", *named)
+        return
+    for kernel, name in zip(KERNELS, named, strict=True):
+        if draft.given(name):
+            allowed = draft[name]
+            checked = "allowed, and taken only where it passes the accuracy check" if kernel == "cudnn" else ""
+            value = allowed if allowed == "on" else "auto" if allowed else "off"
+            draft.set(f"attention.{kernel}", value, name, why=checked if allowed is True else "")
+
+
+def precision_rule(reader: Reader) -> Any:
+    def rule(draft: Draft) -> None:
+        if reader.undecided & {"bf16", "fp16"} and not (draft.given("bf16") and draft["bf16"]):
+            draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
+            if draft["fp16"]:
+                draft.set("precision.compute", "fp16", "fp16")
+        elif reader.is_trl:
+            trl.set_compute(draft)
+        else:
+            trainer.set_precision(draft)
+        trl.set_weights(draft)
+
+    return rule
+
+
+def _trained(source: dict[str, Any]) -> dict[str, Any]:
+    """Without the split that is meant unless another is named; evaluation data keep theirs."""
+    return {key: value for key, value in source.items() if (key, value) != ("split", "train")}
+
+
+def _short(source: dict[str, Any]) -> Any:
+    return source["path"] if source.keys() == {"path"} else source

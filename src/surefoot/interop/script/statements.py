@@ -1,0 +1,226 @@
+"""What a script says outside the calls that make its objects: attributes stored on them, and methods called.
+
+    args.learning_rate = 1e-5                         # the word learning_rate, as if it stood in the call
+    trainer.train(resume_from_checkpoint=True)
+    model.gradient_checkpointing_enable()
+
+Each is a word, a note, or a fault where it changes the run in a way that cannot be given. An attribute counts where it
+is stored in a straight line before the trainer is made: in a branch, or behind it, what it does is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.interop.script.literals import Script, Unread
+from surefoot.interop.translation import Note
+from surefoot.interop.words import Word
+from surefoot.system.errors import Fault
+
+_INTO_THE_CALL = "write it into the call that makes the object"
+_SEEDS = ("set_seed", "seed_everything", "manual_seed", "manual_seed_all", "random.seed")
+_SETTERS = (
+    "training",
+    "evaluate",
+    "testing",
+    "save",
+    "logging",
+    "push_to_hub",
+    "optimizer",
+    "lr_scheduler",
+    "dataloader",
+)
+_MEANINGLESS = ("use_cache", "pretraining_tp", "pad_token_id", "bos_token_id", "eos_token_id")
+_CALLBACK = "is code, which is not read: what it changes is not known"
+_FOLLOW = "is set where its effect cannot be followed"
+_PAD = "padding is masked by position, and tokenizer.pad names its token"
+_BEGIN = ("what is too long loses its begin there, and its end here", "changed")
+_END = ("what is too long loses its end, here too", "listed")
+_LONGEST_TEXT = "data.max_length is the longest text here"
+_AFTERWARDS = {
+    "save_model": "the run folder holds the model",
+    "save_pretrained": "the run folder holds the model and its tokenizer",
+    "push_to_hub": "is no part of the run: surefoot train --push, or surefoot push",
+    "merge_and_unload": "is no part of the run: surefoot export --merge",
+    "enable_input_require_grads": "gradients reach the adapter with and without it",
+    "resize_token_embeddings": "surefoot adds the rows that its PAD needs",
+}
+_LOST = {
+    "add_tokens": "new tokens are not in surefoot",
+    "load_adapter": "surefoot begins every run with a new adapter",
+    "half": "precision.base says in which type weights are held",
+}
+
+
+@dataclass
+class Statements:
+    """arguments, lora, trainer: the calls that make them. names: LoraConfig's words -> ours. known: settings of a
+    training."""
+
+    script: Script
+    arguments: ast.Call
+    trainer: ast.Call
+    lora: ast.Call | None
+    names: Mapping[str, str]
+    known: Collection[str]
+    words: list[Word] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def read(self) -> None:
+        self._straight = {id(one) for scope in _scopes(self.script.tree) for one in scope.body}
+        for node in ast.walk(self.script.tree):
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+                for target in _targets(node):
+                    if isinstance(target, ast.Attribute):
+                        self._stored(node, target)
+            elif isinstance(node, ast.Call):
+                self._called(node)
+
+    def _stored(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, target: ast.Attribute) -> None:
+        holder, name, shown = self.script.bound(target.value), target.attr, self.script.text(node)
+        if name == "requires_grad":
+            self._freezing(node, shown, node.value)
+        elif holder is self.arguments or (self.lora is not None and holder is self.lora):
+            self._setting(node, name if holder is self.arguments else self.names.get(name, name), shown)
+        elif holder is self.trainer:
+            self._fault(node, f"{shown}: changes the trainer after it is made")
+        elif self._ends(target.value, "config") and name not in _MEANINGLESS:
+            self._fault(node, f"{shown}: changes the model")
+        elif self._ends(target.value, "config") or self._ends(target.value, "generation_config"):
+            self._note(node, shown, "changes no step of a training")
+        elif name.startswith(("pad_token", "padding_side")):
+            self._note(node, shown, _PAD)
+        elif name == "truncation_side":
+            begin = node.value is None or self.script.value(node.value) != "right"
+            self._note(node, shown, *(_BEGIN if begin else _END))
+        elif name == "model_max_length":
+            self._note(node, shown, _LONGEST_TEXT, "changed")
+        elif name == "chat_template":
+            self._fault(node, f"{shown}: a template of the script's own", "write it into a .jinja file: data.template")
+        elif isinstance(holder, ast.Name) and holder.id != "self" and name in self.known:
+            self._fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
+
+    def _setting(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, name: str, shown: str) -> None:
+        where = self.script.where(node)
+        early = getattr(node, "end_lineno", 0) < self.trainer.lineno
+        if isinstance(node, ast.AugAssign) or id(node) not in self._straight or not early:
+            self._fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
+            return
+        value = None if node.value is None else self.script.value(node.value)
+        if isinstance(value, Unread):
+            self.faults.append(Fault(where, f"{shown}: {value} is no literal", "write its value into the script"))
+        else:
+            self.words.append(Word(name, value, where, shown))
+
+    def _called(self, node: ast.Call) -> None:
+        callee = self.script.callee(node)
+        name = callee.rpartition(".")[2] or getattr(node.func, "attr", "")
+        given = {word.arg: word.value for word in node.keywords}
+        shown = self.script.text(node)
+        if name == "train" and isinstance(node.func, ast.Attribute) and self._is_trainer(node.func.value):
+            asked = given.get("resume_from_checkpoint", node.args[0] if node.args else None)
+            if asked is not None:
+                self._word(node, "resume_from_checkpoint", asked, shown)
+        elif name == "gradient_checkpointing_enable" or name == "prepare_model_for_kbit_training":
+            asked = given.get("use_gradient_checkpointing", ast.Constant(True))
+            self._word(node, "gradient_checkpointing", asked, shown)
+        elif name == "gradient_checkpointing_disable":
+            self._word(node, "gradient_checkpointing", ast.Constant(False), shown)
+        elif callee == "torch.compile":
+            self._word(node, "torch_compile", ast.Constant(True), shown)
+            if "mode" in given:
+                self._word(node, "torch_compile_mode", given["mode"], shown)
+        elif callee.endswith(_SEEDS):
+            self._note(node, shown, "the seed of the training arguments draws everything here", "changed")
+        elif name == "requires_grad_":
+            self._freezing(node, shown, node.args[0] if node.args else ast.Constant(True))
+        elif name == "add_special_tokens":
+            self._tokens(node, shown)
+        elif name == "add_callback" and isinstance(node.func, ast.Attribute) and self._is_trainer(node.func.value):
+            self.read_callbacks(node.args[0] if node.args else None)
+        elif callee == "setattr" or (name.startswith("set_") and name[4:] in _SETTERS):
+            holder = node.args[0] if callee == "setattr" and node.args else getattr(node.func, "value", None)
+            if isinstance(holder, ast.expr) and self.script.bound(holder) in (self.arguments, self.lora):
+                self._fault(node, f"{shown}: changes a setting by a call", _INTO_THE_CALL)
+        elif callee == "PeftModel.from_pretrained":
+            self._fault(node, f"{shown}: {_LOST['load_adapter']}", "merge it first: surefoot export --merge")
+        elif name in _LOST and isinstance(node.func, ast.Attribute):
+            self._fault(node, f"{shown}: {_LOST[name]}")
+        elif name in _AFTERWARDS and isinstance(node.func, ast.Attribute):
+            self._note(node, shown, _AFTERWARDS[name])
+
+    def read_callbacks(self, node: ast.expr | None) -> None:
+        """EarlyStoppingCallback is a setting; another callback is code."""
+        for one in node.elts if isinstance(node, ast.List | ast.Tuple) else [] if node is None else [node]:
+            call = self.script.bound(one)
+            shown = self.script.text(call)
+            if not (isinstance(call, ast.Call) and self.script.callee(call).endswith("EarlyStoppingCallback")):
+                self._note(one, f"callbacks={shown}", _CALLBACK, "changed")
+                continue
+            given = dict(zip(("early_stopping_patience", "early_stopping_threshold"), call.args, strict=False))
+            given |= {word.arg: word.value for word in call.keywords if word.arg}
+            self._word(one, "early_stopping_patience", given.get("early_stopping_patience", ast.Constant(1)), shown)
+            if "early_stopping_threshold" in given:
+                self._word(one, "early_stopping_threshold", given["early_stopping_threshold"], shown)
+
+    def collator(self, node: ast.expr) -> str | None:
+        """What a collator learns, as data.train_on says it; None for one that is not known."""
+        call = self.script.bound(node)
+        name = self.script.callee(call).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        given = {word.arg for word in call.keywords} if isinstance(call, ast.Call) else set()
+        if name == "DataCollatorForCompletionOnlyLM":
+            return "responses" if "instruction_template" in given else "last"
+        if name == "DataCollatorForLanguageModeling" and isinstance(call, ast.Call):
+            masked = next((word.value for word in call.keywords if word.arg == "mlm"), None)
+            if masked is None or self.script.value(masked) is not False:
+                self._fault(
+                    call, f"{self.script.text(call)}: masked language modelling is not in surefoot", "mlm=False"
+                )
+            return "everything"
+        return None
+
+    def _tokens(self, node: ast.Call, shown: str) -> None:
+        held = self.script.value(node.args[0]) if node.args else None
+        if isinstance(held, dict) and held.keys() == {"pad_token"}:
+            self.words.append(Word("pad_token", "add", self.script.where(node), shown))
+        else:
+            self._fault(node, f"{shown}: {_LOST['add_tokens']}")
+
+    def _freezing(self, node: ast.AST, shown: str, value: ast.expr | None) -> None:
+        frozen = value is not None and self.script.value(value) is False
+        if frozen and self.lora is not None:
+            self._note(node, shown, "beside an adapter, the base is frozen in any case")
+        else:
+            self._fault(node, f"{shown}: chooses which weights train", "use an adapter and its modules_to_save")
+
+    def _word(self, node: ast.AST, name: str, value: ast.expr | None, shown: str) -> None:
+        held = None if value is None else self.script.value(value)
+        if isinstance(held, Unread):
+            self._fault(node, f"{shown}: {held} is no literal", "write its value into the script")
+        else:
+            self.words.append(Word(name, held, self.script.where(node), shown))
+
+    def _note(self, node: ast.AST, shown: str, why: str, fate: Any = "listed") -> None:
+        self.notes.append(Note(shown, fate, (), why, self.script.where(node)))
+
+    def _fault(self, node: ast.AST, what: str, fix: str = "leave it out") -> None:
+        self.faults.append(Fault(self.script.where(node), what, fix))
+
+    def _is_trainer(self, node: ast.expr) -> bool:
+        return self.script.bound(node) is self.trainer
+
+    def _ends(self, node: ast.expr, name: str) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr == name
+
+
+def _scopes(tree: ast.Module) -> Iterator[ast.Module | ast.FunctionDef]:
+    yield tree
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -1,0 +1,271 @@
+"""How Trainer is told to share memory among processes: `deepspeed: FILE.json`, `fsdp:` and `fsdp_config:`.
+
+    set_sharing(draft, TRAINER)      # after batch, optimizer and precision are settled
+
+With one process nothing is shared out, and each word is listed with that reason; the file is read all the same, so
+that its mistakes are found where it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.interop import deepspeed_file, launchers
+from surefoot.interop.draft import Draft
+from surefoot.interop.translation import Note
+from surefoot.interop.words import parse_document, plain_truth
+from surefoot.system.errors import InputError
+from surefoot.system.nearest import nearest_word
+
+_ALONE = "one process holds all of it, and no number depends on it"
+_ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
+_FSDP = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard", "offload", "auto_wrap")
+_FSDP_LISTED = (
+    "version", "min_num_params", "transformer_layer_cls_to_wrap", "auto_wrap_policy", "backward_prefetch",
+    "backward_prefetch_policy", "forward_prefetch", "limit_all_gathers", "use_orig_params", "sync_module_states",
+    "cpu_ram_efficient_loading", "cpu_offload_pin_memory", "state_dict_type", "final_state_dict_type",
+    "save_state_dict_type", "reshard_after_forward", "xla_fsdp_settings", "xla_fsdp_grad_ckpt", "param_dtype",
+    "mixed_precision_policy",
+)  # fmt: skip
+_FSDP_READ = ("offload_params", "cpu_offload", "activation_checkpointing", "sharding_strategy", "xla")
+_WRAPS = "surefoot wraps every decoder layer, and no number depends on it"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a tool calls the settings that a file of DeepSpeed's repeats. implied: fsdp_config alone asks for FSDP."""
+
+    micro: str
+    accumulation: str
+    optimizer: str
+    schedule: str
+    implied: bool = False
+
+
+TRAINER = Names("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "lr_scheduler_type")
+
+
+def set_sharing(draft: Draft, names: Names = TRAINER) -> None:
+    """parallel, and what the files say besides."""
+    deepspeed, fsdp = draft["deepspeed"], draft["fsdp"] or (names.implied and bool(draft["fsdp_config"]))
+    if deepspeed and fsdp:
+        draft.refuse("fsdp", "deepspeed shares memory out already", "keep one")
+    _read_fsdp(draft, fsdp)
+    if not deepspeed:
+        draft.drop("asks for nothing", "deepspeed")
+    elif (held := _file(draft, "deepspeed", deepspeed)) is not None:
+        _read_deepspeed(draft, held, names)
+
+
+def in_trainer(draft: Draft) -> None:
+    set_sharing(draft, TRAINER)
+
+
+def _file(draft: Draft, name: str, value: Any) -> Mapping[str, Any] | None:
+    """The settings, written out or in a file; None where they cannot be had, which is a fault."""
+    if isinstance(value, dict):
+        return value
+    try:
+        return parse_document(draft.read(str(value)), str(value)).data
+    except InputError as error:
+        for fault in error.faults:
+            draft.refuse(name, f"{fault.where} {fault.what}" if fault.where == value else str(fault), fault.fix)
+        return None
+
+
+def _share(draft: Draft, name: str, engine: Mapping[str, Any], why: str = "") -> None:
+    """Write keys of `parallel`, where there are several processes."""
+    count = draft.facts.get("processes", 1)
+    if count == 1:
+        draft.drop(_ALONE, name)
+        return
+    draft.set("parallel.nproc", count, why="as many as the launcher starts")
+    for key, value in engine.items():
+        draft.set(f"parallel.{key}", value, name, why=why)
+
+
+class _Inside:
+    """Keeps account of the words of a file that one word names."""
+
+    def __init__(self, draft: Draft, name: str):
+        self.draft, self.name = draft, name
+        self.file = draft[name] if isinstance(draft[name], str) else name
+
+    def listed(self, key: str, value: Any, why: str) -> None:
+        self._note(key, value, "listed", why)
+
+    def carried(self, key: str, value: Any, *keys: str, why: str = "") -> None:
+        self._note(key, value, "changed" if why else "carried", why, *keys)
+
+    def refuse(self, key: str, what: str, fix: str) -> None:
+        self.draft.refuse(self.name, f"{self.file}: {key}: {what}", fix)
+
+    def _note(self, key: str, value: Any, fate: Any, why: str, *keys: str) -> None:
+        self.draft.tell(Note(f"{key}: {shown(value)}", fate, keys, why, str(self.file)))
+
+
+def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None:
+    inside, words = _Inside(draft, "deepspeed"), dict(deepspeed_file.leaves(held))
+    zero = {key.rpartition("zero_optimization.")[2]: value for key, value in words.items()}
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        inside.refuse("zero_optimization.stage", f"DeepSpeed has no stage {shown(stage)}", "use 0, 1, 2 or 3")
+        return
+    told: dict[str, Any] = {"zero_stage": stage}
+    for part, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_params")):
+        device = "cpu" if plain_truth(zero.get(old, False)) else zero.get(f"offload_{part}.device", "none")
+        told[f"offload_{part}_device"] = device
+        if device not in ("cpu", "none", None):
+            what = f"surefoot keeps shares on the device or in host memory, not on {device}"
+            inside.refuse(f"zero_optimization.offload_{part}.device", what, "use cpu or none")
+    plain = launchers.engine({"distributed_type": "DEEPSPEED", "deepspeed_config": told})
+    _share(draft, "deepspeed", plain)
+    expected = _expected(draft, names)
+    for key, value in words.items():
+        group, _, name = key.rpartition(".")
+        if name in deepspeed_file.REFUSED:
+            if deepspeed_file.is_off(value):
+                inside.listed(key, value, "asks for nothing")
+            else:
+                inside.refuse(key, deepspeed_file.REFUSED[name], "leave it out")
+        elif name in deepspeed_file.LISTED.get(group, {}):
+            inside.listed(key, value, deepspeed_file.LISTED[group][name])
+        elif (fix := deepspeed_file.unknown(key)) is not None:
+            inside.refuse(key, "surefoot knows no such setting of DeepSpeed", fix)
+        elif group.startswith("zero_optimization"):
+            several = draft.has("parallel.engine") is not None
+            if several:
+                inside.carried(key, value, *_ENGINE)
+            else:
+                inside.listed(key, value, _ALONE)
+        elif key == "bf16.enabled" and plain_truth(value) and draft.has("precision.compute") == "auto":
+            draft.set("precision.compute", "bf16", "deepspeed")  # which the tool's own auto comes to beside such a file
+            inside.carried(key, value, "precision.compute")
+        elif key in expected:
+            _compare(inside, key, value, *expected[key])
+        elif key == "optimizer.type":
+            _check_optimizer(draft, inside, value, names)
+        elif key == "scheduler.type":
+            _set_schedule(draft, inside, value)
+        elif key.startswith("scheduler.") and (value in ("auto", 0) or name == "warmup_num_steps"):
+            _check_rise(draft, inside, key, value)
+        else:
+            fix = "write auto, and say it with the tool's own words"
+            inside.refuse(key, f"surefoot's schedule has no such number as {shown(value)}", fix)
+
+
+def _expected(draft: Draft, names: Names) -> dict[str, tuple[Any, str]]:
+    """Word of the file -> (what the tool itself says, the key of ours)."""
+    micro, passes = draft[names.micro], draft[names.accumulation]
+    compute = draft.has("precision.compute")
+    betas = [draft["adam_beta1"], draft["adam_beta2"]]
+    return {
+        "train_micro_batch_size_per_gpu": (micro, "batch.micro"),
+        "gradient_accumulation_steps": (passes, "batch.size"),
+        "train_batch_size": (micro * passes * draft.facts.get("processes", 1), "batch.size"),
+        "gradient_clipping": (draft["max_grad_norm"], "optim.max_grad_norm"),
+        "bf16.enabled": (compute == "bf16", "precision.compute"),
+        "fp16.enabled": (compute == "fp16", "precision.compute"),
+        "optimizer.params.lr": (draft["learning_rate"], "optim.lr"),
+        "optimizer.params.betas": (betas, "optim.betas"),
+        "optimizer.params.eps": (draft["adam_epsilon"], "optim.eps"),
+        "optimizer.params.weight_decay": (draft["weight_decay"], "optim.weight_decay"),
+    }
+
+
+def _compare(inside: _Inside, key: str, value: Any, wanted: Any, ours: str) -> None:
+    if value == "auto" or _same(value, wanted):
+        inside.carried(key, value, ours)
+    else:
+        what = f"is {shown(value)}, and the other words say {shown(wanted)}"
+        inside.refuse(key, what, "write auto")
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(_same, value, wanted))
+    if isinstance(value, int | float) and isinstance(wanted, int | float) and not isinstance(value, bool):
+        return math.isclose(value, wanted)
+    return value == wanted
+
+
+def _check_optimizer(draft: Draft, inside: _Inside, value: Any, names: Names) -> None:
+    ours = deepspeed_file.OPTIMIZERS.get(str(value).lower())
+    if ours is None:
+        inside.refuse("optimizer.type", f"surefoot has no {value} of DeepSpeed's", "leave optimizer out, or use AdamW")
+    elif draft.has("optim.name") not in (None, ours):
+        what = f"is {value}, and {names.optimizer} is {draft[names.optimizer]}"
+        inside.refuse("optimizer.type", what, "leave optimizer out")
+    else:
+        inside.carried("optimizer.type", value, "optim.name")
+
+
+def _set_schedule(draft: Draft, inside: _Inside, value: Any) -> None:
+    """DeepSpeed's own goes before the tool's, and rises by the logarithm of the step unless told otherwise."""
+    ours = deepspeed_file.SCHEDULERS.get(str(value))
+    if ours is None:
+        fix = f"leave scheduler out, or use {', '.join(deepspeed_file.SCHEDULERS)}"
+        inside.refuse("scheduler.type", f"surefoot has no {value}", fix)
+        return
+    draft.set("optim.schedule", ours, "deepspeed", why="scheduler.type goes before the tool's own schedule")
+    inside.carried("scheduler.type", value, "optim.schedule", why="its warm-up is a straight line here")
+
+
+def _check_rise(draft: Draft, inside: _Inside, key: str, value: Any) -> None:
+    if value in ("auto", 0) or value == draft["warmup_steps"]:
+        inside.carried(key, value, "optim.warmup" if "warmup" in key else "optim.schedule")
+    else:
+        what = f"is {shown(value)}, and warmup_steps is {shown(draft['warmup_steps'])}"
+        inside.refuse(key, what, "write auto, and give warmup_steps")
+
+
+def _read_fsdp(draft: Draft, asked: Any) -> None:
+    config = draft["fsdp_config"]
+    if not asked or asked in ("none", "no"):
+        draft.drop("asks for nothing", "fsdp")
+        draft.drop("fsdp is not asked for", "fsdp_config")
+        return
+    word = "fsdp" if draft.given("fsdp") else "fsdp_config"
+    options = ["full_shard"] if asked is True else asked if isinstance(asked, list) else str(asked).split()
+    options = [str(option) for option in options]
+    if unknown := next((option for option in options if option not in _FSDP), None):
+        near = nearest_word(unknown, _FSDP)
+        fix = f"did you mean {near}?" if near else f"it has {', '.join(_FSDP)}"
+        draft.refuse("fsdp", f"transformers has no {unknown}", fix)
+        draft.drop("fsdp is refused", "fsdp_config")
+        return
+    held = {} if not config else _file(draft, "fsdp_config", config)
+    words = {name.removeprefix("fsdp_"): value for name, value in (held or {}).items()}
+    _account_fsdp(draft, words)
+    strategy = str(words.get("sharding_strategy") or next((one for one in options if "shard" in one), "full_shard"))
+    offload = "offload" in options or any(plain_truth(words.get(name, False)) for name in _FSDP_READ[:2])
+    if strategy.lower() in ("no_shard", "3"):
+        _share(draft, word, {"engine": "ddp"})
+    else:
+        whole = strategy.lower() in ("full_shard", "1")
+        why = "" if whole else f"{strategy} keeps more on each device; weights are shared out whole here"
+        _share(draft, word, {"engine": "fsdp2", **({"offload": "all"} if offload else {})}, why)
+    draft.note("fsdp_config", "carried" if words else "listed", "each of its words below" if words else "is empty")
+
+
+def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
+    inside = _Inside(draft, "fsdp_config")
+    known: Sequence[str] = (*_FSDP_READ, *_FSDP_LISTED)
+    for name, value in words.items():
+        if name not in known:
+            near = nearest_word(name, known)
+            fix = f"did you mean {near}?" if near else "leave it out"
+            inside.refuse(name, "surefoot knows no such setting of FSDP", fix)
+        elif name == "xla" and value:
+            inside.refuse(name, "surefoot does not train with XLA", "leave it out")
+        elif name == "activation_checkpointing" and value:
+            draft.set("gradient_checkpointing", "on", "fsdp_config")
+            inside.carried(name, value, "gradient_checkpointing")
+        elif name in _FSDP_READ[:2] and value and draft.facts.get("processes", 1) > 1:
+            inside.carried(name, value, "parallel.offload")
+        else:
+            inside.listed(name, value, _WRAPS if value not in (None, False) else "asks for nothing")

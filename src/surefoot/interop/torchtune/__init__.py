@@ -1,0 +1,123 @@
+"""torchtune's recipe YAML, with `key=value` behind it, and `tune run RECIPE --config FILE key=value`.
+
+Its files are groups of keys with a `_component_` each; here they are read flat, so `model.lora_rank` is one word, as it
+is in an override. Facts: the recipes and components of torchtune 0.6.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.config.yaml_reader import Document
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import MORE, Command, Options
+from surefoot.interop.tool import Tool
+from surefoot.interop.torchtune.datasets import set_data
+from surefoot.interop.torchtune.rows import ROWS
+from surefoot.interop.torchtune.rules import set_adapter, set_length, set_model, set_precision, set_rest, set_steps
+from surefoot.interop.translation import Translation, in_processes
+from surefoot.interop.words import Word, parse_document, plain_count, read_pairs, top_keys
+from surefoot.system.errors import Fault, InputError
+
+NAME = "torchtune"
+RECIPES = ("lora_finetune_single_device", "lora_finetune_distributed")
+RECIPES += ("full_finetune_single_device", "full_finetune_distributed")
+
+_DIALECT = Dialect(NAME, ROWS, (set_model, set_length, set_adapter, set_precision, set_data, set_steps, set_rest))
+
+
+def claims_file(path: str, text: str) -> bool:
+    return {"model", "tokenizer", "checkpointer"} <= top_keys(path, text)
+
+
+_RENDEZVOUS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
+               "max_restarts", "monitor_interval")  # fmt: skip
+_SHARED = {"engine": "fsdp2"}  # as its distributed recipes share weights out
+
+
+def claims_command(command: Command) -> bool:
+    return command.name == "tune"
+
+
+def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    return _translate([*_flat(parse_document(text, path)), *read_pairs(overrides)], options)
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    left = list(command.arguments)
+    if left[:1] != ["run"]:
+        raise InputError(Fault(" ".join(("tune", *left[:1])), "is no training", "surefoot reads `tune run`"))
+    del left[0]
+    count = _launched(left)
+    recipe = left.pop(0) if left else ""
+    if recipe not in RECIPES:
+        raise InputError(
+            Fault(f"tune run {recipe}".strip(), "is no recipe of surefoot's", f"it reads {', '.join(RECIPES)}")
+        )
+    if left[:1] != ["--config"] or len(left) < 2:
+        raise InputError(Fault(f"tune run {recipe}", "names no config", "write --config FILE behind the recipe"))
+    path, pairs = left[1], left[2:]
+    if not path.endswith((".yaml", ".yml")):
+        raise InputError(Fault(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml"))
+    words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
+    return in_processes(_translate(words, options, count), count, _SHARED)
+
+
+def _launched(left: list[str]) -> int:
+    """How many processes torchrun's own flags ask for, which stand before the recipe and are taken out of `left`."""
+    count = 1
+    while left and left[0].startswith("--"):
+        flag, _, value = left.pop(0).partition("=")
+        value = value or (left.pop(0) if left else "")
+        name = flag.removeprefix("--").replace("-", "_")
+        number = plain_count(value.partition(":")[2] or value)  # --nnodes MIN:MAX
+        if name == "nproc_per_node":
+            if not number:
+                raise InputError(Fault(f"{flag} {value}", "expected a number of processes from 1"))
+            count = number
+        elif name == "nnodes" and number != 1:
+            raise InputError(Fault(f"{flag} {value}", "asks for several machines", MORE))
+        elif name not in _RENDEZVOUS:
+            raise InputError(Fault(flag, "surefoot knows no such flag of tune run", "leave it out"))
+    return count
+
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def _flat(document: Document) -> list[Word]:
+    """Every leaf as a dotted word; `${output_dir}` is what that key says. column_map and lists stay whole."""
+    words: list[Word] = []
+
+    def walk(group: Mapping[str, Any], before: str) -> None:
+        for name, value in group.items():
+            path = f"{before}{name}"
+            if isinstance(value, dict) and value and path not in ROWS:
+                walk(value, f"{path}.")
+                continue
+            if isinstance(value, str):
+                value = _REFERENCE.sub(lambda found: str(_at(document.data, found[1])), value)
+            position = document.keys.get(path)
+            where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
+            words.append(Word(path, value, where, f"{path}: {shown(value)}"))
+
+    walk(document.data, "")
+    return words
+
+
+def _at(data: Any, path: str) -> Any:
+    for step in path.split("."):
+        data = data.get(step) if isinstance(data, dict) else None
+    return data
+
+
+def _translate(words: Sequence[Word], options: Options, processes: int = 1) -> Translation:
+    facts = {"processes": processes}
+    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=facts)
+    return draft.finish("train", environment=draft.environment)
+
+
+TORCHTUNE = Tool(NAME, claims_command, from_command, claims_file, from_file)

@@ -1,0 +1,163 @@
+"""What several of torchtune's settings say together."""
+
+from __future__ import annotations
+
+from surefoot.interop.arithmetic import KEEP_ALL, counted, set_batch, switch
+from surefoot.interop.draft import Draft
+from surefoot.interop.rows import ALL_POSITIONS, NO_LIMIT
+from surefoot.interop.torchtune.rows import last_name
+
+_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+_MLP = ["gate_proj", "up_proj", "down_proj"]
+_OPTIMIZERS = {
+    "torch.optim.AdamW": "adamw",
+    "bitsandbytes.optim.AdamW": "adamw",
+    "bitsandbytes.optim.PagedAdamW": "adamw",
+    "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
+    "bitsandbytes.optim.PagedAdamW8bit": "adamw_8bit",
+    "torch.optim.SGD": "sgd",
+}
+_LOSSES = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss", "CrossEntropyLoss")
+_DTYPES = ("bf16", "fp16", "fp32")
+
+
+def set_model(draft: Draft) -> None:
+    if not draft["checkpointer.checkpoint_dir"]:
+        draft.refuse("checkpointer.checkpoint_dir", "is required", "name the folder of the model")
+        return
+    if "Meta" in last_name(draft["checkpointer._component_"]):
+        fix = "use FullModelHFCheckpointer and a folder with config.json"
+        draft.refuse("checkpointer._component_", "surefoot reads Hugging Face's layout", fix)
+        return
+    names = ("checkpointer.checkpoint_dir", "checkpointer._component_")
+    draft.set("model.path", draft["checkpointer.checkpoint_dir"], *names)
+
+
+def set_adapter(draft: Draft) -> None:
+    builder = last_name(draft["model._component_"])
+    given = ("lora_attn_modules", "apply_lora_to_mlp", "lora_rank", "lora_alpha", "lora_dropout", "use_dora")
+    words = [f"model.{name}" for name in given]
+    if not builder.startswith(("lora_", "qlora_")):
+        draft.note("model._component_", "carried", "no adapter: all weights train", "model.path")
+        draft.drop("the model has no adapter", *words, "model.quantize_base")
+        return
+    draft.set("adapter.kind", "dora" if draft["model.use_dora"] else "lora", "model._component_", "model.use_dora")
+    for name, key in (("lora_rank", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")):
+        draft.set(f"adapter.{key}", draft[f"model.{name}"], f"model.{name}")
+    named = draft["model.lora_attn_modules"] or []
+    if unknown := [name for name in named if name not in _ATTENTION]:
+        draft.refuse("model.lora_attn_modules", f"torchtune has no {unknown[0]}", f"it has {', '.join(_ATTENTION)}")
+        return
+    targets = [_ATTENTION[name] for name in named] + (_MLP if draft["model.apply_lora_to_mlp"] else [])
+    if not targets:
+        draft.refuse("model.lora_attn_modules", "names no module", "name at least one")
+        return
+    draft.set("adapter.targets", targets, *words[:2])
+
+
+def set_length(draft: Draft) -> None:
+    """Without a number, null or not, torchtune's tokenizers cut nothing."""
+    name = "tokenizer.max_seq_len"
+    why = NO_LIMIT if draft[name] is None else draft.rows[name].about
+    draft.set("data.max_length", draft[name] or ALL_POSITIONS, name, why=why)
+    draft.note(name, "carried", NO_LIMIT, "data.max_length")
+
+
+def set_precision(draft: Draft) -> None:
+    dtype, quantised = draft["dtype"], draft["model.quantize_base"]
+    if dtype not in _DTYPES:
+        draft.refuse("dtype", f"torchtune has no {dtype}", f"it has {', '.join(_DTYPES)}")
+        return
+    adapted = draft.has("adapter") is not None
+    held = "" if dtype == "fp32" else "weights that train are held in fp32"
+    draft.set("precision.compute", dtype, "dtype", why=held)
+    if quantised or last_name(draft["model._component_"]).startswith("qlora_"):
+        draft.set("precision.base", "nf4", "model.quantize_base", "model._component_")
+    elif adapted:
+        draft.set("precision.base", dtype, "dtype", why=held)
+        draft.drop("asks for nothing", "model.quantize_base")
+
+
+def set_steps(draft: Draft) -> None:
+    set_batch(draft, "batch_size", "gradient_accumulation_steps")
+    epochs, most = draft["epochs"], draft["max_steps_per_epoch"]
+    if epochs < 1:
+        draft.refuse("epochs", f"expected a number from 1, got {epochs}")
+    elif most:
+        why = "as many steps in all; an epoch that has fewer ends sooner there"
+        draft.set("duration", counted(epochs * most, "step"), "epochs", "max_steps_per_epoch", why=why)
+    else:
+        draft.set("duration", counted(epochs, "epoch"), "epochs")
+    optimizer = draft["optimizer._component_"]
+    if optimizer not in _OPTIMIZERS:
+        draft.refuse(
+            "optimizer._component_", f"surefoot reads no {optimizer} of torchtune", f"it reads {', '.join(_OPTIMIZERS)}"
+        )
+        return
+    paged = "its moments are not paged to the CPU" if "Paged" in optimizer else ""
+    draft.set("optim.name", _OPTIMIZERS[optimizer], "optimizer._component_", why=paged)
+    usual = 0.0 if optimizer == "torch.optim.SGD" else 0.01
+    decay = draft["optimizer.weight_decay"]
+    why = "" if decay is not None else f"the default of {optimizer}"
+    draft.set("optim.weight_decay", usual if decay is None else decay, "optimizer.weight_decay", why=why)
+    schedule, warmup = last_name(draft["lr_scheduler._component_"]), draft["lr_scheduler.num_warmup_steps"]
+    if schedule not in ("", "get_cosine_schedule_with_warmup"):
+        draft.refuse(
+            "lr_scheduler._component_",
+            f"surefoot reads no {schedule} of torchtune",
+            "use get_cosine_schedule_with_warmup",
+        )
+        return
+    constant = "without lr_scheduler the rate stays as it is"
+    draft.set(
+        "optim.schedule",
+        "cosine" if schedule else "constant",
+        "lr_scheduler._component_",
+        why="" if schedule else constant,
+    )
+    rise = counted(warmup, "step") if schedule and warmup else 0.0
+    draft.set("optim.warmup", rise, "lr_scheduler.num_warmup_steps")
+    if schedule and warmup:
+        draft.set("optim.warmup_from_zero", True, "lr_scheduler.num_warmup_steps")
+
+
+def set_rest(draft: Draft) -> None:
+    if last_name(draft["loss._component_"]) not in ("", *_LOSSES):
+        draft.refuse(
+            "loss._component_", f"surefoot's loss is cross-entropy, not {last_name(draft['loss._component_'])}"
+        )
+    draft.note("loss._component_", "carried", "cross-entropy over the tokens of a step")
+    if not draft["clip_grad_norm"]:
+        draft.set("optim.max_grad_norm", None, "clip_grad_norm", why="torchtune clips nothing unless told to")
+    draft.set("compile", "default" if draft["compile"] else "off", "compile")
+    checkpointing = "enable_activation_checkpointing"
+    draft.set("gradient_checkpointing", switch(draft[checkpointing]), checkpointing)
+    draft.set("checkpoint.every", "1 epoch", why="torchtune saves after each epoch")
+    draft.set("checkpoint.keep", KEEP_ALL, why="torchtune deletes no checkpoint")
+    if draft["device"] == "cpu":
+        draft.environment["CUDA_VISIBLE_DEVICES"] = ""
+    draft.note("device", "carried", "" if draft["device"] == "cpu" else "the accelerator, where there is one")
+    if draft["resume_from_checkpoint"]:
+        draft.arguments.append("--resume")
+    draft.note("resume_from_checkpoint", "carried", "", *(["--resume"] if draft["resume_from_checkpoint"] else []))
+    loggers = {
+        "WandBLogger": ["wandb"],
+        "TensorBoardLogger": ["tensorboard"],
+        "DiskLogger": [],
+        "StdoutLogger": [],
+        "": [],
+    }
+    logger = last_name(draft["metric_logger._component_"])
+    if logger not in loggers:
+        draft.refuse("metric_logger._component_", f"surefoot has no {logger}", "use WandBLogger or TensorBoardLogger")
+        return
+    details = ("metric_logger.project", "metric_logger.name")
+    draft.set("report_to", loggers[logger], "metric_logger._component_")
+    if loggers[logger]:
+        for name in (name for name in details if draft[name]):
+            draft.set(f"tracking.{last_name(name)}", draft[name], name)
+    else:
+        draft.drop("no run is sent anywhere", *details)
+    for name in ("output_dir", "optimizer.lr"):
+        if not draft.given(name):
+            draft.refuse(name, "is required", "give it")

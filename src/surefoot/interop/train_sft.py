@@ -1,0 +1,128 @@
+"""The flags of `train_sft.py`, a hand-written loop of which only notes are left.
+
+The notes name --micro-bsz, --accum, --torch-compile, --compile-mode and --workers, and say that it ran in bf16 or fp16
+and printed `[profile] forward … backward …`. What a command needs besides they do not spell out: --dtype and the
+flags from --model on are surefoot's reading. What no flag decides is left to surefoot's plan, which measures attention
+kernels, where the script preferred one by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.interop.arithmetic import counted, set_batch
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import Command, Options
+from surefoot.interop.modules import module_names
+from surefoot.interop.resuming import resume_argument
+from surefoot.interop.rows import Refusal, Row, carried, joint, number, text, whole
+from surefoot.interop.tool import Tool
+from surefoot.interop.translation import Translation
+from surefoot.interop.words import read_flags
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.nearest import nearest_word
+
+TOOL = "train_sft.py"
+MODES = ("default", "reduce-overhead", "max-autotune")
+_MEANT = {"over-head": "reduce-overhead", "overhead": "reduce-overhead"}
+_NOTED = 8  # examples and passes of a step, the setting that the notes keep
+
+
+def _dtype(value: Any) -> str | None:
+    if value is None:
+        return None
+    names = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
+    names |= {"float32": "fp32", "fp32": "fp32", "float": "fp32"}
+    if (found := names.get(str(value))) is None:
+        raise Refusal(f"{value} is no type to compute in", "use bf16, fp16 or fp32")
+    return found
+
+
+def _epochs(value: Any) -> str | None:
+    return None if value is None else counted(value, "epoch")
+
+
+def _tf32(value: Any) -> str:
+    return "on" if value else "auto"
+
+
+_ROWS = (
+    joint("micro_bsz", _NOTED, ("batch.micro", "batch.size"), "examples of a forward pass"),
+    joint("accum", _NOTED, ("batch.size",), "passes of an optimizer step"),
+    joint("torch_compile", False, ("compile",)),
+    joint("compile_mode", None, ("compile",), "over-head was meant as reduce-overhead", type=text),
+    carried("workers", 0, "data.workers"),
+    joint("bf16", False, ("precision.compute",)),
+    joint("fp16", False, ("precision.compute",)),
+    carried("dtype", None, "precision.compute", _dtype, "type of matrix products: bf16, fp16 or fp32", type=text),
+    carried("tf32", False, "precision.tf32", _tf32),
+    joint("resume", None, (), "becomes --resume"),
+    carried("model", None, "model.path", None, "the base model", type=text),
+    carried("data", None, "data.train", None, "the training data", type=text),
+    carried("out", None, "output", None, "the run folder", type=text),
+    carried("lr", None, "optim.lr", None, "the peak of the learning rate", type=number),
+    carried("epochs", None, "duration", _epochs, "passes over the data", type=number),
+    carried("max_len", None, "data.max_length", None, "tokens of the longest example", type=whole),
+    carried("seed", None, "seed", None, "of data order and new weights", type=whole),
+    carried("lora_r", None, "adapter.rank", None, "the adapter's rank", type=whole),
+    carried("lora_alpha", None, "adapter.alpha", None, "the adapter's scale times its rank", type=number),
+    carried("lora_targets", None, "adapter.targets", None, "modules that get an adapter", type=module_names),
+)
+ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
+_SWITCHES = ("torch_compile", "bf16", "fp16", "tf32", "resume")
+
+
+def _compile(draft: Draft) -> None:
+    mode = draft["compile_mode"]
+    if mode is not None and mode not in MODES:
+        near = _MEANT.get(mode) or nearest_word(mode, MODES)
+        known = f"did you mean {near}?" if near else f"use {', '.join(MODES)}"
+        draft.refuse("compile_mode", f"torch.compile has no mode {mode}", known)
+        return
+    chosen = (mode or "default") if draft["torch_compile"] or mode else "off"
+    draft.set("compile", chosen, "torch_compile", "compile_mode")
+
+
+def _precision(draft: Draft) -> None:
+    given = [name for name in ("bf16", "fp16") if draft[name]]
+    if len(given) + draft.given("dtype") > 1:
+        draft.refuse("fp16" if draft["fp16"] else "bf16", "another type is asked for as well", "give one of them")
+    elif given:
+        draft.set("precision.compute", given[0], given[0])
+    elif not draft.given("dtype") and (launched := draft.facts.get("mixed_precision")):
+        draft.set("precision.compute", launched, why="accelerate's mixed_precision")
+    draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
+
+
+def _rest(draft: Draft) -> None:
+    draft.set("stage", "sft")
+    set_batch(draft, "micro_bsz", "accum")
+    if "adapter" in draft.config:
+        draft.set("adapter.kind", "lora")
+    draft.arguments += ["--time-every", "1"]
+    draft.assume("[profile] lines", "printed at every step, as the script did")
+    resume_argument(draft, "resume", str(draft["out"] or ""))
+    for name in ("model", "data", "out"):
+        if not draft[name]:
+            what = "is needed: the notes on train_sft.py do not say what its flag was"
+            draft.faults.append(Fault(f"--{name}", what, f"write --{name} PATH"))
+
+
+_DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    """Raises InputError with every fault."""
+    words, left = read_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
+    if left:
+        raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=command.facts)
+    return draft.finish("train")
+
+
+def claims(command: Command) -> bool:
+    return command.name == "train_sft.py"
+
+
+TRAIN_SFT = Tool(name=TOOL, claims_command=claims, from_command=from_command, rows=ROWS)

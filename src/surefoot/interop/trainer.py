@@ -1,0 +1,259 @@
+"""transformers' TrainingArguments in surefoot's words: the rows and rules that every tool around its Trainer shares.
+
+Defaults are those of transformers 5; a tool that sets others passes its own rows over these. Facts: the docstring of
+`transformers.TrainingArguments`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from surefoot.interop.arithmetic import KEEP_ALL, counted, set_batch, set_duration, set_keep, set_warmup, switch
+from surefoot.interop.draft import Draft
+from surefoot.interop.resuming import resume_argument
+from surefoot.interop.rows import names
+from surefoot.interop.sharing import in_trainer
+from surefoot.interop.trainer_rows import ALIASES, OPTIMIZERS, ROWS, SCHEDULES, TRACKERS
+
+BEST = "surefoot keeps the best checkpoint besides the newest ones"
+
+
+def set_length(draft: Draft) -> None:
+    set_duration(draft, "num_train_epochs", "max_steps")
+
+
+def set_optimizer(draft: Draft) -> None:
+    name = str(draft["optim"])
+    if (ours := OPTIMIZERS.get(name)) is None:
+        draft.refuse("optim", f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(OPTIMIZERS)}")
+        return
+    paged = "its moments are not paged to the CPU" if name.startswith("paged") else ""
+    draft.set("optim.name", ours, "optim", why=paged)
+    adam = ("adam_beta1", "adam_beta2", "adam_epsilon")
+    if ours in ("sgd", "adafactor"):
+        draft.drop(f"belongs to AdamW, and optim is {name}", *adam)
+        return
+    draft.set("optim.betas", [draft["adam_beta1"], draft["adam_beta2"]], "adam_beta1", "adam_beta2")
+    draft.set("optim.eps", draft["adam_epsilon"], "adam_epsilon")
+
+
+def set_schedule(draft: Draft) -> None:
+    name = str(draft["lr_scheduler_type"])
+    if (ours := SCHEDULES.get(name)) is None:
+        draft.refuse(
+            "lr_scheduler_type", f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(SCHEDULES)}"
+        )
+        return
+    once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
+    draft.set("optim.schedule", ours, "lr_scheduler_type", why=once)
+    if name == "constant":  # transformers warms up in constant_with_warmup alone
+        draft.set("optim.warmup", 0.0, "lr_scheduler_type")
+        draft.drop("lr_scheduler_type: constant has no warm-up", "warmup_steps", "warmup_ratio")
+        return
+    total = draft["max_steps"] if draft["max_steps"] > 0 else None
+    set_warmup(draft, "warmup_steps", "warmup_ratio", total)
+
+
+def set_precision(draft: Draft, unset: str | None = "fp32", why: str = "") -> None:
+    """unset: what neither bf16 nor fp16 means to the tool; None leaves it to the plan, for the reason `why`."""
+    if draft["bf16"] and draft["fp16"]:
+        draft.refuse("fp16", "bf16 and fp16 exclude each other", "keep one")
+        return
+    launched = draft.facts.get("mixed_precision")
+    chosen = "bf16" if draft["bf16"] else "fp16" if draft["fp16"] else launched or unset
+    if chosen is None:
+        draft.drop("asks for nothing", "bf16", "fp16")
+        draft.assume("bf16: false, fp16: false", why, "precision.compute")
+    elif launched and not (draft["bf16"] or draft["fp16"]):
+        draft.set("precision.compute", chosen, why="accelerate's mixed_precision")
+        draft.drop("asks for nothing", "bf16", "fp16")
+    else:
+        draft.set("precision.compute", chosen, "bf16" if chosen != "fp16" else "fp16")
+        draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
+
+
+def set_compile(draft: Draft) -> None:
+    mode = draft["torch_compile_mode"]
+    if not (draft["torch_compile"] or mode):
+        draft.drop("asks for nothing", "torch_compile", "torch_compile_mode")
+        return
+    known = ("default", "reduce-overhead", "max-autotune")
+    if (mode or "default") not in known:
+        draft.refuse("torch_compile_mode", f"torch has no mode {mode}", f"it has {', '.join(known)}")
+        return
+    draft.set("compile", mode or "default", "torch_compile", "torch_compile_mode")
+
+
+def set_logging(draft: Draft) -> None:
+    if draft["logging_strategy"] == "epoch":
+        draft.refuse("logging_strategy", "surefoot logs every N steps", "give logging_steps")
+        return
+    if draft["logging_strategy"] == "no":
+        draft.refuse("logging_strategy", "surefoot always logs", "give logging_steps a large number")
+        return
+    if (steps := _steps(draft, "logging_steps")) is not None:
+        draft.set("log_every", steps, "logging_steps", "logging_strategy")
+
+
+def set_evaluation(draft: Draft) -> None:
+    """After data.eval is known."""
+    strategy = draft["eval_strategy"]
+    best = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")
+    if draft.has("data.eval") is None:
+        if strategy != "no":
+            draft.refuse("eval_strategy", "there is nothing to evaluate on", "name evaluation data, or leave it out")
+        if draft["load_best_model_at_end"]:
+            draft.refuse("load_best_model_at_end", "there is nothing to evaluate on", "name evaluation data")
+        draft.drop("there is nothing to evaluate on", "eval_strategy", "eval_steps", "do_eval", *best)
+        return
+    if strategy == "epoch":
+        draft.set("eval_every", "1 epoch", "eval_strategy")
+        draft.drop("eval_strategy is epoch", "eval_steps")
+    elif strategy == "steps":
+        name = "eval_steps" if draft["eval_steps"] is not None else "logging_steps"
+        if (steps := _steps(draft, name)) is not None:
+            draft.set("eval_every", counted(steps, "step"), "eval_strategy", name)
+    else:
+        draft.set("eval_every", None, "eval_strategy", why="" if draft["do_eval"] else "evaluates once, at the end")
+        draft.drop("eval_strategy is no", "eval_steps")
+    draft.note("do_eval", "carried", "", "data.eval")
+    _set_best(draft)
+
+
+def set_saving(draft: Draft) -> None:
+    strategy, limit = draft["save_strategy"], draft["save_total_limit"]
+    if strategy == "best":
+        fix = "use save_strategy: steps with load_best_model_at_end: true"
+        draft.refuse("save_strategy", BEST, fix)
+        return
+    if strategy == "epoch":
+        draft.set("checkpoint.every", "1 epoch", "save_strategy")
+        draft.drop("save_strategy is epoch", "save_steps")
+    elif strategy == "no":
+        draft.set(
+            "checkpoint.every", draft.has("duration") or "3 epochs", "save_strategy", why="saves once, at the end"
+        )
+        draft.drop("save_strategy is no", "save_steps")
+    elif (steps := _steps(draft, "save_steps")) is not None:
+        draft.set("checkpoint.every", counted(steps, "step"), "save_steps", "save_strategy")
+    if limit is not None and limit < 1:
+        draft.refuse("save_total_limit", f"expected a number from 1, got {limit}")
+        return
+    why = "" if limit else "it deletes no checkpoint"
+    set_keep(draft, limit or KEEP_ALL, "save_total_limit", why=why)
+
+
+def set_trackers(draft: Draft) -> None:
+    try:
+        asked = [name.lower() for name in names(draft["report_to"])]
+    except ValueError:
+        asked = []
+    chosen = [name for name in asked if name not in ("none", "false")]
+    if unknown := [name for name in chosen if name not in TRACKERS]:
+        fix = f"it knows {', '.join(TRACKERS)}, none"
+        draft.refuse("report_to", f"surefoot has no tracker {unknown[0]}", fix)
+        return
+    draft.set("report_to", list(dict.fromkeys(chosen)), "report_to")
+    if not chosen:
+        draft.drop("report_to names no tracker", "run_name", "project")
+        return
+    if draft.given("run_name"):
+        draft.set("tracking.name", draft["run_name"], "run_name")
+    if project := draft.environment.get("WANDB_PROJECT") or (draft["project"] if draft.given("project") else None):
+        draft.set("tracking.project", project, "project", why="" if draft.given("project") else "WANDB_PROJECT")
+    if draft.environment.get("WANDB_MODE") == "offline":
+        draft.set("tracking.offline", True, why="WANDB_MODE=offline")
+
+
+def set_output(draft: Draft) -> None:
+    """Where the run lies and how it begins: --resume or --overwrite go with the command."""
+    output = draft["output_dir"]
+    draft.set("output", output, "output_dir")
+    if resume_argument(draft, "resume_from_checkpoint", output):
+        draft.drop("resume_from_checkpoint goes before it", "overwrite_output_dir")
+    elif draft["overwrite_output_dir"]:
+        draft.note("overwrite_output_dir", "carried", "", "--overwrite")
+        draft.arguments.append("--overwrite")
+    else:
+        draft.drop("asks for nothing", "overwrite_output_dir")
+
+
+def set_rest(draft: Draft) -> None:
+    """Seeds, devices, checkpointing of activations, uploading."""
+    if (seed := draft["data_seed"]) is not None:
+        same = seed == draft["seed"]
+        draft.note("data_seed", "carried" if same else "changed", "" if same else "one seed draws everything", "seed")
+    for name in ("use_cpu", "no_cuda"):
+        if draft[name]:
+            draft.environment["CUDA_VISIBLE_DEVICES"] = ""
+            draft.note(name, "carried", "no accelerator is shown to the run", "CUDA_VISIBLE_DEVICES")
+        draft.drop("asks for nothing", *([] if draft[name] else [name]))
+    if draft["push_to_hub"]:
+        if draft["hub_model_id"] is None:
+            draft.refuse("push_to_hub", "names no repository", "give hub_model_id: OWNER/NAME")
+            return
+        draft.arguments += ["--push", draft["hub_model_id"]]
+        draft.note("push_to_hub", "changed", "uploaded once, at the end, privately", "--push")
+        draft.note("hub_model_id", "carried", "", "--push")
+    draft.drop("nothing is uploaded", *(name for name in ("push_to_hub", "hub_model_id") if not draft["push_to_hub"]))
+
+
+def set_size(draft: Draft) -> None:
+    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def set_checkpointing(draft: Draft) -> None:
+    draft.set("gradient_checkpointing", switch(draft["gradient_checkpointing"]), "gradient_checkpointing")
+
+
+def set_do_train(draft: Draft) -> None:
+    """For scripts and tools that train without being asked to, the word means nothing."""
+    draft.note("do_train", "carried", "a run trains")
+
+
+__all__ = ["ALIASES", "BEST", "OPTIMIZERS", "ROWS", "RULES", "SCHEDULES"]
+
+RULES = (
+    set_size,
+    set_length,
+    set_optimizer,
+    set_schedule,
+    set_compile,
+    set_logging,
+    set_evaluation,
+    set_saving,
+    set_trackers,
+    set_output,
+    set_rest,
+    in_trainer,
+)
+"""In this order, after data.eval is written. Precision, checkpointing of activations and do_train differ by tool."""
+
+
+def _set_best(draft: Draft) -> None:
+    metric, load = draft["metric_for_best_model"], draft["load_best_model_at_end"]
+    if not (load or metric):
+        draft.set("checkpoint.best", "none", "load_best_model_at_end")
+        draft.drop("nothing is best", "greater_is_better")
+        return
+    if (metric or "loss").removeprefix("eval_") != "loss":
+        fix = "metric_for_best_model: eval_loss, or leave it out"
+        draft.refuse("metric_for_best_model", f"surefoot picks the best checkpoint by the loss, not by {metric}", fix)
+        return
+    if draft["greater_is_better"]:
+        draft.refuse("greater_is_better", "a lower loss is better", "leave it out")
+        return
+    draft.set("checkpoint.best", "loss", "load_best_model_at_end", "metric_for_best_model")
+    draft.note("greater_is_better", "carried", "", "checkpoint.best")
+
+
+def _steps(draft: Draft, name: str) -> int | None:
+    """A number of steps, or of a share of all steps where these are known."""
+    value = draft[name]
+    if value >= 1 and value == int(value):
+        return int(value)
+    if 0 < value < 1 and draft["max_steps"] > 0:
+        return math.ceil(value * draft["max_steps"])
+    share = "a share of all steps, whose number is known only with the data" if 0 < value < 1 else "no number of steps"
+    draft.refuse(name, f"{value:g} is {share}", "give a number of steps")
+    return None

@@ -1,0 +1,368 @@
+"""TRL's `trl sft`: flags, `--config run.yaml`, that file alone, and its script `sft.py`.
+
+    trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --use_peft --lora_r 32
+
+Facts: the dataclasses of TRL 1.16. `tests/equality` holds ids, masks, rates and losses against what it makes itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from surefoot.interop import launchers, trainer
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import MORE, Command, FirstRecord, Options, inherited
+from surefoot.interop.llamafactory.voice import trainer_row
+from surefoot.interop.modules import module_names, set_default_targets
+from surefoot.interop.rows import (
+    ALL_POSITIONS,
+    NO_LIMIT,
+    PACKED,
+    UNPACKED,
+    Refusal,
+    Row,
+    carried,
+    joint,
+    listed,
+    number,
+    refused,
+    text,
+    truth,
+)
+from surefoot.interop.tool import Tool
+from surefoot.interop.translation import Note, Translation, in_processes
+from surefoot.interop.trl.data import reading
+from surefoot.interop.trl.methods import METHODS, reading_pairs, rows_of
+from surefoot.interop.voice import Voice
+from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
+from surefoot.system.errors import Fault, InputError
+
+NAME = "TRL"
+LATER = ("grpo", "rloo", "distillation")
+_SCRIPTS = {"reward_modeling.py": "reward", **{f"{name}.py": name for name in METHODS}}
+_MODULE = "trl.scripts."
+_KERNELS = "is about speed; surefoot chooses its kernels itself"
+_STREAM = "surefoot reads a set whole, or so many records as max_samples says"
+_LOSS = "surefoot's loss is the negative log-likelihood"
+_LAUNCH = ("accelerate_config", "num_processes", "num_machines")
+_ONE = "one process holds all of it"
+# TRL's own files for accelerate, by what they share out.
+_PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {},
+    "multi_gpu": {},
+    "fsdp1": {"distributed_type": "FSDP"},
+    "fsdp2": {"distributed_type": "FSDP"},
+    "zero1": {"distributed_type": "DEEPSPEED", "zero_stage": 1},
+    "zero2": {"distributed_type": "DEEPSPEED", "zero_stage": 2},
+    "zero3": {"distributed_type": "DEEPSPEED", "zero_stage": 3},
+}
+
+HELD = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
+OWN_ROWS: tuple[Row, ...] = (
+    carried("model_name_or_path", None, "model.path", type=text),
+    carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
+    joint(
+        "dtype",
+        "float32",
+        ("precision.base",),
+        "the type in which weights are held",
+        type=text,
+        null=Refusal("null leaves the type to transformers", f"use one of {', '.join(HELD)}"),
+    ),
+    joint("attn_implementation", None, ("attention.implementation",), type=text),
+    joint("use_peft", False, ("adapter.kind",)),
+    joint("lora_r", 16, ("adapter.rank",)),
+    joint("lora_alpha", 32, ("adapter.alpha",), type=number),
+    joint("lora_dropout", 0.05, ("adapter.dropout",)),
+    joint("lora_target_modules", None, ("adapter.targets",), type=module_names),
+    joint("lora_modules_to_save", None, ("adapter.modules_to_save",), type=module_names),
+    refused("lora_target_parameters", None, "surefoot adapts linear layers only", "leave it out"),
+    refused("lora_task_type", "CAUSAL_LM", "surefoot trains causal language models", "leave it out"),
+    joint("use_rslora", False, ("adapter.rslora",)),
+    joint("use_dora", False, ("adapter.kind",)),
+    refused("load_in_8bit", False, "a base in 8 bits is not in surefoot", "use load_in_4bit, or leave it out"),
+    joint("load_in_4bit", False, ("precision.base",)),
+    refused("bnb_4bit_quant_type", "nf4", "surefoot's 4 bits are nf4", "leave it out"),
+    joint("use_bnb_nested_quant", False, ("precision.base",)),
+    listed("bnb_4bit_quant_storage", None, "is about several processes, which surefoot starts itself"),
+    joint("dataset_name", None, ("data.train",), type=text),
+    joint("dataset_config", None, ("data.train",), "the subset", type=text),
+    joint("dataset_train_split", "train", ("data.train",), type=text),
+    joint("dataset_test_split", "test", ("data.eval",), "read where eval_strategy is not no", type=text),
+    refused("dataset_streaming", False, _STREAM, "leave it out"),
+    joint("datasets", None, ("data.train",)),
+    refused("streaming", False, _STREAM, "leave it out"),
+    joint("test_split_size", None, ("data.eval",), type=number),
+    listed("ignore_bias_buffers", False, "is about several processes, which surefoot starts itself"),
+    listed("trust_remote_code", False, "surefoot runs no code that comes with a model"),
+    refused("model_init_kwargs", None, "surefoot loads models in one way", "leave it out", same=({},)),
+    refused("router_aux_loss_coef", None, "surefoot's loss has no part for routers", "leave it out", same=(0,)),
+    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
+    joint("dataset_text_field", "text", ("data.train",), type=text),
+    refused("dataset_kwargs", None, "surefoot prepares data in one way", "leave it out", same=({},)),
+    listed("dataset_num_proc", None, "is about speed, and changes no number"),
+    refused("eos_token", None, "surefoot takes the tokenizer's own", "change the tokenizer's files"),
+    carried("pad_token", None, "tokenizer.pad", type=text),
+    joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
+    refused("truncation_mode", "keep_start", "surefoot cuts the end off", "leave it out"),
+    listed("shuffle_dataset", False, "every epoch is shuffled by the seed"),
+    refused("packing", False, PACKED, UNPACKED),
+    listed("packing_strategy", "bfd", "nothing is packed"),
+    listed("eval_packing", None, "evaluation reads every example once"),
+    listed("padding_free", False, "padding changes no number here"),
+    listed("pad_to_multiple_of", "auto", "padding changes no number here"),
+    joint("completion_only_loss", None, ("data.train_on",), type=truth),
+    joint("assistant_only_loss", False, ("data.train_on",)),
+    refused("loss_type", "nll", _LOSS, "leave it out", same=("chunked_nll",)),
+    listed("activation_offloading", False, _KERNELS),
+    carried("learning_rate", 2e-5, "optim.lr"),
+    joint("logging_steps", 10, ("log_every",), type=number),
+    joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
+    joint("bf16", None, ("precision.compute",), "on unless fp16 is", type=truth),
+)  # fmt: skip
+ROWS: Mapping[str, Row] = {row.name: row for row in (*trainer.ROWS, *OWN_ROWS)}
+ALIASES = {
+    **trainer.ALIASES,
+    "torch_dtype": "dtype",
+    "max_seq_length": "max_length",
+    "dataset_train_name": "dataset_train_split",
+}
+ELSEWHERE = {"lora_rank": "lora_r", "lora_target": "lora_target_modules", "cutoff_len": "max_length"}
+FORMS = ("eager", "sdpa", "flash_attention_2")
+
+
+def set_model(draft: Draft) -> None:
+    if not draft["model_name_or_path"]:
+        draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
+    form = draft["attn_implementation"]
+    if form in FORMS:
+        draft.set("attention.implementation", form, "attn_implementation")
+    elif form is not None:
+        draft.refuse("attn_implementation", f"surefoot has no {form}", f"it has {', '.join(FORMS)}")
+
+
+def set_length(draft: Draft) -> None:
+    limit = draft["max_length"]
+    if limit is None:  # a plain Trainer's script that cuts nothing itself
+        return
+    draft.set("data.max_length", limit, "max_length", why=NO_LIMIT if limit == ALL_POSITIONS else "")
+
+
+def set_adapter(draft: Draft) -> None:
+    shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save")
+    if not draft["use_peft"]:
+        draft.drop("use_peft is off", "use_peft", *shape, "use_dora", "use_rslora")
+        if draft["load_in_4bit"]:
+            draft.refuse("load_in_4bit", "4-bit weights cannot train", "add use_peft")
+        return
+    draft.set("adapter.kind", "dora" if draft["use_dora"] else "lora", "use_peft", "use_dora")
+    draft.set("adapter.rank", draft["lora_r"], "lora_r")
+    draft.set("adapter.alpha", draft["lora_alpha"], "lora_alpha")
+    if "disable_dropout" in draft.rows and draft["disable_dropout"]:
+        draft.drop("disable_dropout turns the adapter's off as well, as there", "lora_dropout")
+    else:
+        draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
+    draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
+    draft.set("adapter.modules_to_save", draft["lora_modules_to_save"] or [], "lora_modules_to_save")
+    set_targets(draft, "lora_target_modules")
+
+
+def set_targets(draft: Draft, name: str) -> None:
+    named = draft[name]
+    if named is None:
+        set_default_targets(draft, name)
+    else:
+        draft.set("adapter.targets", "all-linear" if named == ["all-linear"] else named, name)
+
+
+def set_precision(draft: Draft) -> None:
+    set_compute(draft)
+    set_weights(draft)
+
+
+def set_compute(draft: Draft) -> None:
+    if draft["fp16"] and draft["bf16"]:
+        draft.refuse("fp16", "bf16 and fp16 exclude each other", "keep one")
+        return
+    unused = ["fp16"]
+    if draft["fp16"]:
+        draft.set("precision.compute", "fp16", "fp16")
+        unused = ["bf16"]
+    elif draft["bf16"] is False and (launched := draft.facts.get("mixed_precision")):
+        draft.set("precision.compute", launched, why="accelerate's mixed_precision")
+        unused.append("bf16")
+    else:
+        draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
+    draft.drop("asks for nothing", *unused)
+
+
+def set_weights(draft: Draft) -> None:
+    if draft["load_in_4bit"]:
+        both = "" if draft["use_bnb_nested_quant"] else "with double quantisation as well"
+        draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)
+        draft.drop("the base is held in 4 bits", "dtype")
+        return
+    draft.drop("nothing is quantised", "load_in_4bit", "use_bnb_nested_quant")
+    set_base(draft, "dtype", trained=not draft["use_peft"])
+
+
+def set_base(draft: Draft, name: str, *, trained: bool) -> None:
+    """The type in which weights are held. trained: all of them, which surefoot does in fp32 only."""
+    held = HELD.get(str(draft[name]).removeprefix("torch."))
+    if held is None:
+        draft.refuse(name, f"{draft[name]} is no type to hold weights in", f"use {', '.join(HELD)}")
+    elif trained:
+        fixed = (
+            "weights that train are held in fp32: a scaler cannot unscale fp16 gradients, and bf16 loses small steps"
+        )
+        draft.note(name, "carried" if held == "fp32" else "changed", "" if held == "fp32" else fixed, "precision.base")
+    else:
+        draft.set("precision.base", held, name)
+
+
+def dialect(first: FirstRecord, method: str = "sft") -> Dialect:
+    """first: as in `Options`. method: the command's verb."""
+    data = reading(first) if method == "sft" else reading_pairs(method, first)
+    rules = (set_model, set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
+    if method == "sft":
+        return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
+    return Dialect(NAME, rows_of(method, OWN_ROWS), (*rules, *trainer.RULES, METHODS[method].rule), ALIASES, ELSEWHERE)
+
+
+def _switches(rows: Mapping[str, Row]) -> tuple[str, ...]:
+    return tuple(name for name, row in rows.items() if row.type is truth)
+
+
+_SWITCHES = _switches(ROWS)
+_LISTS = (
+    "loss_type",
+    "loss_weights",
+    "lora_target_modules",
+    "lora_modules_to_save",
+    "lora_target_parameters",
+    "report_to",
+)
+
+
+def claims_command(command: Command) -> bool:
+    return command.name in ("trl", "sft.py", *_SCRIPTS) or command.name.startswith(_MODULE)
+
+
+def claims_file(path: str, text: str) -> bool:
+    keys = top_keys(path, text)
+    return "model_name_or_path" in keys and bool(keys & {"dataset_name", "datasets"}) and "dataset" not in keys
+
+
+def from_command(command: Command, options: Options) -> Translation:
+    arguments = list(command.arguments)
+    method = _SCRIPTS.get(command.name, "sft")
+    if command.name == "trl":
+        method = arguments.pop(0) if arguments else ""
+    elif command.name.startswith(_MODULE):
+        method = command.name.removeprefix(_MODULE)
+    if method != "sft" and method not in METHODS:
+        what = "is another method than surefoot's" if method in LATER else "is no training that surefoot reads"
+        raise InputError(Fault(f"trl {method}".strip(), what, f"it reads sft, {', '.join(METHODS)}"))
+    switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
+    words, left = read_flags(arguments, switches=switches, lists=_LISTS)
+    if left:
+        raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+    held: list[Word] = []
+    environment: dict[str, str] = {}
+    for word in [word for word in words if word.name == "config"]:
+        found = read_document(parse_document(options.read(str(word.value)), str(word.value)))
+        environment |= _environment(found)
+        held += [one for one in found if one.name != "env"]
+    launched = _launched(words)
+    words = [word for word in words if word.name not in ("config", *_LAUNCH)]
+    command = replace(command, environment={**environment, **command.environment})
+    if launched is None:
+        return _translate([*held, *words], options, command, method)
+    count, engine, note = launched
+    command = replace(command, facts={**command.facts, "processes": count})
+    found = in_processes(_translate([*held, *words], options, command, method), count, engine)
+    return replace(found, notes=(*note, *found.notes))
+
+
+def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    found = read_document(parse_document(text, path))
+    command = Command(path, environment={**inherited(options), **_environment(found)})
+    words = [*(word for word in found if word.name != "env"), *read_pairs(overrides)]
+    if (possible := _methods(path, words, options.first)) != ["sft"]:
+        fix = f"say which: surefoot run -- trl {' or '.join(possible)} --config {path}"
+        raise InputError(Fault(path, "TRL's command, and no word of its file, says which training this is", fix))
+    return _translate(words, options, command)
+
+
+def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
+    """Of `trl VERB --config path` the verbs that it could be for: by settings that not all of them have, by the file's
+    name, and by the first record of the data."""
+    settings = {"sft": set(ROWS)} | {name: set(rows_of(name, OWN_ROWS)) for name in METHODS}
+    given = {ALIASES.get(word.name, word.name) for word in words} & set().union(*settings.values())
+    fitting = [name for name, known in settings.items() if given <= known]
+    if not fitting or len(fitting) == 1:
+        return fitting or list(settings)
+    named = re.split(r"[^a-z]+", path.rpartition("/")[2].lower())
+    if said := [name for name in fitting if name in named]:
+        return said
+    source = next((word.value for word in words if word.name == "dataset_name"), None)
+    record = first(source) if isinstance(source, str) else None
+    if record is None:
+        return fitting
+    kind = "chosen" in record, "label" in record
+    of_kind = {(True, False): {"dpo", "reward", "orpo", "cpo"}, (False, True): {"kto"}, (False, False): {"sft"}}
+    return [name for name in fitting if name in of_kind.get(kind, settings)] or fitting
+
+
+def _environment(words: Sequence[Word]) -> dict[str, str]:
+    """The file's own `env: {NAME: value}`."""
+    word = next((word for word in words if word.name == "env" and word.value), None)
+    if word is None:
+        return {}
+    if not isinstance(word.value, dict):
+        raise InputError(Fault(word.where, "env: expected names with their values", "write env: {NAME: value}"))
+    return {str(name): str(value) for name, value in word.value.items()}
+
+
+def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, ...]] | None:
+    """(processes, keys of `parallel`, what became of the words) where TRL is told how to start itself. Raises
+    InputError for several machines and for a profile that is none of TRL's."""
+    told = {word.name: word for word in words if word.name in _LAUNCH}
+    if (machines := told.get("num_machines")) is not None and machines.value != 1:
+        raise InputError(Fault(machines.where, f"asks for {machines.value} machines", MORE))
+    count, profile = told.get("num_processes"), told.get("accelerate_config")
+    if profile is not None and profile.value not in _PROFILES:
+        fix = f"it has {', '.join(_PROFILES)}; or write accelerate launch --config_file {profile.value} sft.py"
+        raise InputError(Fault(profile.where, f"TRL has no profile {profile.value}", fix))
+    if profile is not None and count is None and profile.value != "single_gpu":
+        raise InputError(Fault(profile.where, "TRL's profile is for eight processes", "add --num_processes N"))
+    if count is None:
+        return None
+    if isinstance(count.value, bool) or not isinstance(count.value, int) or count.value < 1:
+        raise InputError(Fault(count.where, f"expected a number of processes from 1, got {count.value}"))
+    several = count.value > 1
+    notes = tuple(
+        Note(
+            word.shown, "carried" if several else "listed", keys if several else (), "" if several else _ONE, word.where
+        )
+        for word, keys in ((count, ("parallel.nproc",)), (profile, ("parallel.engine",)))
+        if word is not None
+    )
+    return count.value, launchers.engine(_PROFILES[profile.value] if profile else {}), notes
+
+
+def _translate(words: Sequence[Word], options: Options, command: Command, method: str = "sft") -> Translation:
+    settings = {
+        "allow_unknown": options.allow_unknown,
+        "environment": command.environment,
+        "facts": command.facts,
+        "read": options.read,
+    }
+    draft = Draft(dialect(options.first, method), words, **settings)
+    return draft.finish("train", environment=draft.environment)
+
+
+TRL = Tool(NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: Voice(row=trainer_row))

@@ -1,0 +1,178 @@
+"""TRL's other trainings: `trl dpo`, `trl kto` and `trl reward`, and the scripts of ORPO and CPO (SimPO).
+
+Facts: the dataclasses of TRL 1.16 (of ORPO and CPO its experimental ones). tests/equality holds losses against TRL's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from surefoot.interop import trainer
+from surefoot.interop.draft import Draft
+from surefoot.interop.launch import FirstRecord
+from surefoot.interop.rows import ALL_POSITIONS, Row, carried, joint, listed, number, refused, text
+from surefoot.interop.trl.data import set_sources, set_template
+
+_SYNCED = "the reference of surefoot stays as it is"
+_ENCODER = "surefoot trains causal language models"
+_LEAVE = "leave it out"
+_LOSSES = ("sigmoid", "ipo", "hinge")
+
+
+def _dropped(value: bool) -> float | str:
+    return 0.0 if value else "own"
+
+
+_ALL: tuple[Row, ...] = (
+    carried("disable_dropout", True, "model.dropout", _dropped),
+    joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
+)
+_RATE = carried("learning_rate", 1e-6, "optim.lr")
+_REFERENCE: tuple[Row, ...] = (
+    refused("sync_ref_model", False, _SYNCED, _LEAVE),
+    listed("ref_model_mixup_alpha", 0.6, "belongs to sync_ref_model"),
+    listed("ref_model_sync_steps", 512, "belongs to sync_ref_model"),
+    listed("precompute_ref_batch_size", None, "is about speed, and changes no number"),
+)
+_OLDER: tuple[Row, ...] = (
+    refused("max_completion_length", None, "an answer is cut with its prompt (max_length)", _LEAVE),
+    listed("padding_value", None, "padding is masked by position"),
+    refused("generate_during_eval", False, "surefoot has samples.count for this", _LEAVE),
+    refused("is_encoder_decoder", None, _ENCODER, _LEAVE, same=(False,)),
+)
+_DPO: tuple[Row, ...] = (
+    *_ALL,
+    _RATE,
+    *_REFERENCE,
+    carried("beta", 0.1, "alignment.beta"),
+    carried("label_smoothing", 0.0, "alignment.label_smoothing"),
+    joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), "sigmoid, ipo, hinge; beside one of them sft"),
+    joint("loss_weights", None, ("alignment.sft",), "of sft, beside a weight of 1"),
+    joint("precompute_ref_log_probs", False, ("alignment.reference",)),
+    refused("ld_alpha", None, "surefoot's losses weigh all tokens of an answer alike", _LEAVE),
+    refused("f_divergence_type", "reverse_kl", "surefoot's DPO has the reverse KL", _LEAVE),
+    listed("f_alpha_divergence_coef", 0.5, "belongs to f_divergence_type"),
+    refused("use_weighting", False, "surefoot weighs all pairs alike", _LEAVE),
+    listed("discopop_tau", 0.05, "belongs to a loss that is refused"),
+)
+_KTO: tuple[Row, ...] = (
+    *_ALL,
+    _RATE,
+    *_REFERENCE,
+    carried("beta", 0.1, "alignment.beta"),
+    carried("desirable_weight", 1.0, "alignment.good"),
+    carried("undesirable_weight", 1.0, "alignment.bad"),
+    refused("loss_type", "kto", "surefoot has KTO's own loss", _LEAVE),
+    refused("precompute_ref_log_probs", False, "KTO's KL pairs prompts with answers of others in the step", _LEAVE),
+)
+_REWARD: tuple[Row, ...] = (
+    *_ALL,
+    carried("learning_rate", 1e-4, "optim.lr"),
+    carried("center_rewards_coefficient", None, "reward.center", type=number),
+    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
+    refused("eos_token", None, "surefoot takes the tokenizer's own", "change the tokenizer's files"),
+)
+_ORPO: tuple[Row, ...] = (*_ALL, _RATE, *_OLDER, carried("beta", 0.1, "alignment.beta"))
+_CPO: tuple[Row, ...] = (
+    *_ALL,
+    _RATE,
+    *_OLDER,
+    carried("beta", 0.1, "alignment.beta"),
+    refused("label_smoothing", 0.0, "is for losses that surefoot's SimPO is not", _LEAVE),
+    joint("loss_type", "sigmoid", ("alignment.loss",), "simpo; CPO's own are refused", type=text),
+    carried("cpo_alpha", 1.0, "alignment.sft"),
+    carried("simpo_gamma", 0.5, "alignment.margin"),
+    refused("alpha", 0.0, "surefoot has no AlphaPO", _LEAVE),
+)
+
+
+def _set_dpo(draft: Draft) -> None:
+    asked = draft["loss_type"]
+    losses = asked if isinstance(asked, list) else [asked]
+    weights = draft["loss_weights"]
+    weights = weights if isinstance(weights, list) else [1.0] * len(losses) if weights is None else [weights]
+    main = [loss for loss in losses if loss != "sft"]
+    if len(main) != 1 or main[0] not in _LOSSES or len(losses) > 2:
+        fix = f"use one of {', '.join(_LOSSES)}, and sft beside it"
+        draft.refuse("loss_type", f"surefoot has no {' + '.join(map(str, losses))}", fix)
+        return
+    if len(weights) != len(losses) or any(isinstance(one, bool | str) for one in weights):
+        draft.refuse("loss_weights", f"expected {len(losses)} numbers, one for each loss")
+        return
+    held = dict(zip(losses, weights, strict=True))
+    if held[main[0]] != 1:
+        draft.refuse("loss_weights", f"{main[0]} has weight 1 in surefoot", "divide all weights, and multiply the rate")
+        return
+    draft.set("alignment.loss", main[0], "loss_type")
+    if "sft" in held:
+        draft.set("alignment.sft", float(held["sft"]), "loss_type", "loss_weights")
+    draft.note("loss_weights", "carried", "", "alignment.loss")
+    reference = "cached" if draft["precompute_ref_log_probs"] else "auto"
+    draft.set("alignment.reference", reference, "precompute_ref_log_probs")
+
+
+def _set_simpo(draft: Draft) -> None:
+    if draft["loss_type"] != "simpo":
+        draft.refuse("loss_type", f"surefoot has no CPO with {draft['loss_type']}", "use simpo, or trl dpo")
+        return
+    draft.set("alignment.loss", "simpo", "loss_type")
+
+
+def _set_orpo(draft: Draft) -> None:
+    draft.set("alignment.loss", "orpo", why="the script's method")
+
+
+def _set_reward(draft: Draft) -> None:
+    draft.assume("a classification head without bias", "a value head here, saved as value_head.safetensors", "stage")
+
+
+def _nothing(draft: Draft) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Method:
+    """stage: ours. rows: its own settings. rule: reads them together."""
+
+    stage: str
+    rows: tuple[Row, ...]
+    rule: Callable[[Draft], None] = _nothing
+
+
+METHODS: Mapping[str, Method] = {
+    "dpo": Method("dpo", _DPO, _set_dpo),
+    "kto": Method("kto", _KTO),
+    "reward": Method("reward", _REWARD, _set_reward),
+    "orpo": Method("dpo", _ORPO, _set_orpo),
+    "cpo": Method("dpo", _CPO, _set_simpo),
+}
+# Of `trl sft`'s settings those that say how texts become examples of answers.
+_SFT_ONLY = {
+    "chat_template_path", "dataset_text_field", "dataset_kwargs", "eos_token", "packing", "packing_strategy",
+    "eval_packing", "shuffle_dataset", "completion_only_loss", "assistant_only_loss", "loss_type", "max_length",
+    "learning_rate",
+}  # fmt: skip
+
+
+def rows_of(name: str, shared: tuple[Row, ...]) -> Mapping[str, Row]:
+    """shared: all of `trl sft`."""
+    kept = [row for row in (*trainer.ROWS, *shared) if row.name not in _SFT_ONLY]
+    return {row.name: row for row in (*kept, *METHODS[name].rows)}
+
+
+def reading_pairs(name: str, first: FirstRecord) -> Callable[[Draft], None]:
+    """The data rule. Texts go through no template, turns through the tokenizer's. first: as in `Options`."""
+
+    def rule(draft: Draft) -> None:
+        draft.set("stage", METHODS[name].stage)
+        words = ["chat_template_path"] if "chat_template_path" in draft.rows else []
+        sources = set_sources(draft)
+        if sources is None:
+            draft.drop("there is no training data", *words)
+            return
+        record = first(sources[0] if isinstance(sources[0], str) else sources[0]["path"])
+        texts = record is not None and isinstance(record.get("prompt", record.get("chosen")), str)
+        set_template(draft, draft[words[0]] if words else None, texts=texts, seen=record is not None)
+
+    return rule

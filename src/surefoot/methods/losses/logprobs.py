@@ -1,0 +1,71 @@
+"""How likely a model finds given answers: log-probabilities of the tokens that a batch marks as answers.
+
+    log p(y | x) = sum over the answer's tokens t of log softmax(logits_t)[token_t]
+
+The head runs on the answers' positions alone, so no [B, T, V] tensor exists; softmax and sums are fp32 whatever the
+autocast dtype. The fp32 copy of the logits is made a few positions at a time: where no gradient is wanted it never
+exists as a whole, and where the head does not train either and is computed a few positions at a time
+(`surefoot.models.fast.chunked_head`), no logits of all positions do.
+
+Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary. Of a packed row B is its
+documents and T the tokens of the longest of them: answers are summed over as in padded rows, one row for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from surefoot.data.batch import IGNORE, Batch
+from surefoot.data.pack import in_rows
+from surefoot.kernels.chunked_loss import Head, token_losses
+from surefoot.methods.losses.sft import supervised_logits, supervised_places
+from surefoot.models.fast.chunked_head import chunked_head
+from surefoot.models.forward import hidden_at
+
+_POSITIONS = 1024  # of which an fp32 copy exists at once without gradients: half a GiB at 128 k words
+
+
+@dataclass(frozen=True)
+class AnswerLogProbs:
+    """sums: [B] fp32, differentiable; 0 for a row without an answer. tokens: answer tokens of each row, [B] fp32."""
+
+    sums: torch.Tensor
+    tokens: torch.Tensor
+
+    @property
+    def means(self) -> torch.Tensor:
+        """Per token, [B]; 0 for a row without an answer."""
+        return self.sums / self.tokens.clamp(min=1)
+
+
+def token_logprobs(model: nn.Module, rows: Batch) -> torch.Tensor:
+    """Log-probability of every answer token, where its predecessor stands as in `rows.targets`: [B, T] fp32,
+    differentiable, 0 elsewhere; of a packed row as its documents in padded rows."""
+    head = chunked_head(model)
+    found = _plain(model, rows) if head is None or head.trains else _chunked(model, rows, head)
+    # Put back by place rather than added up by row: adding by index has no fixed order on a GPU.
+    return in_rows(found.new_zeros(rows.targets.shape).masked_scatter(rows.targets != IGNORE, found), rows)
+
+
+def _plain(model: nn.Module, rows: Batch) -> torch.Tensor:
+    """[N], of the answer tokens in their order."""
+    logits, targets = supervised_logits(model, rows)
+    with torch.autocast(logits.device.type, enabled=False):
+        parts = zip(logits.split(_POSITIONS), targets.split(_POSITIONS), strict=True)
+        return torch.cat([-F.cross_entropy(part.float(), words, reduction="none") for part, words in parts])
+
+
+def _chunked(model: nn.Module, rows: Batch, head: Head) -> torch.Tensor:
+    """The same, for a head that does not train: what a token counts for is known in the backward pass alone."""
+    places, targets = supervised_places(rows)
+    return -token_losses(hidden_at(model, rows, places), head, targets)
+
+
+def answer_logprobs(model: nn.Module, rows: Batch) -> AnswerLogProbs:
+    """Of each row's answer as a whole."""
+    answered = in_rows((rows.targets != IGNORE).float(), rows)
+    return AnswerLogProbs(token_logprobs(model, rows).sum(dim=1), answered.sum(dim=1))

@@ -1,0 +1,178 @@
+"""Learning from pairs of a better and a worse answer: DPO and its relatives.
+
+With c and r the better (chosen) and the worse (rejected) answer, log p of the policy, log q of the reference, |y| the
+tokens of an answer, d = (log p(c) - log q(c)) - (log p(r) - log q(r)) and s the logistic function, a pair's loss is
+
+    sigmoid   -(1 - e) log s(b d) - e log s(-b d)       DPO, Rafailov et al. 2023; e: label smoothing, Mitchell 2023
+    hinge     max(0, 1 - b d)                           SLiC-HF, Zhao et al. 2023
+    ipo       (d' - 1 / 2b)^2                           Azar et al. 2023; d' is d with each answer's part over its |y|
+    simpo     -log s(b (log p(c)/|c| - log p(r)/|r|) - m)          Meng et al. 2024; m: margin
+    orpo      -b log s(log odds(c) - log odds(r)), odds = P / (1 - P), log P = log p(y) / |y|     Hong et al. 2024
+
+plus `sft` times the cross entropy of the better answers, a mean over the tokens of all of them in the optimizer step.
+ORPO has that at 1 by definition. A loss is a row of LOSSES, never a branch.
+
+In `sums` stand the rewards that a loss implies: b times log p/q of an answer, or b log p / |y| where there is no
+reference. reward_accuracy counts pairs whose better answer has the higher reward; a tie, such as every pair before
+step 1, counts one half, as chance would have it (TRL counts it 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from surefoot.data.batch import PairBatch
+from surefoot.methods.losses.logprobs import answer_logprobs
+from surefoot.training.objective import LossSum, Objective
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Log-probabilities and token counts of P pairs, each [P]. The reference's are 0 for losses that need none."""
+
+    chosen: torch.Tensor
+    rejected: torch.Tensor
+    chosen_reference: torch.Tensor
+    rejected_reference: torch.Tensor
+    chosen_tokens: torch.Tensor
+    rejected_tokens: torch.Tensor
+
+    @property
+    def chosen_ratio(self) -> torch.Tensor:
+        return self.chosen - self.chosen_reference
+
+    @property
+    def rejected_ratio(self) -> torch.Tensor:
+        return self.rejected - self.rejected_reference
+
+    @property
+    def chosen_mean(self) -> torch.Tensor:
+        return self.chosen / self.chosen_tokens
+
+    @property
+    def rejected_mean(self) -> torch.Tensor:
+        return self.rejected / self.rejected_tokens
+
+
+@dataclass(frozen=True)
+class Constants:
+    """beta: b above. label_smoothing: e, of sigmoid. margin: m, of simpo."""
+
+    beta: float
+    label_smoothing: float = 0.0
+    margin: float = 0.0
+
+
+PerPair = Callable[[Pairs, Constants], torch.Tensor]
+Rewards = Callable[[Pairs, Constants], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """loss: of each pair, [P]. rewards: of the better and of the worse answers, [P] each. reference: whether it needs
+    one. sft: weight of the cross entropy that belongs to it."""
+
+    loss: PerPair
+    rewards: Rewards
+    reference: bool = True
+    sft: float = 0.0
+
+
+def preference_loss(name: str, constants: Constants, sft: float = 0.0) -> Objective:
+    """The objective of the loss `name`, for PairBatch. sft: weight of the cross entropy of the better answers, on top
+    of what the loss has by itself."""
+    row = LOSSES[name]
+    weight = row.sft + sft
+
+    def objective(model: nn.Module, batch: PairBatch) -> LossSum:
+        """Summed over pairs. `batch.reference` must be known where the loss needs one."""
+        pairs = _pairs(model, batch, row.reference)
+        loss = row.loss(pairs, constants).sum()
+        if weight:  # a sum over tokens becomes a mean over those of the step once the step divides by its pairs
+            loss = loss - weight * batch.answer_share * pairs.chosen.sum()
+        with torch.no_grad():
+            return LossSum(loss, _sums(pairs, row.rewards(pairs, constants)))
+
+    return objective
+
+
+def _pairs(model: nn.Module, batch: PairBatch, needs_reference: bool) -> Pairs:
+    found = answer_logprobs(model, batch.rows)
+    reference = batch.reference
+    if reference is None:
+        if needs_reference:
+            raise ValueError("this loss compares with a reference, and the batch has none of its log-probabilities")
+        reference = torch.zeros_like(found.sums)
+    count = len(batch.common)
+    tokens = found.tokens.clamp(min=1)
+    halves = [(values[:count], values[count:]) for values in (found.sums, reference, tokens)]
+    (chosen, rejected), (chosen_reference, rejected_reference), (chosen_tokens, rejected_tokens) = halves
+    return Pairs(chosen, rejected, chosen_reference, rejected_reference, chosen_tokens, rejected_tokens)
+
+
+def _sums(pairs: Pairs, rewards: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+    chosen, rejected = rewards
+    right = (chosen > rejected).float() + 0.5 * (chosen == rejected).float()
+    found = {
+        "reward_chosen": chosen,
+        "reward_rejected": rejected,
+        "reward_accuracy": right,
+        "reward_margin": chosen - rejected,
+        "logp_chosen": pairs.chosen,
+        "logp_rejected": pairs.rejected,
+    }
+    return {name: values.detach().sum() for name, values in found.items()}
+
+
+def _sigmoid(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    scaled = constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio)
+    smoothing = constants.label_smoothing
+    return -(1 - smoothing) * F.logsigmoid(scaled) - smoothing * F.logsigmoid(-scaled)
+
+
+def _hinge(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    return torch.relu(1 - constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio))
+
+
+def _ipo(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    """Per token, as the paper's authors told TRL that they meant it: a sum would grow with the answers' lengths."""
+    difference = pairs.chosen_ratio / pairs.chosen_tokens - pairs.rejected_ratio / pairs.rejected_tokens
+    return (difference - 1 / (2 * constants.beta)) ** 2
+
+
+def _simpo(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    return -F.logsigmoid(constants.beta * (pairs.chosen_mean - pairs.rejected_mean) - constants.margin)
+
+
+def _orpo(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    odds = _log_odds(pairs.chosen_mean) - _log_odds(pairs.rejected_mean)
+    return -constants.beta * F.logsigmoid(odds)
+
+
+def _log_odds(logp: torch.Tensor) -> torch.Tensor:
+    """log(P / (1 - P)) from log P < 0. 1 - P is written with expm1, which keeps digits where P is near 1; beyond what
+    fp32 can tell from 1, P is held at that."""
+    logp = logp.clamp(max=-torch.finfo(logp.dtype).eps)
+    return logp - torch.log(-torch.expm1(logp))
+
+
+def _over_reference(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.Tensor]:
+    return constants.beta * pairs.chosen_ratio, constants.beta * pairs.rejected_ratio
+
+
+def _per_token(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.Tensor]:
+    return constants.beta * pairs.chosen_mean, constants.beta * pairs.rejected_mean
+
+
+LOSSES: Mapping[str, PairLoss] = {
+    "sigmoid": PairLoss(_sigmoid, _over_reference),
+    "ipo": PairLoss(_ipo, _over_reference),
+    "hinge": PairLoss(_hinge, _over_reference),
+    "orpo": PairLoss(_orpo, _per_token, reference=False, sft=1.0),
+    "simpo": PairLoss(_simpo, _per_token, reference=False),
+}

@@ -1,0 +1,144 @@
+"""Reward models: of two answers to one prompt, the better one gets the higher score (Bradley and Terry 1952).
+
+    last        loss = - log sigmoid(r_b - r_w),  r the value at the last token of an answer (Ouyang et al. 2022)
+    divergence  loss = mean over t in [first, end) of - log sigmoid(v_b[t] - v_w[t])  (DeepSpeed-Chat, reward_model.py)
+    center      adds c (r_b + r_w)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv 2312.09244)
+
+first: the first token in which the two rows differ. end: where the longer one ends. DeepSpeed-Chat looks for both ends
+by PAD's id, and behind the end of the shorter answer compares with values that its padding happens to have. Here the
+ends are known, so PAD may be any token; and an answer that has ended keeps the value of its last token. Where both are
+equally long this is the published loss.
+
+Identical answers say nothing: their loss is log 2, without a gradient.
+
+Shapes: P pairs, T tokens, values [2P, T] with the better answers' rows first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from surefoot.data.batch import Batch, PairBatch
+from surefoot.data.pack import in_rows
+from surefoot.models.shared_prefix import shared_prefixes
+from surefoot.report.calibration import CALIBRATION, calibration_sums, right
+from surefoot.training.objective import LossSum, Objective
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """lengths: [P] real tokens of either row. common: [P] tokens that both begin with."""
+
+    better: torch.Tensor  # [P, T]
+    worse: torch.Tensor  # [P, T]
+    better_lengths: torch.Tensor
+    worse_lengths: torch.Tensor
+    common: torch.Tensor
+
+    @property
+    def same(self) -> torch.Tensor:
+        """[P], True where both rows are one and the same."""
+        return (self.common == self.better_lengths) & (self.common == self.worse_lengths)
+
+
+PairLoss = Callable[[Pairs, int], torch.Tensor]  # pairs, surplus -> [P]
+
+
+def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared: bool = False) -> Objective:
+    """loss: a key of `PAIR_LOSSES`. center: coefficient, 0 for none. surplus: see `divergence_loss`. shared: compute
+    what both rows of a pair begin with once, where rows are padded and that saves something; for models on which it may
+    be."""
+    return partial(_reward_loss, compare=PAIR_LOSSES[loss], center=center, surplus=surplus, shared=shared)
+
+
+def last_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
+    """[P], from the scores at the last tokens, wherever padding stands."""
+    better, worse = last_scores(pairs)
+    return -F.logsigmoid(_without_same(better - worse, pairs.same))
+
+
+def divergence_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
+    """[P], means over the positions from the first difference to the end of the longer answer, at least one.
+
+    surplus: further positions behind that end, as DeepSpeed-Chat counts them where it is told of more PAD tokens in
+    front than there are.
+    """
+    longer = torch.maximum(pairs.better_lengths, pairs.worse_lengths)
+    first = torch.minimum(pairs.common, longer - 1).unsqueeze(1)  # [P, 1]
+    end = longer.unsqueeze(1) + surplus
+    at = torch.arange(int(end.max()), device=longer.device)  # [T']
+    margins = _held(pairs.better, pairs.better_lengths, at) - _held(pairs.worse, pairs.worse_lengths, at)  # [P, T']
+    losses = -F.logsigmoid(_without_same(margins, pairs.same.unsqueeze(1)))
+    inside = (at >= first) & (at < end)
+    return (losses * inside).sum(dim=1) / inside.sum(dim=1)
+
+
+PAIR_LOSSES: Mapping[str, PairLoss] = {"last": last_loss, "divergence": divergence_loss}
+
+
+def last_scores(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values at the last token of the better and of the worse answers, [P] each."""
+    better = pairs.better.gather(1, pairs.better_lengths.unsqueeze(1) - 1)
+    worse = pairs.worse.gather(1, pairs.worse_lengths.unsqueeze(1) - 1)
+    return better.squeeze(1), worse.squeeze(1)
+
+
+def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
+    """values: of `batch.rows`, [2P, T] or of one packed row [1, T]. A blank batch has no lengths; any will do where
+    nothing is counted."""
+    values = in_rows(values, batch.rows)
+    count, device = len(batch.common), values.device
+    lengths = torch.tensor(batch.rows.lengths or [values.shape[1]] * 2 * count, device=device)
+    common = torch.tensor(batch.common, device=device)
+    return Pairs(values[:count], values[count:], lengths[:count], lengths[count:], common)
+
+
+def _reward_loss(
+    model: nn.Module, batch: PairBatch, *, compare: PairLoss, center: float, surplus: int, shared: bool
+) -> LossSum:
+    """model: a `ScoredModel`. sums: reward_accuracy (pairs whose better answer has the higher score at its last token;
+    equal ones count half, as in stage dpo), reward_margin between the two, and the scores themselves, reward_chosen and
+    reward_rejected. In evaluation also the table of `calibration_sums`."""
+    prefixes = shared_prefixes(batch.rows, batch.common) if shared else None
+    read = _last_tokens(batch.rows) if compare is last_loss else None
+    pairs = pairs_of(model(batch.rows, prefixes, read), batch)
+    loss = compare(pairs, surplus)
+    better, worse = last_scores(pairs)
+    if center:
+        loss = loss + center * (better + worse).square()
+    margin = (better - worse).detach()
+    sums = {
+        "reward_accuracy": right(margin).sum(),
+        "reward_margin": margin.sum(),
+        "reward_chosen": better.detach().sum(),
+        "reward_rejected": worse.detach().sum(),
+    }
+    tables = {} if torch.is_grad_enabled() else {CALIBRATION: calibration_sums(margin)}
+    return LossSum(loss.sum(), sums, tables)
+
+
+def _last_tokens(rows: Batch) -> torch.Tensor | None:
+    """Where rows or documents end, as indices into all positions; None for a blank batch, which has no lengths."""
+    device, width = rows.input_ids.device, rows.input_ids.shape[1]
+    if not rows.lengths:
+        return None
+    lengths = torch.tensor(rows.lengths, device=device)
+    if rows.documents:
+        return lengths.cumsum(0) - 1
+    return torch.arange(len(lengths), device=device) * width + lengths - 1
+
+
+def _held(values: torch.Tensor, lengths: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """[P, T'] at these positions; behind an answer's end the value of its last token."""
+    return values.gather(1, torch.minimum(at.unsqueeze(0), lengths.unsqueeze(1) - 1))
+
+
+def _without_same(margins: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
+    """0 and no gradient where both answers are the same; dropout could tell them apart."""
+    return torch.where(same, torch.zeros_like(margins), margins)

@@ -1,0 +1,58 @@
+"""Supervised fine-tuning: the cross entropy of the tokens that the data marks as to be learned.
+
+    loss = - sum over supervised t of log softmax(logits_t)[target_t]
+
+The head runs on supervised positions only; softmax and sum are fp32 whatever the autocast dtype. Where the model's head
+is computed a few positions at a time (`surefoot.models.fast.chunked_head`), no logits of all of them exist either.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from surefoot.data.batch import IGNORE, Batch
+from surefoot.kernels.chunked_loss import Head, first_choices, summed_loss
+from surefoot.models.fast.chunked_head import chunked_head
+from surefoot.models.forward import hidden_at, logits_at
+from surefoot.training.objective import LossSum
+
+
+def sft_loss(model: nn.Module, batch: Batch) -> LossSum:
+    """Summed cross entropy over `batch.targets` other than IGNORE; a batch with none gives 0, with gradients of 0.
+
+    sums: "correct", the number of supervised tokens that are the model's first choice. It costs a pass over the
+    logits, so it is counted only where no gradient is wanted, in evaluation.
+    """
+    head = chunked_head(model)
+    if head is not None:
+        return _chunked_loss(model, batch, head)
+    logits, targets = supervised_logits(model, batch)
+    with torch.autocast(logits.device.type, enabled=False):
+        loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+    if torch.is_grad_enabled():
+        return LossSum(loss)
+    return LossSum(loss, {"correct": (logits.argmax(dim=-1) == targets).sum()})
+
+
+def _chunked_loss(model: nn.Module, batch: Batch, head: Head) -> LossSum:
+    places, targets = supervised_places(batch)
+    hidden = hidden_at(model, batch, places)
+    loss = summed_loss(hidden, head, targets)
+    if torch.is_grad_enabled():
+        return LossSum(loss)
+    return LossSum(loss, {"correct": (first_choices(hidden, head) == targets).sum()})
+
+
+def supervised_logits(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [N, V] at the positions whose next token is to be learned, and those tokens [N]."""
+    # Found first: the index needs a host sync on a GPU, and the queue is shortest before the decoder has run.
+    places, targets = supervised_places(batch)
+    return logits_at(model, batch, places), targets
+
+
+def supervised_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices [N] into the B * T positions of the batch whose next token is to be learned, and those tokens [N]."""
+    places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)
+    return places, batch.targets.flatten().index_select(0, places)

@@ -1,0 +1,147 @@
+"""A training method as a value: which data, which loss, which batches, which models.
+
+A `StageKind` is a row of functions, one row for each word that the config's `stage` may be (`surefoot.methods.table`).
+Everything else that a run does is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import RecordName, Weighted
+from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenise import ReadRecord
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.training.engine import ALL
+from surefoot.training.loop import Memory
+from surefoot.training.objective import Objective
+from surefoot.training.report import EvalReport, Unit
+
+if TYPE_CHECKING:
+    from surefoot.runs.prepared import Prepared
+    from surefoot.runs.setup import Setup
+
+
+RewardFunction = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # prompts, responses -> scores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation by the stage itself. samples: (prompt, answer) pairs to read."""
+
+    report: EvalReport
+    samples: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
+    call ahead. step_places: step -> where the examples lie among the training data that it asks for, in their order:
+    all that the models are run for before it, else those that it learns from. data_step: which step's data a step
+    learns from: its own, but after a rollback. begins_at: a data step -> the first one from there on whose data do not
+    belong to an earlier one. ready: what has to be done with them once the model is at hand (rollouts, reference
+    log-probabilities), on the main thread; None: nothing. eval_batches: all of the evaluation set, None where there is
+    none. step_tokens: step -> real input tokens, as far as they are known before. memory: what is carried from step to
+    step. bounds: see `StepSettings`. evaluate: what evaluates in place of the objective over eval_batches; step, and
+    whether to give up -> its result, None when it gave up. write: what goes into every checkpoint beside the models.
+    reward: the function with which a Python caller scores answers."""
+
+    objective: Objective
+    data: PreparedData
+    steps_per_epoch: int
+    step_batches: Callable[[int], Sequence[Weighted]]
+    step_places: Callable[[int], np.ndarray]
+    step_tokens: Callable[[int], int]
+    eval_batches: Callable[[], Iterator[Weighted]] | None
+    data_step: Callable[[int], int] = lambda step: step
+    begins_at: Callable[[int], int] = lambda step: step
+    ready: Callable[[int, Sequence[Weighted]], Sequence[Weighted]] | None = None
+    memory: Memory | None = None
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    evaluate: Callable[[int, Callable[[], bool]], Measured | None] | None = None
+    write: Callable[[Path], None] | None = None
+    reward: RewardFunction | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.eval_batches is not None or self.evaluate is not None
+
+    def examples(self, step: int) -> tuple[RecordName, ...]:
+        """The names of what `step_places` says."""
+        return tuple(self.data.train.name(int(place)) for place in self.step_places(step))
+
+    def batches(self, step: int) -> Sequence[Weighted]:
+        """What step `step` learns from; runs the model where the stage does."""
+        found = self.step_batches(step)
+        return found if self.ready is None else self.ready(step, found)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The models of a run. model: what the engine holds and the objective is given. policy: the language model in it,
+    which answers prompts; of a reward model its backbone. groups: name -> whether a parameter, by its name in `model`,
+    belongs to it; each that trains to exactly one; the first group's rate is optim.lr. write: weights and config into a
+    folder; the tokenizer is written beside them. load: what a checkpoint holds beside the policy's own weights.
+    verified: what was found in building it."""
+
+    model: nn.Module
+    policy: nn.Module
+    groups: Mapping[str, Callable[[str], bool]]
+    write: Callable[[Path], None]
+    load: Callable[[Path], None]
+    verified: Mapping[str, Any]
+
+
+ONE_GROUP: Mapping[str, Callable[[str], bool]] = {ALL: lambda name: True}
+ACTOR, CRITIC = "actor", "critic"  # the groups of stage ppo
+
+
+class Prepare(Protocol):
+    """Read, render, tokenise and audit the data. Raises InputError for bad data."""
+
+    def __call__(
+        self,
+        config: RunConfig,
+        tokens: TokenizerPlan,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        read_record: ReadRecord | None = None,
+    ) -> PreparedData: ...
+
+
+class Say(Protocol):
+    """Tells the user; a caution is kept with the run's events."""
+
+    def __call__(self, sentence: str, *, caution: bool = True) -> None: ...
+
+
+def unsaid(sentence: str, *, caution: bool = True) -> None:
+    """A `Say` for whoever has nobody to tell."""
+
+
+class Start(Protocol):
+    """The stage with its models, which it may run. say: also during the steps."""
+
+    def __call__(self, run: Prepared, setup: Setup, say: Say) -> Stage: ...
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """prepare: the data. stage: the data under a plan. build: from the policy, with its adapter, and the folder
+    of its base to all models; None: the policy is all. start: the stage with its models, before step 1. unit: what its
+    batches weigh, and its loss is a mean over."""
+
+    prepare: Prepare
+    stage: Callable[[RunConfig, RunPlan, PreparedData], Stage]
+    build: Callable[[RunConfig, RunPlan, nn.Module, Path], Built] | None = None
+    start: Start | None = None
+    unit: Unit = "tokens"

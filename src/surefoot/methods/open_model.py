@@ -1,0 +1,251 @@
+"""Open whatever a user points at, ready to answer: base model, adapter, run, checkpoint or merged model.
+
+A run folder's plan.json says how its model was trained: template, BOS, stop tokens, dtype. For a model from elsewhere
+the planner decides as it would before training, so that answers before and after are asked for in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.mixture import SourceConfig
+from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
+from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.segments import Template, prompt_ids, text_ids
+from surefoot.data.templates import make_template
+from surefoot.data.text_encoder import TextEncoder
+from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
+from surefoot.families.model_facts import ModelFacts
+from surefoot.families.templates import OWN, is_file
+from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.methods.provenance import cautions_about, recorded_base, require_weights, saved_plan
+from surefoot.methods.same_tokens import require_same_tokens
+from surefoot.models.bos import install_bos_scaling
+from surefoot.models.folder import require_adapter
+from surefoot.models.hub import resolve_folder
+from surefoot.models.layout import said
+from surefoot.models.load import load_model, load_tokenizer
+from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.quantised import quantise
+from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
+from surefoot.models.tree import facts_of
+from surefoot.models.value_head import has_value_head
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
+from surefoot.planning.tokenizer import plan_tokenizer
+from surefoot.system import hardware
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.hardware import Hardware
+from surefoot.system.libraries import bitsandbytes_obstacle
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """model: in eval mode. positions: the longest sequence it takes. context: to be entered around generation.
+    named: what was opened. held: in which types, and where. cautions: sentences on what is not as a run left it.
+    base: folder of the base model. trained: folder of the adapter, or `base` where there is none. tokens: how text is
+    laid out and what ends it. plan: of the run that wrote `trained`, None where surefoot did not. bos_scale: by what
+    the model multiplies the first embedding of every sequence; it does so as it is."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    encoder: TextEncoder
+    template: Template
+    bos_id: int | None
+    pad_id: int
+    positions: int
+    context: Callable[[], AbstractContextManager[object]]
+    named: str
+    held: str
+    cautions: tuple[str, ...]
+    base: Path
+    trained: Path
+    tokens: TokenizerPlan
+    plan: RunPlan | None
+    bos_scale: float
+
+    @property
+    def described(self) -> str:
+        """One line on what was opened and how it is asked."""
+        scaled = f", first embedding times {self.bos_scale:g}" if self.bos_scale != 1 else ""
+        template = self.tokens.template
+        return f"{self.named}, {self.held}{scaled}, template {template.value} ({template.reason})"
+
+
+def open_for_use(
+    path: str, adapter: str | None = None, *, scored: bool = False, held: DType | None = None
+) -> OpenModel:
+    """path: a folder or hub id, of a model or of an adapter, which records its base. adapter: one to put over `path`.
+    scored: no answers will be asked for, so it may be a reward model. held: type of the base; None: as it was trained,
+    where this machine computes in it.
+
+    Raises InputError for what is not intact, for an adapter whose base is not found and for a reward model that is to
+    answer; EnvironmentFault where the hub does not give it.
+    """
+    base, saved = find_parts(path, adapter)
+    trained = saved.folder if saved else base
+    plan = saved_plan(trained)
+    if not scored and has_value_head(trained):  # also what was exported: no plan lies there
+        what = "is a reward model: it scores answers and writes none"
+        raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA"))
+    notes = list(cautions_about(trained, base))
+    if saved and saved.layouts:
+        notes.append(said(saved.folder, saved.layouts))
+    scale = saved_bos_scale(trained, base, plan)
+    facts = replace(facts_of(base), bos_scale=scale)
+    with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
+    machine = hardware.detect()
+    dtype = held or _dtype(plan.precision.unpacked if plan else facts.stored, machine)
+    trained_packed = plan is not None and plan.precision.base.value == "nf4"
+    obstacle = bitsandbytes_obstacle(machine.kind) if trained_packed else ""
+    packed = trained_packed and not obstacle
+    device = torch.device(machine.kind)
+    base_model = load_model(
+        base,
+        dtype=TORCH_DTYPE[dtype],
+        attention_implementation="eager" if facts.without_sdpa else "sdpa",
+        device=torch.device("cpu") if packed else device,
+        vocab_rows=saved.rows if saved else None,
+        say=notes.append,
+        scored=scored and has_value_head(base),
+    )
+    if packed:
+        quantise(base_model, compute=TORCH_DTYPE[dtype], device=device)
+    model = open_adapter(base_model, saved) if saved else base_model
+    install_bos_scaling(model, scale)
+    encoder = TextEncoder(load_tokenizer(with_tokenizer))
+    over = f" with the adapter {adapter or path}" if saved else ""
+    return OpenModel(
+        model=model,
+        tokenizer=encoder.tokenizer,
+        encoder=encoder,
+        template=make_template(template_name(tokens), encoder, tokens.stop.value),
+        bos_id=tokens.bos_id if tokens.bos.value else None,
+        pad_id=tokens.pad_id,
+        positions=facts.max_positions,
+        context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
+        named=f"{path if not saved or adapter else saved.base}{over}",
+        held=f"{_held(dtype, packed, obstacle)} on {machine.kind}",
+        cautions=tuple(notes),
+        base=base,
+        trained=trained,
+        tokens=tokens,
+        plan=plan,
+        bos_scale=scale,
+    )
+
+
+def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
+    """The token ids that ask for the next answer. Raises InputError where the template cannot lay the turns out."""
+    try:
+        return prompt_ids(Conversation(tuple(turns)), opened.template, opened.encoder, opened.bos_id)
+    except RowFault as fault:
+        raise InputError(Fault("prompt", fault.what, fault.fix)) from None
+
+
+def raw_ids(opened: OpenModel, text: str) -> list[int]:
+    """See `text_ids`; behind BOS where the model uses one."""
+    ids = text_ids(text, opened.encoder, opened.bos_id)
+    if not ids:
+        raise InputError(Fault("prompt", "is empty, and this model begins with no token of its own", "write something"))
+    return ids
+
+
+def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | None, usual: int = 256) -> int:
+    """How many new tokens: `wanted`, or up to `usual` that fit. Raises InputError where they do not fit."""
+    longest = max(map(len, prompts))
+    free = opened.positions - longest
+    if free < (wanted or 1):
+        what = f"{longest} tokens and {wanted or 1} new ones are more than the model's {opened.positions} positions"
+        raise InputError(Fault("prompt", what, "shorten it, or lower --max-new-tokens"))
+    return wanted or min(usual, free)
+
+
+def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
+    """The folder of the model, and the adapter over it, on the matrices that the model has. Raises InputError for an
+    adapter of another model or tokenizer."""
+    folder = resolve_folder(path, None, weights=True)
+    require_weights(folder, path)
+    if adapter is not None:
+        over = resolve_folder(adapter, None, weights=True)
+        require_weights(over, adapter)
+        require_adapter(over, adapter)
+        saved, base = read_adapter(over), folder
+    elif is_adapter(folder):
+        saved = read_adapter(folder)
+        base = recorded_base(path, folder, saved.base, saved.revision)
+    else:
+        return folder, None
+    facts = facts_of(base)
+    saved = fitted(saved, facts)
+    require_same_tokens(saved, base, facts.vocab)
+    return base, saved
+
+
+def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
+    """By what the first embedding of every sequence was multiplied in training; 1 where by nothing.
+
+    trained: run, checkpoint or adapter; base: the model under it, or the same folder. An adapter of another tool that
+    says nothing goes by its base. Raises InputError for a file without the factor, and where a run's file is missing
+    or has another factor than the run's plan.
+    """
+    own = read_bos_scale(trained)
+    planned = 1.0 if plan is None else plan.tokenizer.bos_scale.value
+    if own is not None and plan is not None and own != planned:
+        what = f"is {own:g}, and the model was trained with bos.scale {planned:g}, as plan.json says"
+        fix = f"write {planned:g} into it: with another factor answers make no sense"
+        raise InputError(Fault(f"{trained / BOS_FILE}: {FACTOR}", what, fix))
+    if own is not None:
+        return own
+    if planned != 1:
+        what = f"is missing, and the model was trained with bos.scale {planned:g}"
+        raise InputError(Fault(str(trained / BOS_FILE), what, "restore it: without the factor answers make no sense"))
+    under = None if plan is not None else read_bos_scale(base)
+    return 1.0 if under is None else under
+
+
+def template_name(tokens: TokenizerPlan) -> str:
+    """A run on a file of the user's own keeps it as the tokenizer's template."""
+    return OWN if is_file(tokens.template.value) else tokens.template.value
+
+
+def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
+    """For a model that no run of surefoot made: as the planner decides. folder: of the tokenizer."""
+    data = DataConfig(train=(SourceConfig(path="none"),))
+    scale = facts.bos_scale
+    bos = BosConfig() if scale is None else BosConfig(scale=scale)
+    config = RunConfig(stage="sft", model=ModelConfig(path=path), data=data, bos=bos, output="none")
+    notes = Notes()
+    tokens = plan_tokenizer(config, facts, read_tokenizer_facts(folder), notes)
+    if notes.faults:
+        raise InputError(notes.faults)
+    return tokens
+
+
+def find_tokens(
+    path: str, trained: Path, base: Path, facts: ModelFacts, plan: RunPlan | None
+) -> tuple[Path, TokenizerPlan]:
+    """Whose tokenizer goes with a model, and how text is laid out with it: as the run planned that wrote `trained`, or
+    as the planner decides for a model that no run of surefoot made. path: as the user called it."""
+    folder = trained if (trained / "tokenizer.json").is_file() else base
+    return folder, plan.tokenizer if plan else plan_tokens(path, facts, folder)
+
+
+def _held(dtype: DType, packed: bool, obstacle: str) -> str:
+    """How the base is held. An adapter that was trained over 4 bits also works over the base as it was."""
+    if packed:
+        return f"nf4 and {dtype}"
+    return f"{dtype} (it was trained over nf4, which {obstacle})" if obstacle else dtype
+
+
+def _dtype(stored: DType, machine: Hardware) -> DType:
+    """As stored, where this machine computes in it; fp32 is right everywhere."""
+    fast = {"fp32": True, "bf16": machine.bf16, "fp16": machine.fp16 and machine.kind != "cpu"}
+    return stored if fast[stored] else "fp32"

@@ -1,0 +1,1 @@
+"""PPO: rollouts, scores, advantages, and the models that take part."""

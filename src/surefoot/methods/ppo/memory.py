@@ -1,0 +1,206 @@
+"""What PPO carries from step to step: the rollout at hand, the KL coefficient, what the brakes counted, the average.
+
+All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors. The episodes are written only
+where a checkpoint falls inside a cycle, since the next cycle makes its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from surefoot.data.episodes import Episode
+from surefoot.data.rollout_order import Cycles
+from surefoot.data.saved_episodes import episodes_from_tensors, episodes_to_tensors
+from surefoot.methods.ppo.average import Average
+from surefoot.methods.ppo.brakes import (
+    MOST_LEFT_OUT,
+    Brake,
+    Figures,
+    find_brake,
+    has_one_score,
+    no_recovery,
+    ratio_brake,
+    same_score,
+    too_many_left_out,
+)
+from surefoot.methods.ppo.kl_control import next_coefficient
+from surefoot.system.errors import Fault, IntegrityError
+from surefoot.training.report import StepReport
+
+_EPISODES, _AVERAGE = "episodes.", "average."
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """kl_coef: for the rewards of the next rollout. best: highest mean score of a rollout whose scores varied.
+    held_in_a_row, held: rollouts that brakes counted. same, same_in_a_row: the one score of all answers of the last
+    rollout, None where they varied, and for how many rollouts. asked, left_out: answers so far, and those of them that
+    were left out. holding: a brake already counted for this cycle. metrics: of the rollout at hand. made_with: what
+    scores and what texts, by key. take_drawn: the log-probabilities of the engine that draws stand for the actor's;
+    the first rollout tells."""
+
+    kl_coef: float
+    best: float | None = None
+    held_in_a_row: int = 0
+    held: int = 0
+    same: float | None = None
+    same_in_a_row: int = 0
+    asked: int = 0
+    left_out: int = 0
+    holding: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    made_with: Mapping[str, str] = field(default_factory=dict)
+    take_drawn: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """See the config's keys of the same names."""
+
+    kl_target: float | None
+    kl_horizon: float
+    kl_bound: float | None
+    ratio_bound: float
+    patience: int
+
+
+class PpoMemory:
+    """episodes: of the rollout at hand; none where it was held back. say: tells the user."""
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        cycles: Cycles,
+        limits: Limits,
+        average: Average | None,
+        say: Callable[[str], None],
+    ):
+        self.numbers = numbers
+        self.episodes: tuple[Episode, ...] = ()
+        self._cycles, self._limits, self._average, self._say = cycles, limits, average, say
+        self._step = 0
+
+    def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """As after step `step`. carried, tensors: what `to_json` and `tensors` gave then. Raises IntegrityError where
+        scores or texts are not what they were. Nothing is carried by checkpoints before step 1 of earlier versions: all
+        is as it begins then."""
+        if not carried:
+            return
+        numbers = dict(carried)
+        records = numbers.pop("records")
+        for key, then in numbers["made_with"].items():
+            if self.numbers.made_with.get(key) != then:
+                raise IntegrityError(Fault(key, "is not what the run began with", "restore it, or start another run"))
+        numbers.setdefault("asked", math.ceil(numbers["left_out"] / MOST_LEFT_OUT))  # an older state counts for none
+        self.numbers, self._step = Numbers(**numbers), step
+        self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
+        if self._average is not None:
+            self._average.restore(_under(_AVERAGE, tensors))
+
+    def take_drawn(self) -> None:
+        """From the next rollout on. It is carried, so that a resumed run goes on with the same numbers."""
+        self.numbers = replace(self.numbers, take_drawn=True)
+
+    def begin(
+        self,
+        step: int,
+        episodes: tuple[Episode, ...],
+        figures: Figures,
+        penalty: Callable[[], tuple[Episode, ...]] = tuple,
+    ) -> None:
+        """A cycle begins with step `step` and these episodes. penalty: the same with the KL penalty alone, for a policy
+        that must be pulled back. Raises Diverged where brakes have counted too many in a row."""
+        limits, old = self._limits, self.numbers
+        brake = find_brake(figures, kl_bound=limits.kl_bound)
+        same = figures.reward if has_one_score(figures) else None
+        again = 0 if same is None else old.same_in_a_row + 1 if same == old.same else 1
+        self.episodes = episodes if brake is None else penalty() if brake.learn == "penalty" else ()
+        varied = figures.answers > 0 and figures.reward_std > 0
+        coefficient = old.kl_coef
+        if math.isfinite(figures.kl) and figures.answers:
+            coefficient = next_coefficient(
+                old.kl_coef,
+                figures.kl,
+                target=limits.kl_target,
+                horizon=limits.kl_horizon,
+                answers=figures.answers,
+            )
+        self.numbers = replace(
+            old,
+            kl_coef=coefficient,
+            best=max(figures.reward, -math.inf if old.best is None else old.best) if varied else old.best,
+            same=same,
+            same_in_a_row=again,
+            asked=old.asked + figures.answers + figures.left_out,
+            left_out=old.left_out + figures.left_out,
+            holding=False,
+            metrics={**figures.metrics(), "kl_coef": old.kl_coef},
+        )
+        if figures.left_out and figures.answers:
+            self._say(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
+        if brake:
+            self._hold(step, brake)
+        elif again >= limits.patience:
+            self._note_same(step, same_score(figures, again), again, figures.reward)
+        # Rollouts without one score are borne as `patience` has it, and counted with the first that has some.
+        if figures.answers and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.asked)):
+            raise error
+
+    def learned(self, report: StepReport) -> None:
+        self._step = report.step
+        if report.decision == "stepped" and self._average is not None:
+            self._average.update()
+        if report.decision == "held" and not self.numbers.holding:
+            self._hold(report.step, ratio_brake(report.metrics.get("ratio"), self._limits.ratio_bound))
+        if self._cycles.place(report.step).ends and not self.numbers.holding:
+            self.numbers = replace(self.numbers, held_in_a_row=0)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.numbers.metrics
+
+    def to_json(self) -> Mapping[str, Any]:
+        return {**asdict(self.numbers), "records": [one.number for one in self._unfinished()]}
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        average = {} if self._average is None else self._average.tensors()
+        return {
+            **{_EPISODES + name: tensor for name, tensor in episodes_to_tensors(self._unfinished()).items()},
+            **{_AVERAGE + name: tensor for name, tensor in average.items()},
+        }
+
+    def _unfinished(self) -> tuple[Episode, ...]:
+        """The episodes that a later step of this cycle still learns from."""
+        return () if self._step == 0 or self._cycles.place(self._step).ends else self.episodes
+
+    def _note_same(self, step: int, brake: Brake, again: int, score: float) -> None:
+        """A policy that gets the best score it ever got has solved its task. Where scores varied before, rewards are
+        rare rather than broken."""
+        best = self.numbers.best
+        if again == self._limits.patience and (best is None or score < best):
+            self._say(f"caution: step {step}: {brake.what}; {brake.fix}")
+        elif again > self._limits.patience and best is None:
+            self._hold(step, brake)
+
+    def _hold(self, step: int, brake: Brake) -> None:
+        old = self.numbers
+        in_a_row = old.held_in_a_row + 1
+        self.numbers = replace(old, holding=True, held=old.held + 1, held_in_a_row=in_a_row)
+        self._say(f"step {step}: {brake.what}; {_THEN[brake.learn]}")
+        if in_a_row >= self._limits.patience:
+            raise no_recovery(step, brake, in_a_row)
+
+
+_THEN = {
+    "nothing": "not learned from",
+    "penalty": "learned from with the KL penalty alone, to come back",
+    "all": "no rollout of this run had scores that vary",
+}
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,221 @@
+"""The models of stage ppo: which of them share a trunk, where each begins, how they are written and read.
+
+With an adapter everything plays on trunks: the actor is the first adapter of the policy's, the reference that trunk
+without any. The critic is one more adapter there or, where it begins as another model, the first on a trunk of that
+model, which the reward model shares. In full fine-tuning each is a model of its own. The critic is written beside the
+policy as a reward model would be, in the folder `critic`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from surefoot.config.schema import RunConfig
+from surefoot.methods.method import ACTOR, CRITIC, Built
+from surefoot.methods.policy import trained_dropout, write_policy
+from surefoot.methods.ppo.parts import Source, critic_source, policy_base, reward_source
+from surefoot.models.adapters import ADAPTER, add_adapter
+from surefoot.models.bos import install_bos_scaling
+from surefoot.models.cast import Cast, Part, ScoredPart
+from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.dropout import set_dropout
+from surefoot.models.load import load_model
+from surefoot.models.peft import PeftModel
+from surefoot.models.precision import TORCH_DTYPE, hold_in_fp32
+from surefoot.models.roles import Trunk
+from surefoot.models.save import load_adapter_weights, save_adapter, save_full
+from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
+from surefoot.planning.memory import fits
+from surefoot.planning.plan import DType, PpoPlan, RunPlan
+from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.made_folders import CRITIC_FOLDER
+
+REWARD = "reward"  # the reward model's adapter on a trunk
+_APART = "model"  # in the plan: a model of its own
+
+
+@dataclass(frozen=True)
+class _Critic:
+    """part: who plays it. trunk: its own, None where it plays on the policy's or is a whole model. base: of the trunk
+    that it plays on, None for a whole model. grown: whether that has added rows, as the policy's has."""
+
+    part: ScoredPart
+    trunk: Trunk | None = None
+    base: str | None = None
+    grown: bool = False
+
+
+def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:
+    """Actor, critic, reference and reward model around the policy, as the plan has them. Raises InputError for a critic
+    or a reward model that is none, or has another tokenizer; EnvironmentFault where other parameters of the critic
+    train than planned."""
+    ppo = plan.ppo
+    assert ppo is not None
+    scored = reward_source(config, base)
+    trunk = Trunk(policy) if isinstance(policy, PeftModel) else None
+    critic = _critic(config, plan, ppo, trunk, policy, base)
+    trunks = {critic.base: critic.trunk} if critic.trunk else {}
+    if trunk:
+        trunks[policy_base(config, base)] = trunk
+    if ppo.reference.value == _APART:
+        reference = _load(plan, base, plan.precision.compute.value)
+    else:
+        reference = trunks[policy_base(config, base)].model
+    reward = None
+    if scored and ppo.reward.value == _APART:
+        reward = ScoredPart(scored.open(_frozen_type(plan)).model)
+    elif scored:
+        reward = _reward_on(trunks[scored.base], scored)
+    cast = Cast(
+        actor=Part(policy, None if trunk is None else trunk.now),
+        critic=critic.part,
+        reference=Part(reference),
+        reward=reward,
+        trunk=trunk,
+        critic_trunk=critic.trunk,
+        offload=plan.device.value != "cpu" and not fits(plan.memory),
+    )
+    verified = _verified(cast, ppo)
+    actor, learned = cast.actor_parameters, cast.critic_parameters
+    return Built(
+        model=cast,
+        policy=policy,
+        groups={ACTOR: actor.__contains__, CRITIC: learned.__contains__},
+        write=lambda folder: _write(policy, critic, plan, folder),
+        load=lambda folder: _load_critic(critic, plan, folder / CRITIC_FOLDER),
+        verified=verified,
+    )
+
+
+def _critic(
+    config: RunConfig, plan: RunPlan, ppo: PpoPlan, trunk: Trunk | None, policy: nn.Module, base: Path
+) -> _Critic:
+    begins = critic_source(config, base)
+    if ppo.critic.value == _APART:
+        return _Critic(_whole_critic(begins, plan, policy, base))
+    stands_on, of_policy = begins.base if begins else policy_base(config, base), policy_base(config, base)
+    grown = stands_on == of_policy and plan.tokenizer.added_rows > 0
+    if trunk is not None and stands_on == of_policy:
+        return _Critic(_critic_beside(trunk, begins, ppo, config.seed), None, stands_on, grown)
+    own = _critic_trunk(begins, config, plan, ppo, base)
+    head = _head(own.model) if begins is None else begins.head_for(own.model)
+    return _Critic(ScoredPart(ScoredModel(own.model, head), ADAPTER), own, stands_on, grown)
+
+
+def _critic_beside(trunk: Trunk, begins: Source | None, ppo: PpoPlan, seed: int) -> ScoredPart:
+    """On the policy's trunk."""
+    if begins and begins.saved:
+        trunk.add_saved(CRITIC, begins.saved, trainable=True)
+    elif ppo.critic_adapter:
+        trunk.add_new(CRITIC, ppo.critic_adapter, seed=seed, trainable=True)
+    else:
+        trunk.add_copy(CRITIC, trainable=True)
+    own, policys = trunk.model.peft_config[CRITIC], trunk.model.peft_config[ADAPTER]
+    own.base_model_name_or_path, own.revision = policys.base_model_name_or_path, policys.revision
+    head = _head(trunk.model) if begins is None else begins.head_for(trunk.model)
+    return ScoredPart(ScoredModel(trunk.model, head), CRITIC)
+
+
+def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: PpoPlan, base: Path) -> Trunk:
+    """Of the model that the critic begins as, with the critic for its first adapter."""
+    scale = plan.tokenizer.bos_scale.value
+    if begins is None:
+        model: nn.Module = _load(plan, base, _frozen_type(plan))
+    else:
+        opened = begins.open(_frozen_type(plan)).opened
+        model, scale = opened.model, opened.bos_scale
+    if (share := trained_dropout(config, plan)) is not None:
+        set_dropout(model, share)
+    if plan.memory.gradient_checkpointing.value:
+        enable_gradient_checkpointing(model, plan.memory.recomputed)
+    if ppo.critic_adapter is not None:
+        assert isinstance(model, PreTrainedModel)
+        path, revision = (begins.path, None) if begins else (config.model.path, config.model.revision)
+        autocast = plan.precision.compute.value != "fp32"
+        model = add_adapter(
+            model, ppo.critic_adapter, seed=config.seed, base=path, revision=revision, autocast=autocast
+        )
+    assert isinstance(model, PeftModel)
+    if begins and begins.saved:
+        own = model.peft_config[ADAPTER]
+        own.base_model_name_or_path, own.revision = begins.saved.base, begins.saved.revision
+        hold_in_fp32(model)  # modules_to_save were opened as their base was
+    install_bos_scaling(model, scale)
+    return Trunk(model.train())
+
+
+def _whole_critic(begins: Source | None, plan: RunPlan, policy: nn.Module, base: Path) -> ScoredPart:
+    critic = ScoredModel(_load(plan, base, "fp32"), _head(policy)) if begins is None else begins.open().model
+    hold_in_fp32(critic)
+    if plan.memory.gradient_checkpointing.value:
+        enable_gradient_checkpointing(critic.backbone, plan.memory.recomputed)
+    set_dropout(critic, 0.0)
+    return ScoredPart(critic.train())
+
+
+def _reward_on(trunk: Trunk, scored: Source) -> ScoredPart:
+    name = None
+    if scored.saved:
+        name = REWARD
+        trunk.add_saved(name, scored.saved, trainable=False)
+    return ScoredPart(ScoredModel(trunk.model, scored.head_for(trunk.model)), name)
+
+
+def _verified(cast: Cast, ppo: PpoPlan) -> dict[str, Any]:
+    """Tensors that train, and the numbers of the critic's. Raises EnvironmentFault where other numbers train beside the
+    actor's than were planned."""
+    actor, learned = cast.actor_parameters, cast.critic_parameters
+    beside = [one.numel() for name, one in cast.named_parameters() if one.requires_grad and name not in actor]
+    if ppo.critic_head is not None and sum(beside) != ppo.critic_parameters + ppo.critic_head:
+        what = f"planned {ppo.critic_parameters:,} and {ppo.critic_head:,} of its value head, found {sum(beside):,}"
+        raise EnvironmentFault(Fault("plan: ppo.critic_parameters", what))
+    return {"actor_parameters": len(actor), "critic_parameters": len(learned), "critic_trainable": sum(beside)}
+
+
+def _frozen_type(plan: RunPlan) -> DType:
+    """In which models are held that do not train: the policy's base, where it does not."""
+    return plan.precision.compute.value if plan.adapter is None else plan.precision.unpacked
+
+
+def _load(plan: RunPlan, folder: Path, dtype: DType) -> PreTrainedModel:
+    tokens = plan.tokenizer
+    model = load_model(
+        folder,
+        dtype=TORCH_DTYPE[dtype],
+        attention_implementation=plan.attention.implementation.value,
+        device=torch.device(plan.device.value),
+        vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
+    )
+    install_bos_scaling(model, tokens.bos_scale.value)
+    return model
+
+
+def _head(model: nn.Module) -> ValueHead:
+    return ValueHead(value_width(model)).to(next(model.parameters()).device)
+
+
+def _write(policy: nn.Module, critic: _Critic, plan: RunPlan, folder: Path) -> None:
+    write_policy(policy, plan, folder)
+    own, part = folder / CRITIC_FOLDER, critic.part
+    if isinstance(part.model.backbone, PeftModel):
+        save_adapter(part.model.backbone, own, save_embedding=critic.grown, name=part.adapter or ADAPTER)
+    else:
+        save_full(part.model.backbone, own)
+    save_value_head(part.model.v_head, own)
+
+
+def _load_critic(critic: _Critic, plan: RunPlan, folder: Path) -> None:
+    """Bit for bit as `_write` left it."""
+    part = critic.part
+    if isinstance(part.model.backbone, PeftModel):
+        name = part.adapter or ADAPTER
+        load_adapter_weights(part.model.backbone, folder, save_embedding=critic.grown, name=name)
+    else:
+        part.model.backbone.load_state_dict(_load(plan, folder, "fp32").state_dict())
+    load_value_head(part.model.v_head, folder)

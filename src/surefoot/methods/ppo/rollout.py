@@ -1,0 +1,229 @@
+"""One rollout: prompts are answered, answers scored and weighed, and what came of it becomes episodes.
+
+Every rank answers the prompts of its own places; then all ranks know all answers, share out their weighing, and know
+all numbers. So each of them computes the same rewards, advantages and brakes, and any of them could learn from any
+episode. Log-probabilities are computed anew by the code that learns from them: a ratio would else begin with its
+difference from the engine that drew the answers. Where the two were found to differ by rounding alone
+(`ppo_checks.drawn_suffice`) those of the engine are taken, and the actor's pass over the answers is spared.
+
+Shapes: E episodes, R response tokens of the longest, n of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from surefoot.data.batch import Batch, RecordName
+from surefoot.data.episodes import Episode, answered_rows
+from surefoot.data.loader import dealt
+from surefoot.methods.losses.ppo import at_places, chosen_logprobs, log_distribution
+from surefoot.methods.losses.sft import supervised_places
+from surefoot.methods.ppo.advantages import (
+    advantages_and_returns,
+    answer_distance,
+    answer_kl,
+    explained_variance,
+    response_mask,
+    token_rewards,
+    whiten,
+)
+from surefoot.methods.ppo.brakes import Figures
+from surefoot.models.cast import Cast
+from surefoot.models.rollout import Rollout
+from surefoot.training.gather import gather_rows
+from surefoot.training.step import Context
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The prompts of a rollout: token ids and records."""
+
+    prompts: Sequence[tuple[int, ...]]
+    numbers: Sequence[RecordName]
+
+
+Write = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Sequence[Rollout]]  # prompts, their places -> answers
+Score = Callable[[Sequence[Rollout]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The constants of rewards and advantages; see the config's keys of the same names."""
+
+    reward_clip: float | None
+    gamma: float
+    lam: float
+    whiten: bool
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How answers go through the models. score: None where the cast has a reward model. take_drawn: the engine's own
+    log-probabilities stand for the actor's. rank, world, totals: as the engine has them."""
+
+    cast: Cast
+    score: Score | None
+    take_drawn: bool
+    pad_id: int
+    micro: int
+    kernels: Context
+    forward: Context
+    device: torch.device
+    rank: int
+    world: int
+    totals: Callable[[Sequence[float]], list[float]]
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """All tables [E, R], with 0 beyond an answer. scores: [E], NaN where there is none. lengths: [E]. drawn: the
+    log-probabilities of the engine that wrote the answers, NaN where it cannot tell."""
+
+    answers: tuple[Rollout, ...]
+    scores: torch.Tensor
+    lengths: torch.Tensor
+    drawn: torch.Tensor
+    logprobs: torch.Tensor
+    reference: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def real(self) -> torch.Tensor:
+        return response_mask(self.lengths, self.logprobs.shape[1])
+
+
+def answer_and_weigh(asked: Asked, write: Write, how: Weighing, temperature: float) -> Weighed:
+    """Every rank must ask."""
+    count = len(asked.prompts)
+    places = range(how.rank, count, how.world)
+    prompts = [asked.prompts[place] for place in places]
+    written = write(prompts, places)
+    scores = [] if how.score is None else how.score(written)
+    told = {place: _to_row(answer) for place, answer in zip(places, written, strict=True)}
+    rows = gather_rows(told, count, how.totals)
+    answers = tuple(_from_row(prompt, row) for prompt, row in zip(asked.prompts, rows, strict=True))
+    found = dict(_weigh(asked, answers, how, temperature))
+    numbers = [
+        gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals) for part in range(4)
+    ]
+    logprobs, reference, values, own_scores = numbers
+    if how.score is not None:
+        own_scores = gather_rows({p: [float(s)] for p, s in zip(places, scores, strict=True)}, count, how.totals)
+    width = max(1, *(len(answer.response) for answer in answers))
+    drawn = [answer.logprobs or [torch.nan] * len(answer.response) for answer in answers]
+    if how.take_drawn:
+        logprobs = drawn
+    return Weighed(
+        answers,
+        torch.tensor([row[0] if row else torch.nan for row in own_scores]),
+        torch.tensor([len(answer.response) for answer in answers]),
+        *(_table(rows, width) for rows in (drawn, logprobs, reference, values)),
+    )
+
+
+def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[tuple[Episode, ...], Figures]:
+    """kl: coefficient of the penalty. Answers without a token or a finite score are left out."""
+    kept = (weighed.scores.isfinite() & (weighed.lengths > 0)).nonzero().squeeze(1)
+    left_out = len(weighed.answers) - len(kept)
+    if not len(kept):
+        nothing = float("nan")
+        return (), Figures(0, left_out, 0, nothing, nothing, nothing, nothing, nothing, nothing)
+    real, scores, lengths = weighed.real[kept], weighed.scores[kept], weighed.lengths[kept]
+    logprobs, reference, values = weighed.logprobs[kept], weighed.reference[kept], weighed.values[kept]
+    rewards = token_rewards(logprobs, reference, scores, real, kl=kl, clip=terms.reward_clip)
+    advantages, returns = advantages_and_returns(rewards, values, real, gamma=terms.gamma, lam=terms.lam)
+    if terms.whiten:
+        advantages = whiten(advantages, real)
+    answers = [weighed.answers[place] for place in kept.tolist()]
+    figures = Figures(
+        answers=len(kept),
+        left_out=left_out,
+        empty=sum(answer.stopped and len(answer.response) == 1 for answer in answers),
+        reward=float(scores.double().mean()),
+        reward_std=float(scores.double().std(correction=0)),
+        kl=float(answer_kl(logprobs, reference, real).double().mean()),
+        distance=float(answer_distance(logprobs, reference, real).double().mean()),
+        response_length=float(lengths.double().mean()),
+        ended=sum(answer.stopped for answer in answers) / len(answers),
+        explained_variance=explained_variance(values, returns, real),
+    )
+    episodes = tuple(
+        Episode(
+            place,
+            asked.prompts[place],
+            answer.response,
+            asked.numbers[place],
+            *(table[row, : len(answer.response)].clone() for table in (logprobs, values, advantages, returns)),
+        )
+        for row, (place, answer) in enumerate(zip(kept.tolist(), answers, strict=True))
+    )
+    return episodes, figures
+
+
+def pulled_back(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
+    """The same answers with the KL penalty alone, for a policy too far from its reference. The critic expects scores as
+    well, so it says nothing here and learns nothing: advantages are the penalties to come, returns its own values."""
+    silent = replace(
+        weighed,
+        scores=weighed.scores.where(~weighed.scores.isfinite(), 0.0),
+        values=torch.zeros_like(weighed.values),
+    )
+    episodes, _ = to_episodes(asked, silent, replace(terms, whiten=False), kl=kl)
+    return tuple(
+        replace(one, values=own, returns=own)
+        for one in episodes
+        for own in (weighed.values[one.place, : len(one.response)].clone(),)
+    )
+
+
+def _weigh(
+    asked: Asked, answers: Sequence[Rollout], how: Weighing, temperature: float
+) -> Iterator[tuple[int, tuple[list[float], ...]]]:
+    """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
+    Nothing of the actor where the drawn ones are taken."""
+    with how.cast.still():
+        for batch in dealt(_batches(asked, answers, how), how.rank, how.world):
+            with how.kernels(), how.forward():
+                rows = batch.to(how.device)
+                places, targets = supervised_places(rows)
+                asked_parts = [how.cast.reference_logits_at]
+                if not how.take_drawn:
+                    asked_parts.insert(0, how.cast.actor_logits_at)
+                tables = [
+                    chosen_logprobs(log_distribution(part(rows, places), temperature), targets) for part in asked_parts
+                ]
+                tables.append(at_places(how.cast.values(rows, places), rows).float())
+                scores = [] if how.score else how.cast.scores(rows).tolist()
+            lists = [[]] * how.take_drawn + [table.tolist() for table in tables]
+            start = 0
+            for row, place in enumerate(batch.examples):  # none in a blank one
+                assert isinstance(place, int)
+                end = start + len(answers[place].response)
+                yield place, (*(numbers[start:end] for numbers in lists), scores[row : row + 1])
+                start = end
+
+
+def _batches(asked: Asked, answers: Sequence[Rollout], how: Weighing) -> Iterator[Batch]:
+    """Of all ranks, longest first; an example's number is its place in the rollout."""
+    answered = [place for place, answer in enumerate(answers) if answer.response]
+    answered.sort(key=lambda place: len(asked.prompts[place]) + len(answers[place].response), reverse=True)
+    for start in range(0, len(answered), how.micro):
+        chosen = answered[start : start + how.micro]
+        yield answered_rows([(asked.prompts[place], answers[place].response, place) for place in chosen], how.pad_id)
+
+
+def _to_row(answer: Rollout) -> list[float]:
+    return [float(answer.stopped), float(len(answer.response)), *map(float, answer.response), *(answer.logprobs or ())]
+
+
+def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
+    stopped, size, *rest = row
+    response, logprobs = rest[: int(size)], rest[int(size) :]
+    return Rollout(prompt, tuple(map(int, response)), bool(stopped), tuple(logprobs) or None)
+
+
+def _table(rows: Sequence[Sequence[float]], width: int) -> torch.Tensor:
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows])

@@ -1,0 +1,93 @@
+"""Stage ppo: the policy answers prompts, its answers are scored, and it learns from them.
+
+Which prompts, which answers and which draws belong to a step is a function of seed and step; what the models say to
+them is made once per cycle, when its first step is due (`surefoot.methods.ppo.start`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Batch, PromptBatch
+from surefoot.data.loader import prompt_batches
+from surefoot.data.prepare import PreparedData
+from surefoot.data.rollout_order import Cycles
+from surefoot.data.tokenise import ReadRecord
+from surefoot.methods.examples import prepare_examples
+from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
+from surefoot.methods.losses.sft import supervised_places
+from surefoot.methods.method import Stage
+from surefoot.methods.ppo.scores import named_scorer, reward_model
+from surefoot.methods.ppo.texts import prepare_texts
+from surefoot.models.cast import Cast
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+
+
+def ppo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The prompts under a plan; `start_ppo` adds the models."""
+    cycles = cycles_of(config, plan, data)
+    lengths = data.train.lengths
+
+    def prompts(step: int) -> np.ndarray:
+        """Of the step's answers."""
+        place = cycles.place(step)
+        return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
+
+    def step_batches(step: int) -> Sequence[PromptBatch]:
+        return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
+
+    def step_places(step: int) -> np.ndarray:
+        """All prompts of a rollout where the step begins with one."""
+        place = cycles.place(step)
+        return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
+
+    return Stage(
+        objective=ppo_objective(settings_of(config), actor_logits, critic_values),
+        data=data,
+        steps_per_epoch=cycles.steps_per_epoch,
+        step_batches=step_batches,
+        step_places=step_places,
+        step_tokens=lambda step: int(lengths[prompts(step)].sum()),  # how long answers will be is not known
+        eval_batches=None,
+        bounds={"ratio": config.ppo.ratio_bound},
+        begins_at=cycles.begins_at,
+    )
+
+
+def prepare_ppo(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """The prompts. Scorer and texts are looked at here for the first time, so that bad ones are refused early."""
+    if config.ppo.reward is not None and reward_model(config) is None:
+        named_scorer(config.ppo.reward)
+    prepare_texts(config, tokens, tokenizer)
+    return prepare_examples(config, tokens, tokenizer, read_record=read_record)
+
+
+def cycles_of(config: RunConfig, plan: RunPlan, data: PreparedData) -> Cycles:
+    return Cycles(data.mixture, plan.batch.size.value, config.ppo.rollout_batches, config.ppo.epochs)
+
+
+def settings_of(config: RunConfig) -> PpoSettings:
+    ppo = config.ppo
+    return PpoSettings(ppo.ratio_clip, ppo.value_clip, ppo.entropy, ppo.unsup_coef, ppo.temperature)
+
+
+def actor_logits(cast: Cast, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [N, V] at the supervised places, and their targets [N]."""
+    places, targets = supervised_places(rows)
+    return cast.actor_logits_at(rows, places), targets
+
+
+def critic_values(cast: Cast, rows: Batch) -> torch.Tensor:
+    """[B, T], at the supervised places."""
+    return cast.values(rows, supervised_places(rows)[0])

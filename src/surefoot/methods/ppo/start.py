@@ -1,0 +1,183 @@
+"""Stage ppo with its models: rollouts when a cycle begins, what to learn from at every step, evaluation, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.episodes import PpoBatch, episode_batches, with_texts
+from surefoot.data.loader import dealt
+from surefoot.data.order import ANSWERS
+from surefoot.data.rollout_order import Cycles, Place
+from surefoot.methods.method import ACTOR, Measured, Say, Stage
+from surefoot.methods.policy import write_policy
+from surefoot.methods.ppo.average import Average
+from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution
+from surefoot.methods.ppo.engine import RolloutEngine, rollout_engine
+from surefoot.methods.ppo.evaluation import evaluate_answers
+from surefoot.methods.ppo.memory import Limits, Numbers, PpoMemory
+from surefoot.methods.ppo.prior import say_prior
+from surefoot.methods.ppo.rollout import Asked, Terms, Weighing, answer_and_weigh, pulled_back, to_episodes
+from surefoot.methods.ppo.scores import Scores, make_scores
+from surefoot.methods.ppo.stage import cycles_of
+from surefoot.methods.ppo.texts import TextBatches, read_texts
+from surefoot.models.cast import Cast
+from surefoot.models.dropout import highest_dropout
+from surefoot.models.generate import Decoding
+from surefoot.models.rollout import Rollout
+from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER
+from surefoot.training.checkpoint import load_carried
+
+if TYPE_CHECKING:
+    from surefoot.runs.prepared import Prepared
+    from surefoot.runs.setup import Setup
+
+
+def start_ppo(run: Prepared, setup: Setup, say: Say) -> Stage:
+    """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
+    not fit together."""
+    config, plan, stage, tokenizer = run.config, run.plan, run.stage, run.tokenizer
+    assert isinstance(setup.model, Cast)
+    ppo, engine = config.ppo, setup.engine
+    scores = make_scores(config, stage.reward, tokenizer)
+    texts = read_texts(config, plan, tokenizer)
+    average = Average(engine.groups[ACTOR], ppo.ema) if ppo.ema is not None else None
+    cycles = replace(cycles_of(config, plan, stage.data), data_step=stage.data_step)
+    memory = PpoMemory(
+        Numbers(ppo.kl, made_with={"ppo.reward": scores.identity, "ppo.unsup_data": texts.digest if texts else ""}),
+        cycles,
+        Limits(ppo.kl_target, ppo.kl_horizon, ppo.kl_bound, ppo.ratio_bound, ppo.patience),
+        average,
+        say,
+    )
+    if setup.checkpoint is None:
+        say_prior(run, setup, say)
+    else:
+        memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
+    if sentence := dropout_caution(highest_dropout(setup.policy)):
+        say(sentence)
+    answering = rollout_engine(config, plan, setup)
+    cycle = _Cycle(run, setup, cycles, memory, answering, scores, texts, say)
+
+    def write(folder: Path) -> None:
+        tokenizer.save_pretrained(folder / CRITIC_FOLDER)
+        if average is not None:
+            with average.in_place():
+                write_policy(setup.policy, plan, folder / AVERAGE)
+            tokenizer.save_pretrained(folder / AVERAGE)
+
+    held_out = stage.data.eval
+
+    def evaluate(step: int, give_up: Callable[[], bool]) -> Measured | None:
+        assert held_out is not None
+        answering.follow()
+        asked = asked_of(held_out, range(len(held_out)))
+        return evaluate_answers(step, asked, cycle.greedy, cycle.weighing, tokenizer, give_up)
+
+    measured = None if held_out is None else evaluate
+    return replace(stage, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
+
+
+def asked_of(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Asked:
+    examples = [data[int(place)] for place in places]
+    return Asked([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
+
+
+def answer_seed(seed: int, rollout: int) -> int:
+    """Of the rollout's draws; each of its answers has a stream of its own under it."""
+    words = np.random.SeedSequence(seed, spawn_key=(ANSWERS, rollout)).generate_state(2, np.uint64)
+    return int(words[0])
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """What the steps of a cycle ask for."""
+
+    run: Prepared
+    setup: Setup
+    cycles: Cycles
+    memory: PpoMemory
+    engine: RolloutEngine
+    scores: Scores
+    texts: TextBatches | None
+    say: Say
+
+    def ready(self, step: int, prompts: Sequence[object]) -> list[PpoBatch]:
+        """This rank's micro-batches of the step; the prompts are known from the step alone."""
+        place = self.cycles.place(step)
+        if place.begins:
+            self._roll_out(step, place)
+        chosen = {int(one): order for order, one in enumerate(self.cycles.episodes(self.run.config.seed, place))}
+        episodes = [one for one in self.memory.episodes if one.place in chosen]
+        episodes.sort(key=lambda one: chosen[one.place])
+        batches = episode_batches(episodes, self.run.plan.batch.micro.value, self.run.plan.tokenizer.pad_id)
+        if self.texts is not None and batches:
+            batches = with_texts(batches, self.texts.of_step(self.cycles.data_step(step), len(batches)))
+        return list(dealt(batches, self.setup.engine.rank, self.setup.engine.world))
+
+    def greedy(self, prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
+        return self._answer(prompts, places, temperature=0.0)
+
+    @property
+    def weighing(self) -> Weighing:
+        settings, engine = self.setup.settings, self.setup.engine
+        cast = self.setup.model
+        assert isinstance(cast, Cast)
+        return Weighing(
+            cast=cast,
+            score=self.scores.score,
+            take_drawn=False,
+            pad_id=self.run.plan.tokenizer.pad_id,
+            micro=self.run.plan.batch.micro.value,
+            kernels=settings.kernels,
+            forward=settings.forward,
+            device=engine.device,
+            rank=engine.rank,
+            world=engine.world,
+            totals=engine.totals,
+        )
+
+    def _roll_out(self, step: int, place: Place) -> None:
+        ppo = self.run.config.ppo
+        asked = asked_of(self.run.stage.data.train, self.cycles.prompts(self.run.config.seed, place.rollout))
+        seed = answer_seed(self.run.config.seed, place.rollout)
+
+        def write(prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
+            return self._answer(prompts, places, temperature=ppo.temperature, top_p=ppo.top_p, seed=seed)
+
+        self.engine.follow()
+        weighing = replace(self.weighing, take_drawn=self.memory.numbers.take_drawn)
+        weighed = answer_and_weigh(asked, write, weighing, ppo.temperature)
+        if step == 1:
+            compute = self.run.plan.precision.compute.value
+            kl, ratio = check_start(weighed, compute)
+            told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
+            self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}", caution=False)
+            # A server can lose track of the weights later on; this process answers with the weights that learn.
+            if ppo.engine == "embedded" and drawn_suffice(weighed, compute):
+                self.memory.take_drawn()
+        terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
+        kl = self.memory.numbers.kl_coef
+        penalty = partial(pulled_back, asked, weighed, terms, kl=kl)
+        self.memory.begin(step, *to_episodes(asked, weighed, terms, kl=kl), penalty)
+
+    def _answer(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        places: Sequence[int],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Sequence[Rollout]:
+        cast, tokens, most = self.setup.model, self.run.plan.tokenizer, self.run.config.ppo.max_new_tokens
+        assert isinstance(cast, Cast)
+        decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
+        with cast.acting():
+            return self.engine.rollouts.answer(prompts, decoding, places)

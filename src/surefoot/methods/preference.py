@@ -1,0 +1,131 @@
+"""Stages dpo and kto: a policy learns from pairs of answers, or from answers that are judged good or bad.
+
+What both compare with, the reference, is opened or computed before step 1. KTO's KL term is made before each step from
+all of its prompts, on all ranks, so that it does not depend on how the step is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import JudgedBatch, Weighted
+from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.layout import Layout
+from surefoot.data.loader import all_pairs, dealt, judged_batches, pair_batches
+from surefoot.data.prepare import PreparedData
+from surefoot.methods.items import stage_of_items
+from surefoot.methods.losses.kto import Weights, kto_loss
+from surefoot.methods.losses.logprobs import answer_logprobs
+from surefoot.methods.losses.preference import Constants, preference_loss
+from surefoot.methods.losses.reference import Reference, at_rest, with_reference
+from surefoot.methods.method import Stage
+from surefoot.methods.reference import open_reference
+from surefoot.planning.plan import RunPlan
+from surefoot.system.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from surefoot.runs.prepared import Prepared
+    from surefoot.runs.setup import Setup
+
+
+def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The pairs under a plan."""
+    asked = config.alignment
+    constants = Constants(asked.beta, asked.label_smoothing, asked.margin)
+    objective = preference_loss(asked.loss, constants, asked.sft)
+    return stage_of_items(objective, config, plan, data, pair_batches, all_pairs)
+
+
+def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The judged answers under a plan. Evaluation lacks its KL term until `start_kto` puts it in."""
+    asked = config.alignment
+    if data.eval is not None and config.checkpoint.best == "reward_margin":
+        _require_both(data.eval)
+    objective = kto_loss(Weights(asked.beta, asked.good, asked.bad))
+    of_step = partial(judged_batches, others=True)
+    return stage_of_items(objective, config, plan, data, of_step, partial(all_judged, size=plan.batch.size.value))
+
+
+def start_dpo(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Stage:
+    """With the reference, where the loss has one."""
+    stage, reference = run.stage, open_reference(run, setup, say)
+    return stage if reference is None else replace(stage, objective=with_reference(stage.objective, reference))
+
+
+def start_kto(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Stage:
+    """With the reference, and the KL term of every step and of the evaluation set."""
+    stage, reference = run.stage, open_reference(run, setup, say)
+    assert reference is not None, "KTO always has one"
+    engine, own = setup.engine, stage.eval_batches
+    if stage.data.mixture.epoch_size % run.plan.batch.size.value == 1:
+        say("the last step of an epoch has one example and no other's answer to estimate KTO's KL from: it counts as 0")
+
+    def ready(step: int, batches: Sequence[Weighted]) -> Sequence[JudgedBatch]:
+        judged = [batch for batch in batches if isinstance(batch, JudgedBatch)]
+        kl = step_kl(setup, reference, judged)
+        return [replace(batch, kl=kl, others=None) for batch in judged]
+
+    def evaluated() -> Iterator[JudgedBatch]:
+        assert own is not None
+        mine = (batch for batch in dealt(own(), engine.rank, engine.world) if isinstance(batch, JudgedBatch))
+        kl = step_kl(setup, reference, mine)
+        for batch in own():
+            assert isinstance(batch, JudgedBatch)
+            yield replace(batch, kl=kl, others=None)
+
+    return replace(
+        stage,
+        objective=with_reference(stage.objective, reference),
+        ready=ready,
+        eval_batches=None if own is None else evaluated,
+    )
+
+
+def step_kl(setup: Setup, reference: Reference, batches: Sequence[JudgedBatch] | Iterator[JudgedBatch]) -> float:
+    """max(0, mean of log p/q over the prompts of all these batches, on all ranks, with others' answers)."""
+    total, count = 0.0, 0
+    for batch in batches:
+        if batch.others is None:  # of an example alone in its step
+            continue
+        ratio = _ratio(setup, reference, batch)
+        total += float(ratio.sum(dtype=torch.float64)) if batch.weight else 0.0
+        count += batch.weight
+    total, count = setup.engine.totals([total, count])
+    return max(0.0, total / count) if count else 0.0
+
+
+def _ratio(setup: Setup, reference: Reference, batch: JudgedBatch) -> torch.Tensor:
+    assert batch.others is not None
+    rows, model = batch.others.to(setup.engine.device), setup.model
+    with setup.settings.kernels(), setup.settings.forward(), at_rest(model):
+        return answer_logprobs(model, rows).sums - reference(rows)
+
+
+def all_judged(dataset: TokenisedDataset, layout: Layout, *, size: int) -> Iterator[JudgedBatch]:
+    """The answers of a whole data set in its own order, whose prompts get other answers within groups as large as a
+    training step; means over good and bad ones are over all of them."""
+    count, good = len(dataset), int(dataset.good().sum())
+    shares = [count / part if part else 0.0 for part in (good, count - good)]
+    for indices in _groups(count, size):
+        for batch in judged_batches(dataset, indices, layout, others=True):
+            yield replace(batch, good_share=shares[0], bad_share=shares[1])
+
+
+def _require_both(evaluation: TokenisedDataset) -> None:
+    """A margin lies between good and bad answers. Raises InputError where the evaluation data have but one kind."""
+    good = int(evaluation.good().sum())
+    if good in (0, len(evaluation)):
+        what = f"reward_margin needs good and bad answers, and all evaluation answers are {'good' if good else 'bad'}"
+        raise InputError(Fault("checkpoint.best", what, "use reward_accuracy or loss, or other evaluation data"))
+
+
+def _groups(count: int, size: int) -> list[np.ndarray]:
+    """Of nearly equal sizes, so that no example is left alone."""
+    return np.array_split(np.arange(count), max(1, count // size))

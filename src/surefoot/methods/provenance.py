@@ -1,0 +1,120 @@
+"""Whether what is opened is what a run left: finished, with its own files, over the base that it was trained on.
+
+A folder without weights cannot be opened, so that is an error, and so is a base with another vocabulary
+(`same_tokens`). All else is a caution: an adapter over another base can be an experiment, and whoever edits a file may
+want to see what comes of it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_reader import read_yaml
+from surefoot.families.files import read_json
+from surefoot.models.fingerprint import base_fingerprint
+from surefoot.models.hub import resolve_folder
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.serial import plan_from_json
+from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
+from surefoot.system.made_folders import CONFIG, PLAN, run_of
+
+_CHECKED = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})  # what opening may read
+_HASHED_UP_TO = 500_000_000  # bytes: half a second or so; of larger files only the size is looked at
+
+
+def require_weights(folder: Path, path: str) -> None:
+    """InputError for a run that has published no model yet. path: as the user gave it. Needs no torch."""
+    published = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if published or not (folder / PLAN).is_file():
+        return
+    newest = _newest_checkpoint(folder)
+    fix = f"use {path.rstrip('/')}/{newest.name}" if newest else "it has no checkpoint yet; continue it with --resume"
+    raise InputError(Fault(path, "is not finished", fix))
+
+
+def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> Path:
+    """The folder of an adapter's base. A relative path was written in the folder that training ran in: this one, or one
+    that the run lies in. A run of surefoot on a hub model records the commit; without it, the base was a folder, and a
+    stranger's model on the hub may have the same name.
+
+    path: of the adapter, as the user gave it. folder: its own. base, revision: as its author wrote them.
+    """
+    try:
+        if not base:
+            raise InputError("it is not recorded")
+        for start in (Path(), *folder.resolve().parents):
+            if (start / base / "config.json").is_file():
+                return start / base
+        if revision is None and saved_plan(folder) is not None:
+            raise InputError(f"it was the folder {base}, which is neither here nor in a folder above the run")
+        return resolve_folder(base, revision, weights=True)
+    except SurefootError as error:
+        what = f"its base model {base} cannot be opened: {error.faults[0]}"
+        fault = Fault(str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}")
+        raise type(error)(fault) from error
+
+
+def saved_plan(folder: Path) -> RunPlan | None:
+    """The plan of the run that wrote this folder; None where none did."""
+    run = run_of(folder)
+    return None if run is None else plan_from_json(read_json(run / PLAN).get("plan", {}))
+
+
+def saved_config(folder: Path) -> RunConfig | None:
+    """The config of that run; None too where another version of surefoot wrote it."""
+    run = run_of(folder)
+    if run is None or not (run / CONFIG).is_file():
+        return None
+    try:
+        return RunConfig.model_validate(read_yaml(run / CONFIG).data)
+    except ValueError:
+        return None
+
+
+def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
+    """What differs from what the run wrote. trained: a run folder, checkpoint or adapter; base: the model under it, or
+    the same folder. Nothing is known of folders that surefoot did not write."""
+    elsewhere = other_base_caution(str(trained), str(base)) if over_another_base(trained, base) else ""
+    return (*([elsewhere] if elsewhere else ()), *changed_files(trained))
+
+
+def other_base_caution(trained: str, base: str) -> str:
+    """trained, base: as they are called."""
+    return f"{trained} was trained over other weights than {base} has: answers may make no sense"
+
+
+def over_another_base(trained: Path, base: Path) -> bool:
+    """Whether the run that wrote `trained` says so in its manifest; False where there is none to read."""
+    from surefoot.training.manifest import MANIFEST, read_manifest
+
+    if base == trained or not (trained / MANIFEST).is_file():
+        return False
+    try:
+        then = read_manifest(trained)["identity"].get("base")
+    except IntegrityError:
+        return False
+    return then is not None and then != base_fingerprint(base)
+
+
+def changed_files(trained: Path) -> tuple[str, ...]:
+    """A sentence for each file that is not as the run wrote it, and where there is nothing to hold them against."""
+    from surefoot.training.manifest import MANIFEST, check_files
+
+    if not (trained / MANIFEST).is_file():
+        if not (trained / PLAN).is_file():
+            return ()
+        return (f"{trained} is not finished, so there is nothing to check its files against",)
+    try:
+        checks = check_files(trained, hashed_up_to=_HASHED_UP_TO)
+    except IntegrityError as error:
+        return tuple(map(str, error.faults))
+    return tuple(str(check.fault) for check in checks if check.fault and Path(check.name).suffix in _CHECKED)
+
+
+def _newest_checkpoint(folder: Path) -> Path | None:
+    """The newest one that was written to its end."""
+    found = [path.parent for path in folder.glob("checkpoint-*/MANIFEST.json")]
+    steps = {int(match[1]): path for path in found if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))}
+    return steps[max(steps)] if steps else None

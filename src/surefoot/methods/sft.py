@@ -1,0 +1,16 @@
+"""Supervised fine-tuning as a stage, of answers and of plain texts: which loss, which batches."""
+
+from __future__ import annotations
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.loader import all_laid_out, laid_out
+from surefoot.data.prepare import PreparedData
+from surefoot.methods.items import stage_of_items
+from surefoot.methods.losses.sft import sft_loss
+from surefoot.methods.method import Stage
+from surefoot.planning.plan import RunPlan
+
+
+def sft_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+    """The data under a plan."""
+    return stage_of_items(sft_loss, config, plan, data, laid_out, all_laid_out)

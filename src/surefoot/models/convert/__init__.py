@@ -1,0 +1,1 @@
+"""Read and write weights in the layouts that other programs use."""

@@ -1,0 +1,233 @@
+"""From the names and shapes of a state dict to its layouts and to the rules that lead to the family's own.
+
+Pure: no tensor is read. Each step looks at one thing and adds a rule; in the end every name and shape must be one that
+the model has, else the error counts what is missing and what is left over and shows the first of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.models.convert.naming import in_layers, some
+from surefoot.models.convert.rules import Rule, apply
+from surefoot.models.convert.target import Group, Target, groups
+from surefoot.models.convert.tensors import LazyTensor, Tensors
+from surefoot.system.errors import Fault, InputError
+
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name; no module's name
+FRONTS = (*WRAPPERS, "module", "_forward_module", "base_model.model", "rwtransformer")
+VALUE_HEAD = "v_head."
+_GROUPED = ("query_key_value", "wqkv")  # rows by head group, Megatron's and InternLM2's order
+_BUFFERS = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|attn\.masked_bias|attn\.rotary_emb\.inv_freq)")
+_MASK = re.compile(r"(.+\.)?attn\.bias")  # a causal mask, by its shape or type; else it could have been learned
+_ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|weight_m_wdecomp|modules_to_save|original_module)\b")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """layouts: names from `models.convert.layouts`, in the order found; () for the family's own. rules: in order to
+    apply. tensors: after them. value_head: those of a reward model's head, under `v_head.summary`. faults: what still
+    differs from the model, counted."""
+
+    layouts: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    tensors: Mapping[str, LazyTensor]
+    value_head: Mapping[str, LazyTensor]
+    faults: tuple[Fault, ...]
+
+
+class _Reading:
+    """Tensors on the way, and the rules so far."""
+
+    def __init__(self, tensors: Tensors):
+        self.tensors: dict[str, LazyTensor] = dict(tensors)
+        self.layouts: list[str] = []
+        self.rules: list[Rule] = []
+
+    def change(self, layout: str, kind: str, settings: Mapping[str, Any]) -> None:
+        rule = Rule(kind, settings)
+        self.tensors = apply(rule, self.tensors)
+        self.rules.append(rule)
+        if layout not in self.layouts:
+            self.layouts.append(layout)
+
+
+def recognise(tensors: Tensors, target: Target, where: str) -> Recognised:
+    """The way from `tensors` to the layout that transformers gives the model. where: for messages.
+
+    A head that the config ties may be there or not. Raises InputError for what is ambiguous.
+    """
+    reading = _Reading(tensors)
+    _unwrap(reading, target)
+    value_head = _value_head(reading)
+    _backbone(reading, target)
+    _buffers(reading, target)
+    _refuse_adapters(reading, where)
+    _orientation_and_groups(reading, target, where)
+    kept = {name: tensor for name, tensor in reading.tensors.items() if not name.startswith(VALUE_HEAD)}
+    faults = tuple(misfits(kept, target, where))
+    return Recognised(tuple(reading.layouts), tuple(reading.rules), kept, value_head, faults)
+
+
+def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
+    """Missing, surplus and ill-shaped weights: one fault for each kind, with the count and the first names."""
+    free = {target.head} if target.facts.tied else set()
+    missing, surplus = target.expected.keys() - tensors.keys() - free, tensors.keys() - target.expected.keys()
+    shapes = [n for n in tensors.keys() & target.expected.keys() if tensors[n].shape != target.expected[n]]
+    faults = []
+    if missing:
+        faults.append(Fault(where, f"{len(missing)} weights that the config needs are missing: {some(missing)}"))
+    if surplus:
+        faults.append(Fault(where, f"{len(surplus)} weights that the config does not know: {some(surplus)}"))
+    if shapes:
+        first = min(shapes)
+        what = f"{len(shapes)} weights do not fit config.json, first {first}: {list(tensors[first].shape)} in the file"
+        faults.append(Fault(where, f"{what}, {list(target.expected[first])} by the config"))
+    return faults
+
+
+def unwrap_fronts(reading: _Reading) -> None:
+    """Prefixes that every name bears, from the outside in; wrappers' pieces elsewhere; `.base_layer`."""
+    while (front := _front(reading.tensors)) is not None:
+        reading.change(_wrapper_layout(front), "unwrap", {"piece": front, "at": [""], "but": [VALUE_HEAD]})
+    for piece, layout in (*((piece, "wrapped") for piece in WRAPPERS), ("base_layer", "base-layer")):
+        at = sorted({place for name in reading.tensors for place in places(name, piece)})
+        if at:
+            reading.change(layout, "unwrap", {"piece": piece, "at": at, "but": []})
+
+
+def _unwrap(reading: _Reading, target: Target) -> None:
+    unwrap_fronts(reading)
+    fronts = {
+        name.removesuffix(target.embedding)[:-1] for name in reading.tensors if name.endswith(f".{target.embedding}")
+    }
+    if len(fronts) == 1 and target.embedding not in reading.tensors:
+        piece = fronts.pop()
+        if all(name.startswith((f"{piece}.", VALUE_HEAD)) for name in reading.tensors):
+            reading.change("wrapped", "unwrap", {"piece": piece, "at": [""], "but": [VALUE_HEAD]})
+
+
+def _front(tensors: Tensors) -> str | None:
+    """The first known wrapper in front of every name; a value head stands beside the model and has none."""
+    names = [name for name in tensors if not name.startswith(VALUE_HEAD)]
+    return next((one for one in FRONTS if names and all(name.startswith(f"{one}.") for name in names)), None)
+
+
+def _wrapper_layout(front: str) -> str:
+    return "deepspeed-chat" if front == "rwtransformer" else "wrapped"
+
+
+def places(name: str, piece: str) -> list[str]:
+    """Modules of `name`, without the piece, behind which it stands."""
+    places, kept = [], []
+    for component in name.split("."):
+        if component == piece:
+            places.append(".".join(kept))
+        else:
+            kept.append(component)
+    return places
+
+
+def _value_head(reading: _Reading) -> dict[str, LazyTensor]:
+    if "v_head.weight" in reading.tensors:
+        reading.change("deepspeed-chat", "add value bias", {})
+    head = {name: tensor for name, tensor in reading.tensors.items() if name.startswith(VALUE_HEAD)}
+    if head and "deepspeed-chat" not in reading.layouts:
+        reading.layouts.append("value-head")
+    return head
+
+
+def _backbone(reading: _Reading, target: Target) -> None:
+    """A base model saved without its causal class bears no `model.`; the head, if there, never does."""
+    if target.embedding in reading.tensors:
+        return
+    parts = target.facts.embedding.split(".")
+    for number in range(1, len(parts)):
+        piece, rest = ".".join(parts[:number]), ".".join(parts[number:])
+        if f"{rest}.weight" in reading.tensors:
+            reading.change(
+                "backbone", "wrap", {"piece": piece, "at": [""], "but": [VALUE_HEAD, target.facts.head + "."]}
+            )
+            return
+
+
+def _buffers(reading: _Reading, target: Target) -> None:
+    surplus = sorted(reading.tensors.keys() - target.expected.keys())
+    names = [name for name in surplus if _BUFFERS.fullmatch(name) or is_mask(name, reading.tensors[name])]
+    if names:
+        reading.change("buffers", "drop buffers", {"names": names})
+
+
+def is_mask(name: str, tensor: LazyTensor) -> bool:
+    """Whether an `attn.bias` is GPT-2's table of which positions see which: [1, 1, n, n], or of true and false."""
+    shape = tensor.shape
+    square = len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
+    return bool(_MASK.fullmatch(name)) and (square or tensor.dtype in ("U8", "BOOL"))
+
+
+def _refuse_adapters(reading: _Reading, where: str) -> None:
+    if names := [name for name in reading.tensors if _ADAPTER.search(name)]:
+        what = f"holds an adapter beside the model, {len(names)} weights: {some(names)}"
+        raise InputError(Fault(where, what, "convert its two halves apart: --to peft and --to hf"))
+
+
+def _orientation_and_groups(reading: _Reading, target: Target, where: str) -> None:
+    plan = [(group, *_stored_as(reading.tensors, target, group, where)) for group in groups(target)]
+    turned = _turned(reading.tensors, target, plan, where)
+    dim = int(target.transposed != turned)
+    for group, fused, parts in plan:
+        settings = {"layers": target.layers, "sizes": list(group.sizes), "dim": dim}
+        if fused and not group.own_is_fused:
+            own = list(group.parts[0])
+            reading.change("fused", "split", {**settings, "fused": fused, "parts": own})
+        elif parts and group.own_is_fused:
+            reading.change("split", "fuse", {**settings, "fused": group.fused[0], "parts": list(parts)})
+    if turned:
+        modules = [linear.path for linear in target.linears]
+        reading.change("transposed", "transpose", {"layers": target.layers, "modules": modules})
+
+
+def _stored_as(tensors: Tensors, target: Target, group: Group, where: str) -> tuple[str, tuple[str, ...]]:
+    """What the file has of a group: the fused path, or the parts'. Raises InputError where it has several names."""
+    first = f"{target.layers}.0."
+    fused = [path for path in group.fused if f"{first}{path}.weight" in tensors]
+    parts = [paths for paths in group.parts if any(f"{first}{path}.weight" in tensors for path in paths)]
+    if len(fused) + len(parts) > 1:
+        names = [f"{first}{path}.weight" for path in (*fused, *(path for paths in parts for path in paths))]
+        raise InputError(Fault(where, f"holds the same matrices more than once: {some(names)}"))
+    if not fused and not parts:
+        unclear = [n for n in tensors if n.startswith(first) and n.split(".")[-2] in _GROUPED]
+        if unclear:
+            what = f"{unclear[0]} holds its rows by groups of heads, in an order that the file does not tell"
+            raise InputError(Fault(where, what, "convert it to transformers' layout with the tool that wrote it"))
+    return (fused[0] if fused else ""), (parts[0] if parts else ())
+
+
+def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple[str, ...]]], where: str) -> bool:
+    """Whether the linear layers hold their weights the other way round than the family. Square ones cannot tell."""
+    shapes: dict[str, tuple[int, int]] = {}  # path -> (outputs, inputs)
+    for linear in target.linears:
+        shapes[linear.path] = (
+            sum(target.facts.size(part) for part in linear.outputs),
+            target.facts.size(linear.inputs),
+        )
+    for group, fused, parts in plan:
+        if fused:
+            shapes[fused] = (sum(group.sizes), group.inputs)
+        shapes.update({path: (size, group.inputs) for path, size in zip(parts, group.sizes, strict=False)})
+    votes: dict[bool, list[str]] = {True: [], False: []}
+    pattern = in_layers(target.layers, shapes) if shapes else None
+    for name, tensor in tensors.items():
+        found = pattern.fullmatch(name) if pattern else None
+        if found is None or found["kind"] != "weight":
+            continue
+        outputs_first, inputs_first = shapes[found["path"]], shapes[found["path"]][::-1]
+        if outputs_first != inputs_first and tensor.shape in (outputs_first, inputs_first):
+            votes[(tensor.shape == inputs_first) != target.transposed].append(name)
+    if votes[True] and votes[False]:
+        what = f"some linear weights are turned and others not: {some(votes[True])}, but not {some(votes[False])}"
+        raise InputError(Fault(where, what))
+    return bool(votes[True])

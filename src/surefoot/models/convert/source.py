@@ -1,0 +1,119 @@
+"""Weights of any kind: a model folder, an adapter, one file, a ZeRO checkpoint; pickled or safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.families.files import read_json
+from surefoot.models.convert import zero
+from surefoot.models.convert.pickled import Wanted, open_pickled, state_dict
+from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, stored_in, unread
+from surefoot.models.convert.tensors import LazyTensor
+from surefoot.system.errors import Fault, InputError
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+WEIGHTS = (".safetensors", *PICKLED)  # suffixes
+_ADAPTER = "adapter_model"
+_ORDER = ("model", "pytorch_model", _ADAPTER)  # which weights of a folder are meant where it has several
+
+
+@dataclass
+class Source:
+    """files: those that were read. folder: where config and tokenizer may stand. zero: a ZeRO checkpoint."""
+
+    folder: Path
+    files: list[Path]
+    tensors: dict[str, LazyTensor]
+    zero: bool = False
+
+
+@dataclass
+class Scratch:
+    """Numbered folders for what child processes give back."""
+
+    root: Path
+    count: int = field(default=0)
+
+    def next(self) -> Path:
+        self.count += 1
+        return self.root / str(self.count)
+
+
+def open_source(path: Path, scratch: Scratch) -> Source:
+    """The weights at `path`, unread. scratch: kept until they are. Raises InputError for what holds none."""
+    files_or_checkpoint = weight_files(path)
+    if isinstance(files_or_checkpoint, Path):
+        files: list[Path] = []
+
+        def opened(wanted: Sequence[tuple[Path, Sequence[str]]]) -> list[Any]:
+            files.extend(file for file, _ in wanted if file not in files)
+            return open_pickled([Wanted(file, tuple(keys)) for file, keys in wanted], scratch.next())
+
+        return Source(path, files, zero.consolidate(files_or_checkpoint, opened), zero=True)
+    files = files_or_checkpoint
+    if path.is_file():
+        return Source(path.parent, files, _read(files, scratch)[0])
+    tensors: dict[str, LazyTensor] = {}
+    for file, more in zip(files, _read(files, scratch), strict=True):
+        if twice := sorted(more.keys() & tensors.keys()):
+            raise InputError(Fault(str(file), f"{len(twice)} weights stand in another file as well, first {twice[0]}"))
+        tensors |= more
+    head = path / VALUE_HEAD_FILE
+    if head.is_file():
+        files.append(head)
+        tensors |= _read([head], scratch)[0]
+    return Source(path, files, tensors)
+
+
+def weight_files(path: Path) -> list[Path] | Path:
+    """The files of weights at `path`, or the folder of a ZeRO checkpoint. Raises InputError for what holds none, by
+    names alone: nothing is opened, and torch not imported."""
+    if path.is_file():
+        if path.suffix not in WEIGHTS:
+            raise InputError(Fault(str(path), f"is no file of weights: {', '.join(WEIGHTS)} are read"))
+        return [path]
+    if not path.is_dir():
+        raise InputError(Fault(str(path), "no such file or folder"))
+    return zero.find_checkpoint(path) or _weights(path)
+
+
+def _read(files: Sequence[Path], scratch: Scratch) -> list[dict[str, LazyTensor]]:
+    """The weights in each file. Pickled ones are opened together, by one child process."""
+    pickled = [path for path in files if path.suffix in PICKLED]
+    values = open_pickled([Wanted(path) for path in pickled], scratch.next()) if pickled else []
+    opened = {path: state_dict(value, path) for path, value in zip(pickled, values, strict=True)}
+    return [opened[path] if path in opened else unread(stored_in([path])) for path in files]
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The files that make up the model or adapter; safetensors where both kinds stand there."""
+    for index in (INDEX, "pytorch_model.bin.index.json"):
+        if (folder / index).is_file() and not (folder / SINGLE).is_file():
+            return _shards(folder, index)
+    for stem in _ORDER:
+        for suffix in WEIGHTS:
+            if (folder / f"{stem}{suffix}").is_file():
+                return [folder / f"{stem}{suffix}"]
+    loose = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
+    loose = [path for path in loose if path.name != VALUE_HEAD_FILE and not path.name.startswith("training_args")]
+    if len(loose) == 1:
+        return loose
+    what = f"holds {len(loose)} files that could be the weights: {', '.join(p.name for p in loose[:3])}"
+    raise InputError(Fault(str(folder), what if loose else "holds no weights", "give the file" if loose else ""))
+
+
+def _shards(folder: Path, index: str) -> list[Path]:
+    weight_map = read_json(folder / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise InputError(Fault(str(folder / index), "has no weight_map"))
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name:
+            raise InputError(Fault(str(folder / index), f"points outside its folder: {json.dumps(name)}"))
+        if not (folder / name).is_file():
+            raise InputError(Fault(str(folder / name), f"missing, but {index} names it", "copy all shards"))
+    return [folder / name for name in names]

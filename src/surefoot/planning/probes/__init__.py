@@ -1,0 +1,1 @@
+"""Short measurements on this machine that the plan asks for."""

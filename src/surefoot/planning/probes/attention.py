@@ -1,0 +1,254 @@
+"""Is this form of attention right on this machine, and how fast is it? Forward and backward, with heads as wide as the
+run's and as many queries to a key. On a GPU at the run's length, heads and rows, as far as its memory and the limit of
+operations allow; on a CPU of a long row its first 1,024 tokens, and of many heads at most 4. A trial says so.
+
+Every form is first held against float64: output and gradients, at an odd length and at one that leaves 64 modulo 128,
+the latter with logits far below zero, because there a fused kernel has returned NaN gradients (PyTorch issue 196678).
+Only what passes is timed.
+
+Shapes: B rows, H query heads, K key and value heads, T tokens, D numbers per head.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.plan import DType
+from surefoot.planning.probes.draws import draws
+from surefoot.planning.probes.faults import attempt
+from surefoot.planning.probes.limits import Limits
+from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
+from surefoot.planning.probes.sizes import (
+    STORING,
+    AttentionRequest,
+    Room,
+    Size,
+    no_room,
+    room_on,
+    timed_at,
+    timed_size,
+    with_scores,
+)
+from surefoot.planning.probes.timing import one_thread, seconds_or_failures
+
+Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# Largest relative error (Frobenius norm of the difference over the norm of float64's result). Kernels that keep logits
+# in fp32 were measured at up to 5 units in the last place of a 16-bit result, and at 1.4e-4 in fp32 with far logits.
+# Storing logits of -120 in bf16, as eager attention does, rounds them to halves and gives 30 to 60 units: it fails.
+GATE: Mapping[DType, float] = {"fp32": 1e-3, "bf16": 16 * 2.0**-8, "fp16": 16 * 2.0**-11}
+_FAR = 120.0
+_ODD_LENGTH, _LENGTH_64_MOD_128 = 333, 704
+ROUNDS = 30
+_BACKEND = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs with float64's answer. name: completes "the gradient of q is not finite at …"."""
+
+    name: str
+    inputs: tuple[torch.Tensor, ...]  # q [B, H, T, D], k and v [B, K, T, D], gradient of the output [B, H, T, D]
+    expected: Mapping[str, torch.Tensor]
+
+
+def attention_trials(
+    request: AttentionRequest,
+    *,
+    limits: Limits | None = None,
+    free: int | None = None,
+    budget: float = 0.6,
+    begin: Callable[[str], object] = lambda name: None,
+) -> tuple[AttentionTrial, ...]:
+    """One trial per form. limits, free: of another device than the request's and bytes of memory there, for tests.
+
+    budget: seconds for the timing alone; the checks take about as long on a CPU. There, one thread does it all: the
+    forms compare the same, and other programs disturb it less. begin: is told of each form before it runs, so that one
+    that takes the process with it is known.
+    """
+    device, window = torch.device(request.device), request.window
+    room = room_on(device, limits, free)
+    sizes, alone = _sizes(request, room), _sizes(request, room.alone)
+    form = partial(form_named, masked=window is not None, window=window)
+    make = partial(random_inputs, head_dim=request.head_dim, dtype=TORCH_DTYPE[request.dtype], device=device)
+    with one_thread(), fp32_products("ieee"):
+        groups = request.heads // request.kv_heads
+        cases, why = attempt(partial(check_cases, groups, request.head_dim, request.dtype, device, window))
+        if cases is None:  # nothing is known to be wrong
+            return tuple(AttentionTrial(name, 0.0, "", untimed=f"cannot be checked: {why}") for name in request.forms)
+        checked = {}
+        for name in request.forms:
+            begin(name)
+            checked[name] = _checked(name, cases, request.dtype, window)
+
+        @cache
+        def inputs(size: Size) -> tuple[torch.Tensor, ...]:
+            return make(size.rows, size.groups, size.kv_heads, size.tokens)
+
+        def run(name: str, size: Size) -> Callable[[], object]:
+            return partial(forward_backward, form(name), inputs(size))
+
+        makers = {name: partial(run, name, part) for name, (_, part) in sizes.items() if part and not checked[name][0]}
+        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
+    found = []
+    for name, (whole, part) in sizes.items():
+        held = (whole, part) != alone[name]
+        share = part.share_of(whole) if part else 1.0
+        scaled = f"scaled from {share:.0%} of it" if share < 1 else ""
+        why = untimed if part else {name: timed_at(no_room(whole, room), held=held)}
+        spent = {one: taken / share for one, taken in seconds.items()}
+        found.append(trial_of(name, spent, why, checked[name], timed_at(whole.less_than(request), scaled, held=held)))
+    return tuple(found)
+
+
+def _sizes(request: AttentionRequest, room: Room) -> dict[str, tuple[Size, Size | None]]:
+    """By form what a pass would be, and how much of it is timed."""
+    whole = timed_size(request, room)
+    return {name: (whole, with_scores(whole, room) if name in STORING else whole) for name in request.forms}
+
+
+def trial_of(
+    name: str,
+    seconds: Mapping[str, float],
+    untimed: Mapping[str, str],
+    checked: tuple[str, dict[str, float]],
+    timed: str,
+) -> AttentionTrial:
+    """seconds, untimed: of the timing, by name. checked: what `check` says."""
+    failure, errors = checked
+    return AttentionTrial(
+        name, seconds.get(name, 0.0), failure, errors, timed, "" if failure else untimed.get(name, "")
+    )
+
+
+def _checked(name: str, cases: Sequence[Case], dtype: DType, window: int | None = None) -> tuple[str, dict[str, float]]:
+    """`check`, and for cuDNN once more with a mask tensor, which its known fault needs."""
+    masked = window is not None
+    failure, errors = check(form_named(name, masked=masked, window=window), cases, dtype)
+    if failure or masked or name != "cudnn":
+        return failure, errors
+    return check(form_named(name, masked=True, window=None), cases, dtype)
+
+
+def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
+    """A form by name. masked: SDPA gets causality as a mask tensor instead of is_causal, as a window needs it."""
+    if name == "eager":
+        return partial(eager, window=window)
+
+    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = _causal_mask(q, window).expand(q.shape[0], 1, -1, -1) if masked else None
+        if (
+            masked or name == "mem_efficient"
+        ):  # so transformers does it with a mask, and so the run does for this kernel
+            k, v = for_every_head(q, k, v)
+        with sdpa_kernel(_BACKEND[name]):
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=not masked, enable_gqa=q.shape[1] != k.shape[1]
+            )
+
+    return sdpa
+
+
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
+    """Two products and an fp32 softmax, as in transformers: the textbook formula with every step stored."""
+    k, v = for_every_head(q, k, v)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    scores = scores + torch.zeros_like(scores).masked_fill(~_causal_mask(q, window), torch.finfo(q.dtype).min)
+    return scores.softmax(dim=-1, dtype=max(torch.float32, q.dtype, key=lambda kind: kind.itemsize)).to(q.dtype) @ v
+
+
+def for_every_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values with as many heads as q has."""
+    groups = q.shape[1] // k.shape[1]
+    return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+
+
+def check_cases(
+    groups: int, head_dim: int, dtype: DType, device: torch.device, window: int | None = None
+) -> tuple[Case, ...]:
+    """Inputs rounded to `dtype`, so that only the kernel's own error is measured."""
+    odd = random_inputs(1, groups, 1, _ODD_LENGTH, head_dim, TORCH_DTYPE[dtype], device)
+    far = random_inputs(1, groups, 1, _LENGTH_64_MOD_128, head_dim, TORCH_DTYPE[dtype], device)
+    far_inputs(far)
+    right = partial(eager, window=window)
+    return (
+        Case(f"{_ODD_LENGTH} tokens", odd, in_float64(right, odd)),
+        Case(f"{_LENGTH_64_MOD_128} tokens with logits of -{_FAR:g}", far, in_float64(right, far)),
+    )
+
+
+@torch.no_grad()
+def far_inputs(inputs: Sequence[torch.Tensor]) -> None:
+    """Changes q and k so that q0 * k0 / sqrt(D) = -_FAR for every pair of tokens."""
+    shift = math.sqrt(_FAR * math.sqrt(inputs[0].shape[-1]))
+    inputs[0][..., 0], inputs[1][..., 0] = shift, -shift
+
+
+def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[str, float]]:
+    """(failure, largest relative error by tensor). The failure is empty when all errors are within the gate."""
+    errors: dict[str, float] = {}
+    for case in cases:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found, why = attempt(partial(forward_backward, form, case.inputs))
+        if found is None:
+            return f"cannot run: {_why(said, why)}", errors
+        for name, tensor in found.items():
+            if not torch.isfinite(tensor).all():
+                return f"the {name} is not finite at {case.name}", errors
+            wanted = case.expected[name]
+            error = float((tensor.double() - wanted).norm() / wanted.norm())
+            errors[name] = max(error, errors.get(name, 0.0))
+            if error > GATE[dtype]:
+                return f"the {name} is off by {error:.2g} at {case.name}, more than {GATE[dtype]:.2g}", errors
+    return "", errors
+
+
+def random_inputs(
+    rows: int, groups: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Random q, k, v that want gradients, and a gradient for the output."""
+    draw, tensors = draws(device), []
+    for heads in (groups * kv_heads, kv_heads, kv_heads, groups * kv_heads):
+        tensors.append(draw(rows, heads, tokens, head_dim).to(dtype).requires_grad_(len(tensors) < 3))
+    return tuple(tensors)
+
+
+def forward_backward(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The output and the gradients of q, k and v. inputs: q, k, v and the gradient of the output."""
+    *qkv, gradient = inputs
+    output = form(*qkv)
+    q, k, v = torch.autograd.grad(output, qkv, gradient)
+    return {"output": output.detach(), "gradient of q": q, "gradient of k": k, "gradient of v": v}
+
+
+def in_float64(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return forward_backward(form, [tensor.detach().double().requires_grad_() for tensor in inputs])
+
+
+def _causal_mask(q: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """[1, 1, T, T], True where a query may look: at itself and what lies before it, in all at `window` tokens."""
+    tokens = q.shape[2]
+    before = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()
+    return (before if window is None else before.triu(1 - window))[None, None]
+
+
+def _why(said: Sequence[warnings.WarningMessage], error: str) -> str:
+    """torch explains a refused kernel in warnings, and says in the error only that there is none."""
+    texts = [str(warning.message).partition("(Triggered")[0].strip() for warning in said]
+    return next((text for text in texts if text and not text.endswith("because:")), error)

@@ -1,0 +1,156 @@
+"""Is this form of attention over packed documents right on this machine, and how fast is it?
+
+As for any other form (`surefoot.planning.probes.attention`): first against float64, output and gradients, with
+documents of 1 to 704 tokens side by side and with logits far below zero; only what passes is timed, at lengths of the
+run: on a GPU in a row as long as the run's, with all heads; on a CPU in one of about 1,024 tokens, with at most 4.
+Beside it, under the name `PADDED`, SDPA over the same documents in padded rows: what the form takes the place of.
+
+Shapes: H query heads, K key and value heads, N tokens of the row, D numbers per head.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.plan import DType
+from surefoot.planning.probes.attention import (
+    ROUNDS,
+    Case,
+    Form,
+    check,
+    eager,
+    far_inputs,
+    for_every_head,
+    forward_backward,
+    in_float64,
+    random_inputs,
+    trial_of,
+)
+from surefoot.planning.probes.faults import attempt
+from surefoot.planning.probes.limits import Limits
+from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
+from surefoot.planning.probes.sizes import less_than_asked, padded_halves, room_on, timed_at, timed_documents
+from surefoot.planning.probes.timing import one_thread, seconds_or_failures
+
+PADDED = "padded"
+OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row
+_CHECKED = (64, 333, 1, 20)
+_CHECKED_FAR = (704, 90)
+
+
+@dataclass(frozen=True)
+class DocumentsRequest:
+    """What is to be tried. forms: PADDED may be the last of them, which is timed alone. mix: lengths of documents as
+    they stand side by side in the run. device: cpu | cuda. tokens: of a packed row of the run."""
+
+    forms: tuple[str, ...]
+    mix: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: DType
+    device: str
+    tokens: int = 1024
+
+
+def document_trials(
+    request: DocumentsRequest,
+    forms: Mapping[str, OfDocuments],
+    *,
+    limits: Limits | None = None,
+    free: int | None = None,
+    budget: float = 0.4,
+    begin: Callable[[str], object] = lambda name: None,
+) -> tuple[AttentionTrial, ...]:
+    """One trial for each of the request's forms. forms: by name. budget: seconds for the timing; on a CPU one thread
+    does it all. limits, free, begin: see `attention_trials`."""
+    device, dtype, head_dim = torch.device(request.device), request.dtype, request.head_dim
+    groups = request.heads // request.kv_heads
+    room = room_on(device, limits, free)
+    asked = (request.mix, groups, request.kv_heads, head_dim, dtype, request.tokens)
+    taken = timed_documents(*asked, room)
+    lengths, count = taken.lengths, taken.kv_heads
+    make = partial(random_inputs, head_dim=head_dim, dtype=TORCH_DTYPE[dtype], device=device)
+    with one_thread(), fp32_products("ieee"):
+        checked: dict[str, tuple[str, dict[str, float]]] = {}
+        for name in request.forms:
+            begin(name)
+            if name == PADDED:
+                checked[name] = ("", {})
+            else:
+                found, why = attempt(partial(_checked, forms[name], groups, head_dim, dtype, device))
+                checked[name] = found or (f"cannot be checked: {why}", {})
+
+        @cache
+        def row() -> tuple[torch.Tensor, ...]:
+            return make(1, groups, count, sum(lengths))
+
+        def run(name: str) -> Callable[[], object]:
+            if name != PADDED:
+                return partial(forward_backward, forms[name](lengths), row())
+            rows = [make(number, groups, count, longest) for number, longest in padded_halves(lengths)]
+            return partial(_each, _runnable(rows[0]), rows)
+
+        makers = {name: partial(run, name) for name in request.forms if not checked[name][0]}
+        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
+    less = less_than_asked((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
+    at = timed_at(less, held=taken != timed_documents(*asked, room.alone))
+    return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)
+
+
+def _each(form: Form, rows: Sequence[Sequence[torch.Tensor]]) -> None:
+    for inputs in rows:
+        forward_backward(form, inputs)
+
+
+def _runnable(inputs: Sequence[torch.Tensor]) -> Form:
+    """SDPA as torch dispatches it, or held to the math kernel where that raises: the plan leaves out a kernel that
+    does, as one of a CPU does whose instructions a variable of the environment takes away."""
+    found, _ = attempt(partial(forward_backward, _sdpa, inputs))
+    return _sdpa if found else _math
+
+
+def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return _sdpa(q, k, v)
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    if (
+        q.is_cuda and q.dtype == torch.float32
+    ):  # whose fused kernel takes no grouped heads, and a run has it take others
+        k, v = for_every_head(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _checked(
+    form: OfDocuments, groups: int, head_dim: int, dtype: DType, device: torch.device
+) -> tuple[str, dict[str, float]]:
+    """(failure, largest relative error by tensor)."""
+    worst: dict[str, float] = {}
+    for lengths, far in ((_CHECKED, False), (_CHECKED_FAR, True)):
+        inputs = random_inputs(1, groups, 1, sum(lengths), head_dim, TORCH_DTYPE[dtype], device)
+        if far:
+            far_inputs(inputs)
+        name = f"documents of {', '.join(map(str, lengths))} tokens" + (" with far logits" if far else "")
+        case = Case(name, inputs, in_float64(partial(_one_by_one, lengths), inputs))
+        failure, errors = check(form(lengths), [case], dtype)
+        worst = {key: max(error, worst.get(key, 0.0)) for key, error in errors.items()}
+        if failure:
+            return failure, worst
+    return "", worst
+
+
+def _one_by_one(lengths: Sequence[int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The textbook formula, document by document."""
+    spans = itertools.pairwise([0, *itertools.accumulate(lengths)])
+    return torch.cat([eager(*(tensor[:, :, begin:end] for tensor in (q, k, v))) for begin, end in spans], dim=2)

@@ -1,0 +1,55 @@
+"""Matrix products in a process without some environment variables: what they cost here.
+
+Libraries read such variables when they are loaded, so unsetting them in this process would change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+
+import torch
+
+from surefoot.planning.plan import DType
+from surefoot.planning.probes.matmul import product_rates
+from surefoot.system import process
+
+_PATIENCE = 120.0  # seconds, of which importing torch takes nearly all
+_PROGRAM = (sys.executable, "-m", "surefoot.planning.probes.elsewhere")
+
+
+def rates_without(
+    names: Collection[str],
+    shape: tuple[int, int],
+    dtypes: Sequence[DType],
+    kind: str,
+    *,
+    program: Sequence[str] = _PROGRAM,
+) -> dict[DType, float]:
+    """`product_rates` of a child without the variables `names`; empty where it does not answer. kind: cpu | cuda."""
+    asked = json.dumps({"shape": shape, "dtypes": list(dtypes), "kind": kind})
+    try:
+        done = subprocess.run(
+            program,
+            input=asked,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            env=process.environment_without(names),
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError):
+        return {}
+
+
+def main() -> None:
+    """The child."""
+    asked = json.loads(sys.stdin.read())
+    print(json.dumps(product_rates([tuple(asked["shape"])], torch.device(asked["kind"]), dtypes=asked["dtypes"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""How fast this machine multiplies matrices of the model's shapes in each type.
+
+On a CPU without instructions for 16-bit products bf16 can be hundreds of times slower than fp32, with them several
+times faster. So every type first multiplies something small, and one that would take too long skips the full shape.
+
+CPU products are timed on one thread: the types compare the same, and a thread that waits for another one, which some
+other program has pushed aside, would drown the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from surefoot.planning.plan import DType
+from surefoot.planning.probes.draws import draws
+from surefoot.planning.probes.limits import LIMITS
+from surefoot.planning.probes.timing import best_seconds, one_thread
+
+TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SMALL_NUMBERS, _SMALL_ROWS = 2**18, 16  # 42 ms even where bf16 is 500 times slower than fp32
+
+
+def product_rates(
+    shapes: Iterable[tuple[int, int]],
+    device: torch.device,
+    *,
+    dtypes: Sequence[DType],
+    budget: float = 0.25,
+) -> dict[DType, float]:
+    """FLOP/s by dtype for x [rows, inputs] times weight [outputs, inputs], the largest of `shapes` (inputs, outputs).
+
+    On a CPU per thread. budget: seconds, exceeded where single runs are slower. A type that the device refuses is
+    absent.
+    """
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    with one_thread(), fp32_products("ieee"):
+        return _small_then_full(largest, device, dtypes, budget)
+
+
+def tf32_rate(shapes: Iterable[tuple[int, int]], device: torch.device, *, budget: float = 0.25) -> float | None:
+    """FLOP/s of fp32 products whose operands are rounded to TF32, at the largest of `shapes`; None off CUDA, where
+    nothing has it."""
+    if device.type != "cuda":
+        return None
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    with one_thread(), fp32_products("tf32"):
+        return _small_then_full(largest, device, ("fp32",), budget)["fp32"]
+
+
+@contextmanager
+def fp32_products(how: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Inside, fp32 products on an NVIDIA GPU keep all of their bits, or 10: whatever the environment made of torch's
+    default (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE), and whatever a run before this one set."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = how
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def _small_then_full(
+    largest: tuple[int, int], device: torch.device, dtypes: Sequence[DType], budget: float
+) -> dict[DType, float]:
+    small = _rates(_SMALL_ROWS, slice_of(largest, _SMALL_NUMBERS), device, dtypes, budget / 5, rounds=3)
+    limits = LIMITS[device.type]
+    rows, shape = limits.product_rows, slice_of(largest, limits.product_numbers)
+    quick: list[DType] = [dtype for dtype in small if 2 * rows * shape[0] * shape[1] / small[dtype] <= budget]
+    return small | _rates(rows, shape, device, quick, budget, rounds=20)
+
+
+def slice_of(shape: tuple[int, int], most: int) -> tuple[int, int]:
+    """The shape, halved along its longer side until it has at most `most` numbers."""
+    inputs, outputs = shape
+    while inputs * outputs > most:
+        inputs, outputs = (inputs, outputs // 2) if outputs >= inputs else (inputs // 2, outputs)
+    return inputs, outputs
+
+
+@torch.no_grad()
+def _rates(
+    rows: int, shape: tuple[int, int], device: torch.device, dtypes: Iterable[DType], budget: float, rounds: int
+) -> dict[DType, float]:
+    inputs, outputs = shape
+    draw = draws(device)
+    x, weight = draw(rows, inputs), draw(outputs, inputs)
+    runs = {}
+    for dtype in dtypes:
+        left, right = x.to(TORCH_DTYPE[dtype]), weight.to(TORCH_DTYPE[dtype])
+        try:
+            F.linear(left[:1], right)
+        except RuntimeError:  # this device has no such product
+            continue
+        runs[dtype] = lambda left=left, right=right: F.linear(left, right)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    seconds = best_seconds(runs, budget=budget, rounds=rounds, wait=wait)
+    return {dtype: 2 * rows * inputs * outputs / seconds[dtype] for dtype in runs}

@@ -1,0 +1,178 @@
+"""Are surefoot's own norms, turns and gates right on this machine, and how fast are they beside the plain ones?
+
+Each goes forward and backward at the model's width. First against float64: output and gradients, of ordinary rows, of
+rows so small that the eps counts, and of large ones; then it is timed beside the plain path, over so many rows that
+they do not fit into a cache.
+
+Shapes: T rows of N numbers; H heads of D numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+
+from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
+from surefoot.planning.plan import DType
+from surefoot.planning.probes.attention import GATE
+from surefoot.planning.probes.draws import draws
+from surefoot.planning.probes.faults import attempt
+from surefoot.planning.probes.limits import LIMITS
+from surefoot.planning.probes.matmul import TORCH_DTYPE
+from surefoot.planning.probes.timing import one_thread, seconds_or_failures
+
+Way = Callable[..., torch.Tensor]
+_CHECKED = 37  # rows, an odd number
+_SIZES = (1.0, 1e-3, 30.0)
+_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Pairs of the plain way and ours. norms: x [T, N], weight [N] -> [T, N]; the first pair is timed. turn: x
+    [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D]. gate: gate, up [T, N] -> [T, N]; None where it is plain."""
+
+    norms: Sequence[tuple[Way, Way]]
+    turn: tuple[Way, Way]
+    gate: tuple[Way, Way] | None = None
+
+
+@dataclass(frozen=True)
+class PointwiseRequest:
+    """What is to be tried. parts: norm | rotary | gate. device: cpu | cuda."""
+
+    parts: tuple[str, ...]
+    sizes: PointwiseSizes
+    dtype: DType
+    device: str
+
+
+def pointwise_trials(
+    request: PointwiseRequest,
+    ways: Ways,
+    *,
+    budget: float = 0.3,
+    begin: Callable[[str], object] = lambda name: None,
+) -> tuple[PointwiseTrial, ...]:
+    """Of a norm, of the turn of all heads, and of a gate where the model has one. budget: seconds for the timing of
+    all. begin: is told of each part before it runs."""
+    sizes = request.sizes
+    make = partial(_inputs, dtype=TORCH_DTYPE[request.dtype], device=torch.device(request.device))
+    limits = LIMITS[request.device]
+    fewest, most = limits.pointwise_rows
+
+    def rows(width: int) -> int:
+        return min(most, max(fewest, limits.pointwise_numbers // width))
+
+    parts = [
+        ("norm", partial(_norm_ways, ways), (sizes.width, rows(sizes.width))),
+        ("rotary", partial(_turn_ways, ways), (sizes.heads * sizes.head_dim, rows(sizes.width), sizes.head_dim)),
+    ]
+    if ways.gate and sizes.gate:
+        parts.append(("gate", partial(_gate_ways, ways.gate), (sizes.gate, rows(sizes.gate))))
+    found = []
+    with one_thread():
+        for part, way, shape in parts:
+            if part in request.parts:
+                begin(part)
+                found.append(_trial(part, way, make, shape, request, budget / len(parts)))
+    return tuple(found)
+
+
+def _trial(
+    part: str,
+    ways: Callable[..., list[tuple[Way, Way, tuple[torch.Tensor, ...]]]],
+    make: Callable[..., torch.Tensor],
+    shape: tuple[int, ...],
+    request: PointwiseRequest,
+    budget: float,
+) -> PointwiseTrial:
+    """ways: shape -> (plain, fused, their inputs, of which the last is the gradient of the output)."""
+    errors: dict[str, float] = {}
+    for size in _SIZES:
+        for plain, fused, inputs in ways(make, (shape[0], _CHECKED, *shape[2:]), size):
+            failure = _checked(plain, fused, inputs, request.dtype, errors)
+            if failure:
+                return PointwiseTrial(part, 0.0, 0.0, f"{failure} for numbers about {size:g}", errors)
+
+    @cache
+    def timed() -> tuple[Way, Way, tuple[torch.Tensor, ...]]:
+        return ways(make, shape, 1.0)[0]
+
+    makers = {
+        "plain": lambda: partial(_pass, timed()[0], timed()[2]),
+        "fused": lambda: partial(_pass, timed()[1], timed()[2]),
+    }
+    wait = torch.cuda.synchronize if request.device == "cuda" else lambda: None
+    seconds, failures = seconds_or_failures(makers, budget=budget, rounds=_ROUNDS, wait=wait)
+    if failures:
+        return PointwiseTrial(part, 0.0, 0.0, next(iter(failures.values())), errors)
+    return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
+
+
+def _checked(plain: Way, fused: Way, inputs: Sequence[torch.Tensor], dtype: DType, errors: dict[str, float]) -> str:
+    """What is wrong, empty where nothing is. Adds to `errors` the largest by tensor."""
+    exact = _pass(plain, [one.detach().double().requires_grad_(one.requires_grad) for one in inputs])
+    found, why = attempt(partial(_pass, fused, inputs))
+    if found is None:
+        return f"cannot run: {why}"
+    for number, (one, wanted) in enumerate(zip(found, exact, strict=True)):
+        name = f"gradient {number}" if number else "output"
+        error = float((one.double() - wanted).norm() / wanted.norm())
+        errors[name] = max(error, errors.get(name, 0.0))
+        if not error <= GATE[dtype]:  # true of what is not a number as well
+            return f"the {name} is off by {error:.2g}, more than {GATE[dtype]:.2g},"
+    return ""
+
+
+def _pass(way: Way, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The output, and the gradients of the inputs that have one."""
+    *given, gradient = inputs
+    output = way(*given)
+    found = torch.autograd.grad(output, [one for one in given if one.requires_grad], gradient.to(output.dtype))
+    return [output.detach(), *found]
+
+
+def _norm_ways(
+    given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+    width, rows = shape
+    inputs = (make(rows, width, size=size, learns=True), make(width, learns=True), make(rows, width))
+    return [(plain, fused, inputs) for plain, fused in given.norms]
+
+
+def _turn_ways(
+    given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+    width, tokens, head_dim = shape
+
+    def heads_of(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(1, tokens, width // head_dim, head_dim).transpose(1, 2)
+
+    def of_heads(way: Way) -> Way:
+        return lambda x, cos, sin: way(heads_of(x), cos, sin)
+
+    x, outer = make(tokens, width, size=size, learns=True), heads_of(make(tokens, width))
+    plain, fused = given.turn
+    return [(of_heads(plain), of_heads(fused), (x, make(1, tokens, head_dim), make(1, tokens, head_dim), outer))]
+
+
+def _gate_ways(
+    given: tuple[Way, Way], make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
+) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+    width, rows = shape
+    gate = make(rows, width, size=size, learns=True)
+    # Other numbers than the gate's, as the same ones are drawn for the same shape; of ordinary size, as products of
+    # small ones have few digits in fp16, whoever computes them.
+    up = make(rows, width).flip(0, 1).requires_grad_()
+    return [(*given, (gate, up, make(rows, width).roll(1, 0)))]
+
+
+def _inputs(
+    *shape: int, dtype: torch.dtype, device: torch.device, size: float = 1.0, learns: bool = False
+) -> torch.Tensor:
+    """Random numbers about `size`, the same in every call."""
+    return (draws(device, len(shape))(*shape) * size).to(dtype).requires_grad_(learns)

@@ -1,0 +1,232 @@
+"""What attention is asked about, and how much of it is timed: all of it where limits and memory allow.
+
+    room = room_on(device)
+    size = timed_size(request, room)         # forms that keep no scores
+    size = with_scores(size, room)           # those that do: as much of it as has room, None where nothing has
+
+Work is the same for every row and every head, so a part of them tells what the whole takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from surefoot.planning.plan import DType
+from surefoot.planning.probes.limits import HELD, LIMITS, NO_ROOM, Limits
+from surefoot.planning.probes.matmul import TORCH_DTYPE
+from surefoot.system import hardware
+from surefoot.system.sizes import size_text
+
+STORING = ("eager", "math")  # forms that keep every score
+# For each score, at their peak: 12.8 to 14.0 bytes were counted of torch's own memory on a CPU, in either type.
+_SCORE_BYTES = 16
+_FEW = 8  # documents: of four to a half one is still as long as the longest eighth of the mix
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """What is to be tried. forms: eager, flash, mem_efficient, cudnn, math. length: tokens of a typical row. device:
+    cpu | cuda. window: tokens that a query sees, its own among them, where that makes every form take a mask; None for
+    all before it. rows: of a micro-batch; on a CPU as many short ones are timed as have some tokens in all."""
+
+    forms: tuple[str, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    length: int
+    dtype: DType
+    device: str
+    window: int | None = None
+    rows: int = 1
+
+
+@dataclass(frozen=True)
+class Room:
+    """free: bytes of memory, None where so little is timed that nobody has to ask. memory: those of the device in all,
+    None where nobody looked."""
+
+    limits: Limits
+    free: int | None
+    memory: int | None = None
+
+    @property
+    def alone(self) -> Room:
+        """As soon as other programs have given back what they hold; a tenth stays taken, as a process on a GPU takes
+        some of it before it does anything."""
+        if self.free is None or self.memory is None:
+            return self
+        return replace(self, free=max(self.free, self.memory * 9 // 10))
+
+    def operations(self, dtype: DType) -> int | None:
+        most = self.limits.attention_operations
+        return most if most is None or dtype != "fp32" else most // 4
+
+
+def room_on(device: torch.device, limits: Limits | None = None, free: int | None = None) -> Room:
+    """limits, free: those of the device unless given."""
+    limits = limits or LIMITS[device.type]
+    if limits.attention_operations is None or free is not None:
+        return Room(limits, free)
+    found = hardware.detect()
+    return Room(limits, found.free, found.memory)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a pass. kv_heads: each with `groups` query heads."""
+
+    rows: int
+    groups: int
+    kv_heads: int
+    tokens: int
+
+    def share_of(self, whole: Size) -> float:
+        return self.rows * self.kv_heads / (whole.rows * whole.kv_heads)
+
+    def less_than(self, request: AttentionRequest) -> str:
+        return less_than_asked(
+            (self.tokens, request.length, "tokens"),
+            (self.groups * self.kv_heads, request.heads, "heads"),
+            (self.rows, request.rows, "rows"),
+        )
+
+
+def timed_at(*less: str, held: bool) -> str:
+    """less: how much of the run's shapes is timed, each empty where that is all. held: it would be more, were it not
+    for other programs."""
+    return ", ".join(filter(None, (*less, HELD if held else "")))
+
+
+def less_than_asked(*taken: tuple[int, int, str]) -> str:
+    """taken: (timed, asked for, of what). Empty where all of it was timed."""
+    less = [f"{timed} of {asked} {what}" for timed, asked, what in taken if timed < asked]
+    return f"at {' and '.join(less)}" if less else ""
+
+
+def timed_size(request: AttentionRequest, room: Room) -> Size:
+    """Fewer rows than the run's where memory or operations do not allow all, then fewer heads, then fewer tokens."""
+    groups, width, most = request.heads // request.kv_heads, request.head_dim, room.limits.attention_tokens
+    tokens = min([request.length, *_most_tokens(groups, width, request.dtype, room, request.window)])
+    rows = request.rows if most is None else max(1, most // request.length)
+    kv_heads = most_heads(groups, request.kv_heads, room.limits)
+    units = heads_within(room, groups, width, request.dtype, squares=tokens**2, tokens=tokens)
+    if units is not None:
+        rows = max(1, min(rows, units // kv_heads))
+        kv_heads = max(1, min(kv_heads, units // rows))
+    return Size(rows, groups, kv_heads, tokens)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Of a packed row. lengths: the longest first. longest: to what they were cut. kv_heads: see Size."""
+
+    lengths: tuple[int, ...]
+    longest: int
+    kv_heads: int
+
+
+def timed_documents(
+    mix: tuple[int, ...], groups: int, kv_heads: int, head_dim: int, dtype: DType, tokens: int, room: Room
+) -> Documents:
+    """mix: lengths as they stand side by side in the run. tokens: of a row of the run.
+
+    Where memory or operations do not allow all: fewer heads, then fewer documents, then shorter ones. A few would no
+    longer be like the mix, and padding, which packing is there to save, would be lost with the longest of them.
+    """
+    if room.limits.attention_tokens is not None:
+        tokens = room.limits.attention_tokens
+    bounds, kv_heads = _most_tokens(groups, head_dim, dtype, room, None), most_heads(groups, kv_heads, room.limits)
+    while True:
+        longest = min([max(mix), *bounds])
+        lengths = timed_lengths(mix, longest, tokens)
+        padded = padded_halves(lengths)  # which are no less than the packed row
+        squares, numbers = sum(rows * one**2 for rows, one in padded), sum(rows * one for rows, one in padded)
+        units = heads_within(room, groups, head_dim, dtype, squares=squares, tokens=numbers)
+        if units is None or units or lengths == (1,):
+            return Documents(lengths, longest, kv_heads if units is None else max(1, min(kv_heads, units)))
+        tokens = max(1, tokens // 2)
+        if len(lengths) <= _FEW:
+            mix = tuple(max(1, one // 2) for one in mix)
+
+
+def padded_halves(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(rows, tokens of each) of the longer and the shorter half, as two padded micro-batches of a step would have them.
+    lengths: the longest first."""
+    middle = (len(lengths) + 1) // 2
+    return [(len(half), max(half)) for half in (lengths[:middle], lengths[middle:]) if half]
+
+
+def timed_lengths(mix: tuple[int, ...], longest: int, tokens: int) -> tuple[int, ...]:
+    """Documents of the mix, each cut to `longest`, taken at even distances, of about so many tokens in all; the longest
+    first."""
+    ordered = sorted((min(length, longest) for length in mix), reverse=True)
+    count = max(1, round(tokens * len(ordered) / sum(ordered)))
+    if count >= len(ordered):
+        return tuple(sorted(ordered * max(1, count // len(ordered)), reverse=True))
+    return tuple(ordered[(2 * place + 1) * len(ordered) // (2 * count)] for place in range(count))
+
+
+def with_scores(whole: Size, room: Room) -> Size | None:
+    """As much of `whole` as half of the free memory has room for with its scores; None where that is not even a row of
+    one key's heads."""
+    if room.free is None:
+        return whole
+    units = room.free // 2 // _least_scores(whole)
+    if not units:
+        return None
+    rows = min(whole.rows, max(1, units // whole.kv_heads))
+    return replace(whole, rows=rows, kv_heads=min(whole.kv_heads, units // rows))
+
+
+def no_room(whole: Size, room: Room) -> str:
+    heads = f"{whole.groups} head{'s' if whole.groups > 1 else ''}"
+    least = f"{size_text(_least_scores(whole))} for {heads} at {whole.tokens} tokens"
+    return f"{NO_ROOM}: {least}, with {size_text(room.free or 0)} free"
+
+
+def most_heads(groups: int, kv_heads: int, limits: Limits) -> int:
+    """Of keys and values."""
+    most = limits.attention_heads
+    return kv_heads if most is None else min(kv_heads, max(1, most // groups))
+
+
+def heads_within(room: Room, groups: int, head_dim: int, dtype: DType, *, squares: int, tokens: int) -> int | None:
+    """How many heads of keys, each with `groups` of queries, have room in a pass; None for any number. tokens: of all
+    rows of one head. squares: the sum of the squares of their lengths."""
+    bounds = []
+    if (operations := room.operations(dtype)) is not None:
+        bounds.append(operations // _operations(squares, groups, head_dim))
+    if room.free is not None:
+        bounds.append(room.free // 4 // _bytes(tokens, groups, head_dim, dtype))
+    return min(bounds, default=None)
+
+
+def _most_tokens(groups: int, head_dim: int, dtype: DType, room: Room, window: int | None) -> list[int]:
+    """Bounds for a row with one head of keys."""
+    bounds = [] if room.limits.attention_tokens is None else [room.limits.attention_tokens]
+    if (operations := room.operations(dtype)) is not None:
+        bounds.append(math.isqrt(operations // _operations(1, groups, head_dim)))
+    if room.free is not None:
+        bounds.append(max(1, room.free // 4 // _bytes(1, groups, head_dim, dtype)))
+    if room.free is not None and window is not None:  # a mask, what it is made of, and the bias that it becomes
+        bounds.append(max(1, math.isqrt(room.free // 4 // (3 + TORCH_DTYPE[dtype].itemsize))))
+    return bounds
+
+
+def _operations(squares: int, heads: int, head_dim: int) -> int:
+    """Of a forward and backward pass that leaves out what lies in the future: two products, and five behind them."""
+    return 7 * squares * heads * head_dim
+
+
+def _bytes(tokens: int, heads: int, head_dim: int, dtype: DType) -> int:
+    """Of a forward and backward pass that keeps no scores: inputs, output, gradients, and sums in fp32. Beside inputs
+    and the output's gradient, 12 bytes a number were counted in bf16 and 18 in fp32."""
+    return tokens * heads * head_dim * (8 * TORCH_DTYPE[dtype].itemsize + 8)
+
+
+def _least_scores(whole: Size) -> int:
+    return _SCORE_BYTES * whole.groups * whole.tokens**2

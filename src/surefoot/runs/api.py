@@ -1,0 +1,151 @@
+"""`surefoot.train` and `surefoot.plan`: what the commands do, from Python, with the same objects.
+
+    import surefoot
+    result = surefoot.train("my-run.yaml", ["optim.lr=1e-4"])
+    result.results["eval_loss"], result.folder
+
+Importing prints nothing and sets nothing up. A run may follow another in one process: what a run changes in torch (the
+number of threads, TF32) is put back, its memory is given back, and its weights lie in the run folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from surefoot.config.load import LoadedConfig, check_config, load_config
+from surefoot.config.schema import RunConfig
+from surefoot.data.tokenise import ReadRecord
+from surefoot.families.files import read_json
+from surefoot.methods.by_record import settled
+from surefoot.methods.method import RewardFunction
+from surefoot.planning.plan import RunPlan
+from surefoot.report.console import open_console
+from surefoot.report.results import ALL
+from surefoot.runs.custom import Custom
+from surefoot.runs.foreseen import foresee
+from surefoot.runs.planned import make_plan
+from surefoot.runs.run import train_run
+from surefoot.system import hardware, process
+from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.training.answers import Metric
+from surefoot.training.objective import Objective
+
+AnyConfig = RunConfig | LoadedConfig | Mapping[str, Any] | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """finished: False when a signal stopped the run; then resume=True goes on. results: what all_results.json holds."""
+
+    folder: Path
+    finished: bool
+    results: Mapping[str, Any] = field(repr=False)
+
+
+def train(
+    config: AnyConfig,
+    overrides: Sequence[str] = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    objective: Objective | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    read_record: ReadRecord | None = None,
+    reward: RewardFunction | None = None,
+    stream: TextIO | None = None,
+) -> TrainResult:
+    """Run a config to its end, as `surefoot train` does.
+
+    config: a YAML file, a mapping with the same keys, or what `load_config` gave. overrides: "key=value", for a file.
+    objective: (model, batch) -> LossSum, in place of the stage's loss. metrics: functions of all answers by the name
+    under which metrics.names lists them. read_record: what reads a record where data.format is custom. reward: scores
+    answers in stage ppo: (prompts, responses) -> a number for each. stream: where to talk, stdout unless given.
+
+    Raises surefoot.system.errors.SurefootError, whose text is what the command line would print, but for its flags.
+    """
+    if resume and overwrite:
+        raise InputError(Fault("train", "resume continues a run and overwrite replaces it", "give one of them"))
+    chosen = _config(config, overrides)
+    # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
+    console = open_console(stream or sys.stdout, replace(process.terminal_wishes(), force_color=False))
+    custom = Custom(objective, metrics or {}, read_record, reward)
+    with _torch_as_it_was(), _told_in_python():
+        mode = "resume" if resume else "overwrite" if overwrite else "new"
+        code = train_run(chosen, mode, console, typed=(), custom=custom)
+    folder = Path(chosen.output)
+    return TrainResult(folder, code == 0, read_json(folder / ALL) if code == 0 else {})
+
+
+def plan(config: AnyConfig, overrides: Sequence[str] = (), *, hardware_name: str | None = None) -> RunPlan:
+    """Every choice of the run with its reason, as `surefoot plan` shows it; trains nothing.
+
+    hardware_name: a machine from the table of presets, such as "h100", for which the data are not read; this one unless
+    given.
+    """
+    with _torch_as_it_was():
+        chosen = _config(config, overrides)
+        if hardware_name:
+            return make_plan(chosen, hardware=hardware.preset(hardware_name))
+        return foresee(chosen)[0]
+
+
+def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
+    return settled(_checked(config, overrides))
+
+
+def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
+    if isinstance(overrides, str):
+        raise InputError(Fault("overrides", "is a text", 'give a list, such as ["optim.lr=1e-4"]'))
+    if isinstance(config, str | os.PathLike):
+        return load_config(os.fspath(config), overrides).config
+    if overrides:
+        raise InputError(Fault("overrides", "are for a config file", "change the mapping or the config itself"))
+    if isinstance(config, LoadedConfig):
+        return config.config
+    if isinstance(config, RunConfig):
+        return config
+    if isinstance(config, Mapping):
+        return check_config(config)
+    what = f"{config!r:.60} is no config"
+    raise InputError(Fault("config", what, "give the path of a YAML file, or a mapping with its keys"))
+
+
+@contextlib.contextmanager
+def _told_in_python() -> Iterator[None]:
+    """Errors whose advice names flags of the command line name arguments in their place."""
+    try:
+        yield
+    except SurefootError as error:
+        faults = (replace(fault, what=_in_python(fault.what), fix=_in_python(fault.fix)) for fault in error.faults)
+        error.faults = tuple(faults)
+        error.args = ("\n".join(map(str, error.faults)),)
+        raise
+
+
+def _in_python(text: str) -> str:
+    return re.sub(r"--(resume|overwrite)\b", r"\1=True", text)
+
+
+@contextlib.contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    products, convolutions = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.fp32_precision = products
+        torch.backends.cudnn.fp32_precision = convolutions
+        gc.collect()  # modules and hooks refer to each other in circles
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

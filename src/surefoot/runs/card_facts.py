@@ -1,0 +1,130 @@
+"""What the model card says, gathered from config, plan, data and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import OptimConfig, RunConfig
+from surefoot.data.audit import Audit
+from surefoot.data.prepare import PreparedData
+from surefoot.planning.plan import RunPlan
+from surefoot.report.cards.reward import ending_token
+from surefoot.report.cards.run import CardFacts, DataFile
+from surefoot.report.footer import EXAMPLE_PROMPT
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.trained_template import is_on_texts
+from surefoot.system import hardware
+from surefoot.system.locations import looks_local
+from surefoot.training.optimizer import MUON_MOMENTUM
+
+_COUNTED = {"reward": "pairs", "dpo": "pairs", "kto": "answers", "ppo": "prompts"}  # by stage
+
+_LOOKED_AT = 32  # examples, of which one surely ends as all do
+
+
+def card_facts(run: Prepared, results: Mapping[str, Any], plots: Sequence[str]) -> CardFacts:
+    """results: all_results.json. plots: file names."""
+    config, plan, data, tokenizer = run.config, run.plan, run.stage.data, run.tokenizer
+    optim = config.optim
+    return CardFacts(
+        name=run.folder.name,
+        stage=config.stage,
+        base=config.model.path,
+        base_is_hub_id=not looks_local(config.model.path),
+        base_revision=config.model.revision,
+        plan=plan,
+        settings={
+            "optimizer": _optimizer(optim),
+            "learning rate": f"{optim.lr:g}",
+            "schedule": f"{optim.schedule}, warm-up {optim.warmup}",
+            "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
+            "duration": str(config.duration),
+            **_alignment(config),
+            f"{_COUNTED.get(config.stage, 'examples')} per step": str(config.batch.size),
+            "longest example": f"{plan.tokenizer.max_length.value} tokens",
+            "seed": str(config.seed),
+        },
+        data=(
+            *(_data_file("training", audit) for audit in data.sources),
+            *(_data_file("evaluation", audit) for audit in data.eval_sources),
+        ),
+        results=results,
+        versions=hardware.versions(),
+        hardware=plan.device.reason,
+        prompt=_example_prompt(plan, data, tokenizer),
+        plots=tuple(plots),
+        question=_public_question(data),
+        end=_end(data, tokenizer) if plan.reward else "",
+        merged=config.adapter is not None and config.adapter.publish == "merged",
+    )
+
+
+def _data_file(role: str, audit: Audit) -> DataFile:
+    source = audit.source
+    return DataFile(
+        role,
+        source.file.replace("\\", "/").rpartition("/")[2],
+        source.sha256,
+        source.rows,
+        audit.kept,
+        audit.tokens,
+        audit.supervised_tokens,
+    )
+
+
+def _alignment(config: RunConfig) -> dict[str, str]:
+    """The loss of stages dpo and kto, with the constants that it reads."""
+    given = config.alignment
+    if config.stage == "kto":
+        return {"loss": f"KTO, beta {given.beta:g}, weights of good and bad answers {given.good:g} and {given.bad:g}"}
+    if config.stage != "dpo":
+        return {}
+    more = f", margin {given.margin:g}" if given.loss == "simpo" else ""
+    more += f", label smoothing {given.label_smoothing:g}" if given.label_smoothing else ""
+    more += f", {given.sft:g} times the cross entropy of the better answers" if given.sft else ""
+    return {"loss": f"{given.loss}, beta {given.beta:g}{more}"}
+
+
+def _optimizer(optim: OptimConfig) -> str:
+    """Its name, and the settings that it goes by."""
+    momentum = optim.momentum if optim.momentum is not None else {"muon": MUON_MOMENTUM}.get(optim.name, 0)
+    moving, adam = f", momentum {momentum:g}", f", betas {optim.betas}, eps {optim.eps:g}"
+    settings = {
+        "adamw": adam,
+        "adamw_8bit": adam,
+        "adafactor": "",
+        "sgd": moving,
+        "muon": f"{moving}; for the other weights adamw{adam}",
+    }
+    return f"{optim.name}{settings[optim.name]}, weight decay {optim.weight_decay:g}"
+
+
+def example_question(data: PreparedData) -> str:
+    """Something to ask the trained model on this machine: from its data, where that has something short."""
+    return data.audit.source.example_prompt or EXAMPLE_PROMPT
+
+
+def _end(data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The stop token behind an answer; empty where no example that was looked at has one."""
+    looked_at = (data.train[index] for index in range(min(len(data.train), _LOOKED_AT)))
+    found = (ending_token(example.ids.tolist(), data.template.stop_ids) for example in looked_at)
+    last = next((token for token in found if token is not None), None)
+    return "" if last is None else str(tokenizer.convert_ids_to_tokens(last))
+
+
+def _public_question(data: PreparedData) -> str:
+    """For the card, which is made to be shown: of data that lie on the hub, never of a user's own files."""
+    found = (audit.source.example_prompt for audit in data.sources if audit.source.commit is not None)
+    return next(filter(None, found), EXAMPLE_PROMPT)
+
+
+def _example_prompt(plan: RunPlan, data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A beginning to be continued, for a run on texts. None where the saved chat template lays out the prompts."""
+    if not is_on_texts(data):
+        return None
+    tokens = plan.tokenizer
+    bos = str(tokenizer.convert_ids_to_tokens(tokens.bos_id)) if tokens.bos.value and tokens.bos_id is not None else ""
+    return bos + _public_question(data)

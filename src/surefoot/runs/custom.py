@@ -1,0 +1,109 @@
+"""What a Python caller may bring of its own: a loss, metrics, a way to read records. From the command line it is empty.
+
+surefoot cannot look inside these functions. A resumed run must be given the same ones; what their records became is
+compared by content, as data always is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.tokenise import ReadRecord
+from surefoot.methods.method import RewardFunction, Stage
+from surefoot.report.rows import EVAL_FIELDS
+from surefoot.runs.parity.rehearsal import rehearsal
+from surefoot.runs.setup import Setup
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.nearest import nearest_word
+from surefoot.training.answers import METRICS, Metric
+from surefoot.training.objective import LossSum, Objective
+
+
+@dataclass(frozen=True)
+class Custom:
+    """objective: takes the place of the stage's loss. metrics: by the name that metrics.names lists. read_record: of
+    data sources whose format is custom; returns messages or a text. reward: scores answers in stage ppo; called with
+    prompts and responses, returns a number for each."""
+
+    objective: Objective | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    read_record: ReadRecord | None = None
+    reward: RewardFunction | None = None
+
+    @property
+    def objective_name(self) -> str | None:
+        """By which a resumed run knows it again; what is behind the name cannot be compared."""
+        if self.objective is None:
+            return None
+        kind = type(self.objective)  # of a callable object, which has no name of its own
+        name = getattr(self.objective, "__qualname__", kind.__qualname__)
+        return f"{getattr(self.objective, '__module__', kind.__module__)}.{name}"
+
+    @property
+    def all_metrics(self) -> Mapping[str, Metric]:
+        """Its own and those that surefoot has."""
+        return {**METRICS, **self.metrics}
+
+
+NOTHING = Custom()
+_TAKEN = (
+    "step",
+    "none",
+    *(field.removeprefix("eval_") for field in EVAL_FIELDS),
+)  # columns and words of surefoot's own
+
+
+def check_custom(config: RunConfig, custom: Custom) -> None:
+    """Raises InputError with all that a caller brings or leaves out against the config."""
+    if faults := [*_metric_faults(config, custom.all_metrics), *_reward_faults(config, custom.reward)]:
+        raise InputError(faults)
+
+
+def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault]:
+    """Metrics that nobody defines, or whose name an evaluation already uses."""
+    faults = []
+    for name in config.metrics.names:
+        if name in _TAKEN:
+            faults.append(Fault("metrics.names", f"{name!r} is a name that every evaluation uses", "choose another"))
+        elif name not in known:
+            near = nearest_word(name, list(known))
+            fix = f"did you mean {near}?" if near else f"there are {', '.join(known)}; Python callers may bring more"
+            faults.append(Fault("metrics.names", f"no metric is called {name!r}", fix))
+    return faults
+
+
+def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fault]:
+    """A stage ppo that has no score or two, and a score for another stage."""
+    named = config.ppo.reward is not None
+    if config.stage == "ppo" and not named and reward is None:
+        what = "stage ppo needs a score for its answers"
+        fix = "name a reward model, FILE.py:FUNCTION or an http address; from Python pass reward="
+        return [Fault("ppo.reward", what, fix)]
+    if reward is not None and (named or config.stage != "ppo"):
+        what = f"and {config.ppo.reward} are two scores" if named else f"is for stage ppo, and stage is {config.stage}"
+        return [Fault("reward", what, "give one of them" if named else "leave it out")]
+    return []
+
+
+def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage: Stage) -> None:
+    """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
+    that an evaluation already uses."""
+    first = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0]
+    _, batch = rehearsal(objective, first, setup.engine.device, setup.plan)
+    with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
+        found = objective(setup.model, batch)
+    if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
+        what = f"returned {type(found).__name__}, not LossSum(loss) with the sum as a tensor of no dimensions"
+        raise InputError(Fault("objective", what, "see docs/python.md"))
+    taken = {*_TAKEN, *config.metrics.names}
+    faults = [
+        Fault("objective", f"sums[{name!r}] has a name that every evaluation uses", "choose another")
+        for name in found.sums
+        if name in taken
+    ]
+    if faults:
+        raise InputError(faults)

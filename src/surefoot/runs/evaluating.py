@@ -1,0 +1,127 @@
+"""One evaluation of a run: the loss over all of the evaluation set, metrics on generated answers, samples to read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.loader import dealt
+from surefoot.data.prepare import PreparedData
+from surefoot.methods.table import KINDS
+from surefoot.models.forward import causal_model
+from surefoot.report.observer import RunObserver
+from surefoot.report.silent import SilentObserver
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.setup import Setup
+from surefoot.system.errors import Fault, InputError
+from surefoot.training.answers import Answered, Metric, answer_examples
+from surefoot.training.beat import Activity
+from surefoot.training.evaluation import evaluate_loss
+from surefoot.training.interrupt import StopRequest
+from surefoot.training.recorder import AtHand
+from surefoot.training.report import EvalReport
+
+
+def check_answers(config: RunConfig, data: PreparedData) -> None:
+    """Raises InputError where answers are to be generated to texts without turns, which ask nothing."""
+    asked = [("metrics.names", bool(config.metrics.names)), ("samples.count", config.samples.count > 0)]
+    texts = [one.source.file for one in data.eval_sources if one.source.layout == "text"]
+    if texts:
+        what = f"answers are generated to questions, and {texts[0]} holds texts without turns"
+        fix = "leave it out, or evaluate on records with questions"
+        if faults := [Fault(key, what, fix) for key, wanted in asked if wanted]:
+            raise InputError(faults)
+
+
+def make_evaluate(
+    run: Prepared,
+    setup: Setup,
+    metrics: Mapping[str, Metric],
+    observer: RunObserver | SilentObserver,
+    stop: StopRequest,
+    activity: Activity,
+    at_hand: AtHand,
+) -> Callable[[int], EvalReport | None]:
+    """step -> report; None when a signal asked to stop in between. run: its stage has its models. metrics: those that
+    the config may name. at_hand: is told of the batches of the loss. Every rank evaluates its share; answers, which are
+    few, each of them writes all, so that ranks that share weights keep step."""
+    config, stage, engine = run.config, run.stage, setup.engine
+    chosen = {name: metrics[name] for name in config.metrics.names}
+
+    def give_up() -> bool:
+        stop.agree()
+        return stop.requested is not None
+
+    def answers(count: int | None, max_new_tokens: int) -> Sequence[Answered] | None:
+        assert stage.data.eval is not None
+        with torch.no_grad(), setup.settings.forward():
+            return answer_examples(
+                setup.policy,
+                run.tokenizer,
+                stage.data.eval,
+                count=count,
+                stop_ids=stage.data.template.stop_ids,
+                pad_id=run.plan.tokenizer.pad_id,
+                max_new_tokens=max_new_tokens,
+                positions=causal_model(setup.policy).config.get_text_config().max_position_embeddings,
+                rows=run.plan.batch.micro.value,
+                give_up=give_up,
+            )
+
+    def by_the_stage(step: int) -> EvalReport | None:
+        assert stage.evaluate is not None
+        with observer.during("evaluating"), activity.during("evaluating"):
+            measured = stage.evaluate(step, give_up)
+            if measured is None:
+                return None
+            if config.samples.count:
+                observer.samples(step, measured.samples[: config.samples.count])
+        return measured.report
+
+    def evaluate(step: int) -> EvalReport | None:
+        assert stage.eval_batches is not None
+        started = time.perf_counter()
+        with observer.during("evaluating"), activity.during("evaluating"):
+            report = evaluate_loss(
+                setup.model,
+                stage.objective,
+                at_hand.each(dealt(stage.eval_batches(), engine.rank, engine.world)),
+                step=step,
+                settings=setup.settings,
+                device=engine.device,
+                unit=KINDS[config.stage].unit,
+                give_up=give_up,
+                totals=engine.totals,
+            )
+            if report is not None and chosen:
+                answered = answers(config.metrics.examples, config.metrics.max_new_tokens)
+                report = None if answered is None else _with_metrics(report, chosen, answered, started, observer)
+            if report is not None and config.samples.count:
+                samples = answers(config.samples.count, config.samples.max_new_tokens) or ()
+                observer.samples(step, [(one.prompt, one.answer) for one in samples])
+        return report
+
+    return evaluate if stage.evaluate is None else by_the_stage
+
+
+def _with_metrics(
+    report: EvalReport,
+    metrics: Mapping[str, Metric],
+    answered: Sequence[Answered],
+    started: float,
+    observer: RunObserver | SilentObserver,
+) -> EvalReport:
+    """A metric that fails is not a number, and said: hours of training are worth more than it."""
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        try:
+            found[name] = float(metric(answered))
+        except Exception as error:  # a user's code may raise anything
+            found[name] = math.nan
+            observer.caution(f"metric {name} after step {report.step}: {type(error).__name__}: {error}")
+    return replace(report, metrics={**report.metrics, **found}, seconds=time.perf_counter() - started)

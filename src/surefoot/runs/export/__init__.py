@@ -1,0 +1,1 @@
+"""Write a trained model for other programs, merged and proven equal."""

@@ -1,0 +1,159 @@
+"""What lies beside the weights of an export: tokenizer, model card, Modelfile and, written last, the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from surefoot.families.files import TOKENIZER_FILES, read_json_if_there
+from surefoot.families.gguf_rows import is_sentencepiece, ollama_puts_bos
+from surefoot.families.templates import OWN
+from surefoot.models.convert.source import VALUE_HEAD_FILE
+from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
+from surefoot.models.save import ADAPTER_WEIGHTS
+from surefoot.report.cards.export import CERTIFICATE, ExportFacts, export_card
+from surefoot.report.cards.modelfile import Served, modelfile_text
+from surefoot.runs.export.certificate import FORMAT, hashes
+from surefoot.runs.export.parts import ExportParts
+from surefoot.runs.served_template import served_row
+from surefoot.system import durable, hardware
+from surefoot.system.made_folders import run_of
+
+MODELFILE = "Modelfile"
+_TRAINED = ("## Data", "## Training", "## Results")  # sections of a run's card that go on being true
+
+
+def copy_value_head(parts: ExportParts, folder: Path) -> bool:
+    """Of a reward model, bit for bit; whether there was one."""
+    there = (parts.trained / VALUE_HEAD_FILE).is_file()
+    if there:
+        durable.copy_file(parts.trained / VALUE_HEAD_FILE, folder / VALUE_HEAD_FILE)
+    return there
+
+
+def copy_tokenizer(parts: ExportParts, folder: Path) -> None:
+    """Byte for byte: a tokenizer that is loaded and saved again is not always the same one."""
+    for name in TOKENIZER_FILES:
+        if (parts.with_tokenizer / name).is_file():
+            durable.copy_file(parts.with_tokenizer / name, folder / name)
+
+
+def write_guides(
+    parts: ExportParts, folder: Path, record: Mapping[str, Any], *, name: str, modelfile: bool
+) -> list[str]:
+    """README.md and the Modelfile. Returns what the user should know of them."""
+    cautions = []
+    if modelfile:
+        served = _served(parts, folder)
+        durable.write_text(folder / MODELFILE, modelfile_text(served))
+        if served.row is None:
+            cautions.append(f"the Modelfile has no TEMPLATE: {served.without}")
+        cautions += [f"Modelfile: {note}" for note in served.notes]
+    facts = ExportFacts(
+        name=name,
+        base=parts.base_name,
+        base_is_hub_id=parts.base_is_hub_id,
+        base_revision=parts.base_revision,
+        adapters=tuple(adapter_line(saved.folder.resolve().name, saved.settings) for saved in parts.chain),
+        record=record,
+        has_template=(folder / "chat_template.jinja").is_file(),
+        modelfile=modelfile,
+        trained=_trained_sections(parts.trained),
+        puts_bos_itself=parts.bos_id is not None and not parts.tokenizer_writes_bos,
+    )
+    durable.write_text(folder / "README.md", export_card(facts))
+    return cautions
+
+
+def write_certificate(folder: Path, record: dict[str, Any], inputs: Mapping[str, Any]) -> None:
+    """export.json, with the hash of every other file in the folder."""
+    outputs = hashes({path.name: path for path in folder.iterdir() if path.name != CERTIFICATE})
+    content = {"format": FORMAT, "versions": hardware.versions(), "inputs": inputs, "outputs": outputs, **record}
+    record.update(content)
+    durable.write_json(folder / CERTIFICATE, content)
+
+
+def input_record(parts: ExportParts) -> dict[str, Any]:
+    """Names and hashes of what an export is made of. Names of folders, no paths: the file may be published."""
+    weights = {tensor.file.name: tensor.file for tensor in stored_tensors(parts.base).values()}
+    tokenizer = {name: parts.with_tokenizer / name for name in TOKENIZER_FILES}
+    return {
+        "base": {
+            "name": public_name(parts.base_name, parts.base_is_hub_id),
+            "revision": parts.base_revision,
+            "files": hashes({"config.json": parts.base / "config.json", **weights}),
+        },
+        "adapters": [
+            {
+                "name": saved.folder.resolve().name,
+                "about": adapter_line("", saved.settings),
+                "files": hashes({name: saved.folder / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}),
+            }
+            for saved in parts.chain
+        ],
+        "tokenizer": hashes({name: path for name, path in tokenizer.items() if path.is_file()}),
+    }
+
+
+def public_name(name: str, is_hub_id: bool) -> str:
+    """A hub id as it is, of a folder its own name."""
+    return name if is_hub_id else Path(name).resolve().name
+
+
+def adapter_line(name: str, settings: Mapping[str, Any]) -> str:
+    """ "DoRA of rank 16, alpha 32, rslora", after the name where one is given."""
+    kind = "DoRA" if settings.get("use_dora") else "LoRA"
+    line = f"{kind} of rank {settings.get('r', 8)}, alpha {settings.get('lora_alpha', 8):g}"
+    line += ", rslora" if settings.get("use_rslora") else ""
+    return f"{name} ({line})" if name else line
+
+
+def _served(parts: ExportParts, folder: Path) -> Served:
+    if parts.plan is None and parts.template.name != OWN:
+        row, without = None, "the model brings no chat template, and none is known to have trained it"
+    else:
+        row, without = served_row(parts.template, parts.encoder, parts.tokens.stop.value)
+    tokenizer = parts.encoder.tokenizer
+    stops = tuple(str(tokenizer.convert_ids_to_tokens(number)) for number in parts.tokens.stop.value)
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    bos = "" if parts.bos_id is None else str(tokenizer.convert_ids_to_tokens(parts.bos_id))
+    begins, notes = ("", ()) if found else _as_ollama_reads(folder, bos)
+    return Served(
+        source=f"./{found[0]}" if found else ".",
+        row=row,
+        without=without,
+        eos=stops[0] if stops else "",
+        bos=str(tokenizer.bos_token or ""),
+        stops=stops,
+        begins=begins,
+        notes=notes,
+    )
+
+
+def _as_ollama_reads(folder: Path, bos: str) -> tuple[str, tuple[str, ...]]:
+    """What of BOS the template has to write, and what Ollama does otherwise than training. A GGUF file says it all in
+    its metadata; of a folder of safetensors Ollama makes one by itself.
+
+    bos: with which training began, "" where with none.
+    """
+    tokenizer = read_json_if_there(folder / "tokenizer.json")
+    puts = ollama_puts_bos(read_json_if_there(folder / "tokenizer_config.json"), tokenizer)
+    notes = []
+    if puts and not bos:
+        notes.append("Ollama puts BOS before every prompt, and training did not; a GGUF file (--gguf) forbids it")
+    if is_sentencepiece(tokenizer) and not (folder / "tokenizer.model").is_file():
+        what = "Ollama reads this kind of tokenizer from tokenizer.model"
+        notes.append(f"{what}: copy the base's to here, or `surefoot export` with --gguf")
+    return ("" if puts else bos), tuple(notes)
+
+
+def _trained_sections(trained: Path) -> str:
+    """Data, training and results as the run's card tells them, without its pictures."""
+    run = run_of(trained)
+    if run is None or not (run / "README.md").is_file():
+        return ""
+    sections = (run / "README.md").read_text(encoding="utf-8").split("\n## ")
+    kept = [f"## {section}" for section in sections[1:] if f"## {section}".startswith(_TRAINED)]
+    lines = "\n".join(kept).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("![")).strip()

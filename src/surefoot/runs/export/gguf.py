@@ -1,0 +1,118 @@
+"""The GGUF file of an export, and the proof that it is the same model: read back by transformers, whose reader shares
+no code with the writer. A model that the writer does not know gets the command of llama.cpp's converter instead.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from surefoot.families.gguf_rows import CONVERTER
+from surefoot.models.agreement import compare_logits, logits_of
+from surefoot.models.gguf_file import AskedWith, write_gguf
+from surefoot.models.gguf_vocabulary import NotInGguf
+from surefoot.models.load import load_tokenizer
+from surefoot.models.quiet import quiet_libraries
+from surefoot.planning.plan import DType
+from surefoot.runs.export.certificate import MERGED_LIMIT, check_record
+from surefoot.runs.export.parts import ExportParts
+from surefoot.runs.export.prompts import BUILT_IN, PromptSet
+from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.libraries import is_installed
+
+# Numbers in the metadata that transformers reads back, and that change what the model computes.
+_CHECKED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "vocab_size",
+    "tie_word_embeddings",
+)
+_OUT_TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+
+
+def require_gguf_package() -> None:
+    """Raises EnvironmentFault where it is not installed."""
+    if not is_installed("gguf"):
+        what = "needs the gguf package, which is not installed"
+        raise EnvironmentFault(Fault("--gguf", what, "pip install 'surefoot[gguf]', or leave --gguf out"))
+
+
+def add_gguf(
+    parts: ExportParts, folder: Path, model: PreTrainedModel, prompts: PromptSet, record: dict[str, Any], out: Path
+) -> list[str]:
+    """Write and verify `folder`/NAME-dtype.gguf; `record` gets the result. model: what the folder holds, opened.
+
+    Returns what the user should know: for a model that is not written here, the command that converts it.
+    Raises EnvironmentFault where the file does not come back as the same model.
+    """
+    dtype: DType = record["dtype"]
+    file = folder / f"{out.name}-{_OUT_TYPES[dtype]}.gguf"
+    tokenizer = load_tokenizer(folder)
+    asked = AskedWith(
+        bos_id=parts.bos_id,
+        stops=parts.tokens.stop.value,
+        pad_id=parts.tokens.pad_id,
+        chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+    )
+    try:
+        write_gguf(folder, file, tokenizer, asked, name=out.name, window=parts.facts.window)
+        cautions = _check_tokenizer(folder, file, parts)
+    except NotInGguf as reason:
+        file.unlink(missing_ok=True)
+        command = CONVERTER.format(
+            folder=shlex.quote(str(out)), file=shlex.quote(str(out / file.name)), outtype=_OUT_TYPES[dtype]
+        )
+        return [f"no GGUF file: {reason}; llama.cpp converts it: {command}"]
+    record["checks"]["reloaded_and_gguf"] = _check_model(folder, file, model, prompts)
+    return cautions
+
+
+def _check_model(folder: Path, file: Path, model: PreTrainedModel, prompts: PromptSet) -> dict[str, Any]:
+    """Weights bit for bit, and the logits."""
+    config = model.config
+    with quiet_libraries(), redirect_stderr(StringIO()):  # its progress bar cannot be switched off
+        described = AutoConfig.from_pretrained(folder, gguf_file=file.name)
+        wrong = [key for key in _CHECKED if getattr(described, key) != getattr(config, key)]
+        # Scaled rotary positions and the width of Qwen3's heads are in the file, but transformers does not read them.
+        plain = config.rope_parameters["rope_type"] == "default" and config.model_type != "qwen3"
+        given = {} if plain else {"config": config}
+        again = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=model.dtype, **given).eval()
+    again.to(model.device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
+    theirs = again.state_dict()
+    wrong += [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, theirs[name])]
+    found = compare_logits(logits_of(model, prompts.ids), logits_of(again, prompts.ids))
+    if wrong or not found.share <= MERGED_LIMIT:
+        names = ", ".join(wrong[:3])
+        what = f"comes back as another model: {len(wrong)} values differ ({names}), logits by {found.share:.2g}"
+        raise EnvironmentFault(Fault(file.name, what, "nothing was published; please report it"))
+    return check_record(found, MERGED_LIMIT)
+
+
+def _check_tokenizer(folder: Path, file: Path, parts: ExportParts) -> list[str]:
+    """The same ids for texts of several languages and control tokens. Raises NotInGguf where they are not.
+
+    SentencePiece-like tokenizers differ in whether a text behind a control token gets a blank in front. The file cannot
+    say which, and its readers do not agree, so there these texts are left out and the user is told.
+    """
+    with quiet_libraries():
+        again = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+    own = parts.encoder.tokenizer
+    control = "".join(parts.encoder.control.values())
+    mixed = [] if parts.encoder.puts_blank else [f"a  b\n\n c\t12345 {control} d"]
+    for text in (*BUILT_IN, control, *mixed):
+        wanted, found = (one(text, add_special_tokens=False)["input_ids"] for one in (own, again))
+        if wanted != found:
+            raise NotInGguf(f"its tokenizer would read {text[:40]!r} as {found[:8]}, not as {wanted[:8]}")
+    if mixed:
+        return []
+    return [f"{file.name}: the format cannot say whether a text behind a control token begins with a blank"]

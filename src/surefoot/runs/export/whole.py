@@ -1,0 +1,162 @@
+"""A trained model in one piece: the adapter merged into its base, cast, sharded, proven to be the same, and published.
+
+Merged in fp32 from the base as it was before any 4-bit packing, in place, layer by layer: the peak is one copy of the
+model in fp32. Everything is written into a hidden folder that takes its name when the certificate holds; a refusal, a
+full disk or a kill leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from surefoot.methods.asked_model import require_mergeable
+from surefoot.models.agreement import compare_logits, logits_of
+from surefoot.models.convert.source import VALUE_HEAD_FILE
+from surefoot.models.merge import cast_weights, tensor_digests
+from surefoot.models.precision import TORCH_DTYPE
+from surefoot.models.quiet import quiet_libraries
+from surefoot.models.save import save_full
+from surefoot.planning.disk import model_bytes
+from surefoot.planning.plan import DType
+from surefoot.report.cards.export import CERTIFICATE
+from surefoot.runs.disk_room import free_space
+from surefoot.runs.export.adapter import copy_adapter
+from surefoot.runs.export.certificate import check_record, reloaded_limit, require_cast, require_reloaded
+from surefoot.runs.export.files import copy_tokenizer, copy_value_head, input_record, write_certificate, write_guides
+from surefoot.runs.export.gguf import add_gguf, require_gguf_package
+from surefoot.runs.export.merge import Account, merged_model, scale_to_bake
+from surefoot.runs.export.parts import ExportParts, find_export_parts
+from surefoot.runs.export.prompts import choose_prompts
+from surefoot.runs.export.record import model_record
+from surefoot.system import durable, hardware
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.out_folder import require_replaceable
+from surefoot.system.sizes import size_text
+
+_SPARE = 1.05  # of the weights' bytes: what the disk must have free, tokenizer and headers included
+
+
+@dataclass(frozen=True)
+class Exported:
+    """record: what export.json holds. cautions: sentences that the user should read."""
+
+    folder: Path
+    record: dict[str, Any]
+    cautions: tuple[str, ...]
+
+
+def export_model(
+    path: str,
+    out: Path,
+    *,
+    adapters: Sequence[str] = (),
+    merge: bool = False,
+    dtype: DType | Literal["stored"] = "stored",
+    max_shard_size: int = 5 * 10**9,
+    device: Literal["cpu", "auto"] = "cpu",
+    gguf: bool = False,
+    modelfile: bool = True,
+    drop_bos_scale: bool = False,
+    threshold: float | None = None,
+    prompts: Path | None = None,
+    overwrite: bool = False,
+) -> Exported:
+    """Write what `path` names to the folder `out`.
+
+    path: a model, an adapter (which records its base) or a run of either kind, as folder or hub id. adapters: to be put
+    over the model `path`, merged one after the other. merge: needed for adapters; without it the adapter is copied as
+    it is. dtype: of the written weights; stored: the base's. max_shard_size: bytes per file. device: where to compute.
+    drop_bos_scale: leave a scaled BOS embedding out where the format cannot carry it. threshold: share of the largest
+    logit that rounding to the dtype may change. prompts: a file with one per line, for the certificate. overwrite: an
+    earlier export in `out`.
+
+    Raises InputError for what cannot be exported as asked and where the dtype changes the model too much;
+    EnvironmentFault for a disk without room and a merge that does not agree with the adapter. Then nothing is
+    published.
+    """
+    require_replaceable(out, overwrite, CERTIFICATE, "export", lambda record: record["outputs"])
+    parts = find_export_parts(path, adapters)
+    require_mergeable(path, merge=merge, gguf=gguf, adapted=bool(parts.chain))
+    durable.require_writable(out)
+    if parts.chain and not merge:
+        record = copy_adapter(parts, out, overwrite)
+        return Exported(out, record, (*parts.cautions, *record["notes"][1:]))
+    if gguf and (parts.trained / VALUE_HEAD_FILE).is_file():
+        raise InputError(Fault("--gguf", "cannot hold a reward model's value head", "leave it out"))
+    if gguf:
+        require_gguf_package()
+    scale = scale_to_bake(parts, drop_bos_scale)
+    kind: DType = parts.facts.stored if dtype == "stored" else dtype
+    _require_room(out, parts, kind, copies=2 if gguf else 1)
+    prompt_set = choose_prompts(
+        prompts, parts.trained, parts.template, parts.encoder, parts.bos_id, parts.facts.max_positions
+    )
+    place = torch.device("cpu" if device == "cpu" else hardware.detect().kind)
+    durable.restore_replaced(out.absolute().parent)
+    with durable.staged_folder(out, replace=overwrite) as staging:
+        account = Account()
+        model, wanted = merged_model(parts, place, prompt_set, scale, account)
+        _stop_as_trained(model, parts)
+        rounding = cast_weights(model, TORCH_DTYPE[kind])
+        require_cast(rounding, kind)
+        digests = tensor_digests(model)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        save_full(model, staging, max_shard_size)
+        del model
+        gc.collect()
+        copy_tokenizer(parts, staging)
+        scores = copy_value_head(parts, staging)
+        reloaded = _reload(staging, place, digests)
+        found = compare_logits(wanted, logits_of(reloaded, prompt_set.ids))
+        require_reloaded(found, kind, threshold)
+        account.checks["fp32_and_reloaded"] = check_record(found, reloaded_limit(kind, threshold))
+        record = model_record(
+            parts,
+            kind,
+            prompt_set,
+            account,
+            tensors=len(digests),
+            parameters=parameters,
+            rounding=rounding,
+            dropped=drop_bos_scale,
+        )
+        cautions = [*parts.cautions, *account.said, *record["notes"]]
+        if gguf:
+            cautions += add_gguf(parts, staging, reloaded, prompt_set, record, out)
+        cautions += write_guides(parts, staging, record, name=out.name, modelfile=modelfile and not scores)
+        write_certificate(staging, record, input_record(parts))
+    return Exported(out, record, tuple(cautions))
+
+
+def _stop_as_trained(model: PreTrainedModel, parts: ExportParts) -> None:
+    """generation_config.json of the run, which stops at the tokens that were learned."""
+    if parts.chain and (parts.trained / "generation_config.json").is_file():
+        with quiet_libraries():
+            model.generation_config = GenerationConfig.from_pretrained(parts.trained)
+
+
+def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreTrainedModel:
+    """As anybody opens it. Raises EnvironmentFault where it is not, bit for bit, what was written."""
+    with quiet_libraries():
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    found = tensor_digests(model)
+    if different := sorted(name for name in digests.keys() | found.keys() if digests.get(name) != found.get(name)):
+        what = f"{len(different)} of {len(digests)} tensors come back otherwise than written, first {different[0]}"
+        raise EnvironmentFault(Fault("exported model", what, "nothing was published; please report it"))
+    return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
+
+
+def _require_room(out: Path, parts: ExportParts, dtype: DType, copies: int) -> None:
+    """copies: of the weights, a GGUF file being one."""
+    needed = int(model_bytes(parts.facts, dtype) * copies * _SPARE)
+    _, free = free_space(out)
+    if free < needed:
+        what = f"the disk has {size_text(free)} free, and the export takes about {size_text(needed)}"
+        raise EnvironmentFault(Fault(str(out), what, "free some space or choose another disk"))

@@ -1,0 +1,1 @@
+"""What a failed step leaves behind, and how it is run again."""

@@ -1,0 +1,169 @@
+"""What a run keeps of what went wrong in it: a folder `failure-STEP`, and a word on how to run it again.
+
+It may be the step itself, the making of its batches, what the stage carries on from it, or the evaluation after it.
+
+Weights that train are saved with it where they are small, as an adapter's are; those of full fine-tuning of a large
+model are not, and a replay takes the last checkpoint before the step and the steps from there. So it does where weights
+are not all that is needed: a rollout, and what follows from it, depend on what the stage has carried on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from surefoot.config.dump import dump_plain, plain_config
+from surefoot.data.batch import RecordName, Weighted
+from surefoot.planning.serial import plan_to_json
+from surefoot.report.flight import FLIGHT, recent
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.run_folder import CONFIG, PLAN
+from surefoot.runs.setup import Setup
+from surefoot.system import durable, hardware
+from surefoot.system.redaction import veiled, veiled_value
+from surefoot.training.device_errors import is_device_error
+from surefoot.training.diagnose import Finding, largest_finite, place_of_error
+from surefoot.training.engine.stepping import own_part
+from surefoot.training.failure import Failure, Largest, Needs, failure_folder, write_failure
+from surefoot.training.failure_names import Phase, failures_in, moment
+from surefoot.training.recorder import AtHand, Attempt
+from surefoot.training.report import StepReport
+from surefoot.training.session import is_broken_connection
+from surefoot.training.step import draw_number
+
+ENVIRONMENT = "environment.json"
+MOST = 4  # folders of one run: the first ones and the newest
+LARGEST = 512 * 2**20  # bytes of weights that are saved with a failure
+_RECENT = 50  # steps before it that are told
+_WORDS = 2000  # letters of an exception's message
+
+
+class FailureRecorder:
+    """See `training.recorder.Recorder`. run: its stage has its models. say: tells the user of this rank. at_hand: of
+    the run's evaluations."""
+
+    def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None], at_hand: AtHand):
+        self._run, self._setup, self._say, self._at_hand = run, setup, say, at_hand
+
+    def failed(self, attempt: Attempt, report: StepReport, finding: Finding) -> None:
+        self._keep(attempt, finding, None, report)
+
+    def crashed(self, attempt: Attempt, error: Exception) -> None:
+        # From then on no number of the device can be trusted. What another rank's end broke is no fault of this step.
+        broken = self._setup.engine.world > 1 and is_broken_connection(error)
+        if not is_device_error(error) and not broken:
+            self._keep(attempt, None, error, None)
+
+    def _keep(
+        self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
+    ) -> None:
+        where = moment(attempt.step, attempt.phase)
+        batches = attempt.micro_batches
+        if attempt.phase == "evaluation" and self._at_hand.batch is not None:
+            batches = [self._at_hand.batch]
+        try:
+            failure = self._failure(replace(attempt, micro_batches=batches), finding, error, report)
+            written = self._write(batches, failure)
+        except Exception as trouble:  # whatever it is: the run has a trouble of its own to tell
+            self._say(f"{where}: what went wrong could not be written: {trouble}")
+            return
+        origin = finding.origin if finding else None
+        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
+        if failure.bad_weights:
+            what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
+        elif origin and failure.largest:
+            what += f"; {failure.largest}"
+        self._say(f"{where}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
+
+    def _failure(
+        self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
+    ) -> Failure:
+        engine = self._setup.engine
+        own = sum(batch.weight for batch in attempt.micro_batches)
+        return Failure(
+            step=attempt.step,
+            kind="non_finite" if error is None else "crash",
+            seed=self._setup.settings.seed,
+            numbers=tuple(draw_number(engine, number) for number in range(len(attempt.micro_batches))),
+            weight=report.weight if report else own,
+            lr=attempt.lr,
+            scale=attempt.scale,
+            rank=engine.rank,
+            world=engine.world,
+            finding=finding,
+            loss=report.loss if report else None,
+            grad_norm=report.grad_norm if report else None,
+            non_finite=report.non_finite if report else None,
+            error=veiled(f"{type(error).__name__}: {error}")[:_WORDS] if error else "",
+            place=place_of_error(error, engine.model) if error else "",
+            bad_weights=tuple(self._bad_weights()),
+            largest=largest_weight(self._setup.engine.parameters),
+            rollbacks=self._run.found.rollbacks,
+            phase=attempt.phase,
+            examples=self._examples(attempt),
+            needs=self._needs(attempt.phase),
+        )
+
+    def _examples(self, attempt: Attempt) -> tuple[RecordName, ...]:
+        """Which examples a step asks for is known without its batches: of all ranks."""
+        if attempt.phase == "batches":
+            return self._run.stage.examples(attempt.step)
+        return tuple(name for batch in attempt.micro_batches for name in batch.examples)
+
+    def _needs(self, phase: Phase) -> Needs:
+        stage = self._run.stage
+        if phase == "batches" and stage.ready is None:
+            return "data"
+        return "run" if phase == "memory" or (phase == "batches" and stage.memory is not None) else "weights"
+
+    def _write(self, batches: Sequence[Weighted], failure: Failure) -> Path:
+        folder = self._run.folder
+        self._make_room(folder, failure_folder(folder, failure))
+        return write_failure(
+            folder,
+            failure,
+            batches,
+            self._weights(folder) if failure.needs == "weights" else None,
+            texts=self._texts(),
+            identity=self._run.identity,
+        )
+
+    def _make_room(self, folder: Path, own: Path) -> None:
+        there = [path for path in failures_in(folder) if path != own]
+        if len(there) >= MOST:
+            durable.remove(there[-1])
+
+    def _weights(self, folder: Path) -> dict[str, torch.Tensor] | None:
+        if self._setup.plan.parallel.engine.value not in ("single", "ddp"):
+            return None  # no rank has them whole
+        weights = dict(self._setup.engine.weights())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        return weights if size <= LARGEST and 2 * size < hardware.free_disk(folder) else None
+
+    def _bad_weights(self) -> list[str]:
+        """Parameters that are not finite: where they do not train, memory or a library has spoilt them since they were
+        loaded, and a replay, which loads them anew, will not see it."""
+        named = self._setup.engine.model.named_parameters()
+        return [name for name, one in named if one.is_floating_point() and not torch.isfinite(one).all()]
+
+    def _texts(self) -> dict[str, str]:
+        told = veiled_value(plain_config(self._run.config))
+        lines = recent(self._run.folder)[-_RECENT:]
+        return {
+            CONFIG: dump_plain(told),
+            PLAN: json.dumps({"plan": plan_to_json(self._setup.plan)}, indent=2) + "\n",
+            ENVIRONMENT: json.dumps(hardware.describe(), indent=2) + "\n",
+            FLIGHT: "".join(f"{json.dumps(line)}\n" for line in lines),
+        }
+
+
+def largest_weight(parameters: Mapping[str, torch.Tensor]) -> Largest | None:
+    """Of what this rank holds: the others do not look. Weights tie, as Adam's first step moves all of them by its rate;
+    the first name counts then, so that the answer does not depend on the order of reading."""
+    magnitudes = {name: largest_finite(own_part(one.detach())) for name, one in parameters.items()}
+    found = [Largest(name, magnitude) for name, magnitude in magnitudes.items() if magnitude is not None]
+    return min(found, key=lambda one: (-one.magnitude, one.name), default=None)

@@ -1,0 +1,163 @@
+"""`surefoot replay RUN`: the step in which the last process of a run died, taken again in a process of its own.
+
+Nobody knows how such a step ends, and the process that takes it may not be able to say; this one listens to it, needs
+neither torch nor the model, and outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.report.crash_trace import read_trace
+from surefoot.report.death import Death, death_in_a_step
+from surefoot.system.errors import EnvironmentFault, Fault, InputError, IntegrityError, SurefootError
+
+_PROGRAM = (sys.executable, "-m", "surefoot.runs.failures.replay_run")
+_WORDS = 300  # letters of a last word
+_REFUSALS: dict[int, type[SurefootError]] = {
+    one.exit_code: one for one in (InputError, EnvironmentFault, IntegrityError)
+}
+
+
+@dataclass(frozen=True)
+class TakenAgain:
+    """start: step of the checkpoint that it began at, 0 for the base model. ended: how it ended its process, by a
+    signal's name or a number; empty where it did not. inside: whether that was in the step itself. where: how far it
+    had come, in words. line: of Python, where that was seen. error: type and words of an exception, in module `place`.
+    report: of a step that went through. plain: by the plain fp32 path."""
+
+    death: Death
+    start: int
+    ended: str
+    inside: bool
+    where: str
+    line: str
+    error: str
+    place: str
+    report: dict[str, Any] | None
+    plain: bool
+    cautions: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """The step ends its process again, or raises again."""
+        return self.inside and bool(self.ended or (self.error and self.death.told))
+
+
+def replay_run(run: Path, *, moved: Sequence[str] = (), plain: bool = False) -> TakenAgain:
+    """moved, plain: see `surefoot.runs.failures.replay.replay`. Raises InputError for a run whose last process ended
+    by itself or in no step, and what `replay_run.take_again` does."""
+    death = death_in_a_step(run)
+    asked = {"run": str(run), "begun": death.begun, "moved": list(moved), "plain": plain, "parent": os.getpid()}
+    done = subprocess.run(
+        _PROGRAM, input=json.dumps(asked), capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
+    heard = Heard.of(done.stdout, death.begun["begins"])
+    if heard.fault is not None:
+        raise _REFUSALS.get(heard.fault["code"], SurefootError)([Fault(*one) for one in heard.fault["faults"]])
+    over = heard.raised is not None or heard.report is not None
+    raised = heard.raised or {}
+    return TakenAgain(
+        death=death,
+        start=heard.start,
+        ended="" if over else _ending(done.returncode),
+        inside=heard.inside,
+        where=heard.where,
+        line="" if over else _python_line(done.stderr),
+        error=raised.get("error", ""),
+        place=raised.get("place", ""),
+        report=heard.report,
+        plain=plain,
+        cautions=tuple(heard.cautions),
+    )
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _python_line(said: str) -> str:
+    """said: what the child left on stderr."""
+    if (trace := read_trace(said)) is not None:
+        return trace.place
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")[:_WORDS]
+
+
+@dataclass
+class Heard:
+    """What the child said, see `replay_run`. last: the step that is taken for its own sake."""
+
+    last: int
+    start: int = 0
+    cautions: list[str] = field(default_factory=list)
+    raised: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
+    fault: dict[str, Any] | None = None
+    _step: int = 0
+    _part: str = ""
+    _modules: list[str] = field(default_factory=list)  # that the forward pass is in, one within the other
+    _reached: str = ""
+
+    @classmethod
+    def of(cls, said: str, last: int) -> Heard:
+        heard = cls(last)
+        for line in said.splitlines():
+            heard._hear(*line.partition(" ")[::2])
+        return heard
+
+    def _hear(self, word: str, text: str) -> None:
+        match word:
+            case "starts":
+                self.start = int(text)
+            case "caution":
+                self.cautions.append(text)
+            case "step":
+                self._step = int(text)
+            case "part":
+                self._part, self._reached = text, ""
+                self._modules.clear()
+            case "enters":
+                self._modules.append(text)
+            case "leaves" if text in self._modules:
+                del self._modules[self._modules.index(text) :]
+            case "reaches":
+                self._reached = text
+            case "raised" | "done" | "fault":
+                setattr(self, {"done": "report"}.get(word, word), json.loads(text))
+
+    @property
+    def inside(self) -> bool:
+        return self._step == self.last and self._part != "data"
+
+    @property
+    def where(self) -> str:
+        if not self._step:
+            return "while the run was made ready"
+        if not self.inside:
+            return (
+                f"before that step, in step {self._step}" if self._step < self.last else "while its batches were made"
+            )
+        module = self._modules[-1] if self._modules else ""
+        match self._part:
+            case "forward":
+                return f"in the forward pass of {module}" if module else "in the forward pass, in the loss"
+            case "backward" if module:
+                return f"in the backward pass, where it computes {module} again"
+            case "backward":
+                return f"in the backward pass{f', at or behind {self._reached}' if self._reached else ''}"
+            case "optimizer":
+                return "where gradients are summed up and the weights are moved"
+        return "between its passes"

@@ -1,0 +1,75 @@
+"""The probes of surefoot's own kernels, as what a child process can be asked for (`surefoot.planning.probes.child`).
+
+    run_in_child(DocumentsRequest(…), DOCUMENTS)
+
+`python -m surefoot.runs.kernel_probes` is that child.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from surefoot.kernels.documents import FORMS, Attend, documents_of
+from surefoot.kernels.forms import Arithmetic, arithmetic_for
+from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
+from surefoot.planning.probes.attention import Form
+from surefoot.planning.probes.child import Begin, Probe, answer
+from surefoot.planning.probes.documents import DocumentsRequest, OfDocuments, document_trials
+from surefoot.planning.probes.pointwise import PointwiseRequest, Ways, pointwise_trials
+from surefoot.runs.measured import NOT_LOADED
+
+
+def _documents(request: DocumentsRequest, begin: Begin) -> tuple[AttentionTrial, ...]:
+    device = torch.device(request.device)
+
+    def of_documents(attend: Attend) -> OfDocuments:
+        def form(documents: Sequence[int]) -> Form:
+            found = documents_of(documents, device)
+            return lambda q, k, v: attend(q, k, v, found, request.head_dim**-0.5)
+
+        return form
+
+    return document_trials(request, {name: of_documents(attend) for name, attend in FORMS.items()}, begin=begin)
+
+
+def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial, ...]:
+    """A Triton that does not load is a trial that failed, of each part."""
+    try:
+        ways = pointwise_ways(arithmetic_for(request.device))
+    except ImportError as error:
+        return tuple(_failed_part(part, f"{NOT_LOADED}: {error}") for part in request.parts)
+    return pointwise_trials(request, ways, begin=begin)
+
+
+def pointwise_ways(by: Arithmetic) -> Ways:
+    """Norms as Llama and as Gemma write them, the turn of heads, and gates: plain and by surefoot's kernels."""
+    from surefoot.kernels.blocks import NormForm
+    from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
+
+    forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
+    return Ways(
+        [(partial(plain_norm, form=form), partial(rms_norm, form=form, by=by)) for form in forms],
+        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), partial(turned_alone, by=by)),
+        (plain_gate, partial(gated, by=by.gates)) if by.gates else None,
+    )
+
+
+def _failed_part(part: str, why: str) -> PointwiseTrial:
+    return PointwiseTrial(part, 0.0, 0.0, why)
+
+
+def _failed_form(form: str, why: str) -> AttentionTrial:
+    return AttentionTrial(form, 0.0, why)
+
+
+_MODULE = "surefoot.runs.kernel_probes"
+DOCUMENTS = Probe(DocumentsRequest, "forms", AttentionTrial, _documents, _failed_form, (_MODULE, "documents"))
+POINTWISE = Probe(PointwiseRequest, "parts", PointwiseTrial, _pointwise, _failed_part, (_MODULE, "pointwise"))
+
+
+if __name__ == "__main__":
+    answer({"documents": DOCUMENTS, "pointwise": POINTWISE}[sys.argv[1]])

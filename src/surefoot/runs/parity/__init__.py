@@ -1,0 +1,1 @@
+"""Hold the fast paths against their plain references before step 1."""

@@ -1,0 +1,69 @@
+"""A compiled model is tried before step 1: against the same model as it is written, on the run's own examples.
+
+Two micro-batches go forward and backward both ways. What compiled code computes may differ by rounding, within the
+limits of `differences`; a run that asks for code that differs by more ends, and names the key. Times are told,
+so that nobody compiles in vain, and decide nothing: what compiles is what the config says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from surefoot.models.compiled import as_written
+from surefoot.models.dropout import without_draws
+from surefoot.models.fast.packing import reason_of
+from surefoot.runs.parity.differences import Pass, differences
+from surefoot.runs.parity.fast_paths import STAYS, judged, said_of
+from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.setup import Setup
+from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.training.device_errors import is_of_the_environment
+
+_OFF = "set compile: off"
+
+
+def try_compiled(
+    run: Prepared, setup: Setup, say: Callable[[str], None], warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """What is recorded of a run that compiles: what it differs by, limits, seconds of both ways and of compiling. say,
+    warn: are told in a line. Every rank must ask.
+
+    Raises EnvironmentFault where compiling fails, or a run that is not resumed would compute something else.
+    """
+    plan, engine = setup.plan, setup.engine
+    step = run.timetable.next_step(setup.state.step)
+    batches = compared_batches(run.stage, engine, step)
+
+    def timed() -> tuple[Pass, float]:
+        started = time.perf_counter()
+        found = one_pass(setup, run.stage, batches, step)
+        return found, time.perf_counter() - started
+
+    with without_draws(engine.model), nothing_at_zero(engine.parameters.values()):
+        with as_written(engine.model):
+            timed()  # a first pass makes the programs of its products, on either way
+            eager, eager_seconds = timed()
+        try:
+            first_seconds = timed()[1]
+            compiled, seconds = timed()
+        except RuntimeError as fault:
+            if is_of_the_environment(fault):
+                raise
+            what = f"{plan.compile.value} fails on this model: {reason_of(fault)}"
+            raise EnvironmentFault(Fault("compile", what, _OFF)) from None
+    record = judged(differences(engine, eager, compiled), plan, resumed=run.resumed)
+    if record["outside"]:
+        what = f"{plan.compile.value} {said_of(record, 'the model as it is written')}"
+        if not run.resumed:
+            raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it"))
+        warn(f"compile: {what}; {STAYS}")
+    gain, compiling = eager_seconds / seconds, max(first_seconds - seconds, 0.0)
+    told = f"compile: {plan.compile.value} took {compiling:.0f} s and makes a pass {gain:.2f} times as fast"
+    if gain > 1:
+        say(told)
+    else:
+        warn(f"{told}; {_OFF} in another run")
+    return record | {"compiling": compiling, "seconds": seconds, "eager_seconds": eager_seconds}

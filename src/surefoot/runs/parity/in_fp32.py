@@ -1,0 +1,164 @@
+"""What 16 bits hide: the run's own paths in fp32, before step 1, and how far 16 bits may take them from there.
+
+In 16 bits honest rounding is as large as a small fault. In fp32 it is not, and the model at hand can go in fp32 for a
+moment: what trains is in fp32 anyway, and widening what is frozen is exact. So two things are asked of it:
+
+    formulas    every path against the plain way, both in fp32, on two short examples and a decoder of few layers: one
+                of each make, the first of it, and the last. A path does the same in every layer of a make. 1e-3 is
+                allowed, as doctor allows it. This always runs where it can.
+    rounding    where two ways differ by more than 16 bits should: each against the plain way in fp32, on the whole
+                model and the same examples. A path that is about as far from it as the plain one is rounds as that
+                one does, and is right. This runs where it has to decide something.
+
+Afterwards the very tensors that were there are back, and nothing was drawn: the run is the run that nobody looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.data.batch import Weighted
+from surefoot.methods.method import Stage
+from surefoot.models.compiled import as_written
+from surefoot.models.decoder import few_layers
+from surefoot.models.fast.packing import NAME, reason_of
+from surefoot.models.fast.path import FastPath
+from surefoot.models.precision import exact_products, widened
+from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.memory import usable
+from surefoot.planning.plan import RunPlan
+from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
+from surefoot.runs.parity.formulas import LIMIT, Formulas, compare_formulas, key_of
+from surefoot.runs.parity.passes import one_pass
+from surefoot.runs.setup import Setup
+from surefoot.system.errors import EnvironmentFault
+from surefoot.system.sizes import size_text
+from surefoot.training.device_errors import is_of_the_environment
+
+# How many times as far from fp32 as the plain way a path may be. Two ways that round independently of each other are
+# equally far but for chance, which in the kind of parameters that differs most makes up to 2.9 of it. A length may be
+# as far as the plain way's gradient is: its own distance may be 0 by chance. Measured: docs/evidence/fast-paths.md.
+_AS_FAR = 4.0
+_LOST = 1.0  # of a distance: there nothing of the gradient is left, and nothing can be held to it
+_16_BITS = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Look:
+    """found: of the paths that were looked at in fp32. why: there is nothing of that; empty also in a run in fp32, in
+    which the comparison itself says it all."""
+
+    found: Formulas | None = None
+    why: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.found is not None and bool(self.found.wrong)
+
+    def is_right(self, path: FastPath) -> bool:
+        """Seen in fp32, and not wrong."""
+        return self.found is not None and key_of(path) in self.found.compared and self.error_of(path) is None
+
+    def error_of(self, path: FastPath) -> float | None:
+        """By how much a path differs that is wrong, alone or together with others."""
+        wrong: Mapping[str, float] = {} if self.found is None else self.found.wrong
+        return next((error for keys, error in wrong.items() if key_of(path) in keys.split(" with ")), None)
+
+    def record(self, path: FastPath) -> dict[str, Any]:
+        """For environment.json."""
+        if self.found is None:
+            return {"fp32": {"unseen": self.why}} if self.why else {}
+        if key_of(path) not in self.found.compared:
+            return {"fp32": {"unseen": self.found.unseen.get(key_of(path), "it goes in 16 bits only")}}
+        error = self.error_of(path)
+        return {"fp32": {"differs": self.found.error if error is None else error, "limit": LIMIT}}
+
+
+def look(setup: Setup, stage: Stage, paths: Sequence[FastPath], rows: Weighted, padded: Weighted, step: int) -> Look:
+    """The formulas of paths that are not in the model yet. rows: short examples as the run lays them out; padded: in
+    padded rows. A form of packed attention that knows 16 bits only is left out. Every rank must ask."""
+    if setup.plan.precision.compute.value == "fp32":
+        return Look()
+    paths = [path for path in paths if path.name != NAME or _goes_in_fp32(setup)]
+    if not paths:
+        return Look(why="it goes in 16 bits only")
+    if why := _unsuited(setup.plan):
+        return Look(why=why)
+    with few_layers(setup.engine.model):
+        why = _no_room(setup)
+        if not why and not setup.engine.totals([float(rows.weight)])[0]:
+            why = "the shortest examples have nothing to learn from"
+        if why:
+            return Look(why=why)
+        try:
+            with _in_fp32(setup) as exact:
+                return Look(compare_formulas(exact, stage, paths, [rows], [padded], step))
+        except Exception as caught:  # a model with fewer layers than its config has may fail in any way
+            if setup.engine.world > 1 or (isinstance(caught, RuntimeError) and is_of_the_environment(caught)):
+                raise
+            said = reason_of(caught) if isinstance(caught, EnvironmentFault | RuntimeError) else repr(caught)
+            return Look(why=f"a part of its decoder does not go in fp32 ({said})")
+
+
+def rounds_as_plain(
+    setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int, plain: Pass, other: Pass
+) -> dict[str, Any]:
+    """What is recorded of a pass that differs from the plain one by more than rounding should, where it is no further
+    from fp32 than that one; empty where it is, or that cannot be seen. The model must be as `plain` was computed, on
+    these batches. Every rank must ask."""
+    if setup.plan.precision.compute.value == "fp32" or _unsuited(setup.plan) or _no_room(setup):
+        return {}
+    with _in_fp32(setup) as exact:
+        reference = one_pass(exact, stage, batches, step)
+    own, its = (differences(setup.engine, reference, one) for one in (plain, other))
+    limits = limits_in(setup.plan.precision.compute.value)
+    allowed = Differences(
+        max(limits.gradient, _AS_FAR * own.gradient),
+        max(limits.length, own.gradient),
+        max(limits.loss, _AS_FAR * own.loss),
+    )
+    if not max(own.largest, its.largest) < _LOST or its.beyond(allowed):
+        return {}
+    return {"from_fp32": {"plain": asdict(own), "differs": asdict(its)}}
+
+
+def _goes_in_fp32(setup: Setup) -> bool:
+    return setup.plan.kernels.documents.value != "varlen"
+
+
+def _unsuited(plan: RunPlan) -> str:
+    """Why no part of the model can be computed in fp32, as far as the plan tells."""
+    if plan.parallel.engine.value in CUTTING:
+        return f"{plan.parallel.engine.value} has shared the weights out"
+    return "a base in nf4 is unpacked to 16 bits" if plan.precision.base.value == "nf4" else ""
+
+
+def _no_room(setup: Setup) -> str:
+    """Why the model as it is cannot be widened, the same on all ranks."""
+    memory, why = setup.plan.memory, ""
+    needed = sum(4 * one.numel() for one in _narrow(setup.engine.model))
+    held = memory.weights + memory.gradients + memory.beside
+    room = max(usable(memory.available) - held, 0) // 2  # the other half is for the pass
+    if needed > room:
+        why = f"its weights take {size_text(needed)} in fp32, and there is room for {size_text(room)}"
+    [others] = setup.engine.totals([float(bool(why))])
+    return why or ("another rank has no room for it" if others else "")
+
+
+def _narrow(model: nn.Module) -> list[torch.Tensor]:
+    return [one for one in (*model.parameters(), *model.buffers()) if one.dtype in _16_BITS]
+
+
+@contextmanager
+def _in_fp32(setup: Setup) -> Iterator[Setup]:
+    """The same run without autocast, without a loss scale, by whatever attention kernel knows fp32, as it is written
+    and with nothing dropped."""
+    settings = replace(setup.settings, forward=nullcontext, kernels=nullcontext)
+    with exact_products(), widened(_narrow(setup.engine.model)), as_written(setup.engine.model):
+        yield replace(setup, settings=settings, state=replace(setup.state, scale=None))

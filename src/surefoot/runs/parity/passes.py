@@ -1,0 +1,102 @@
+"""A pass before step 1: forward and backward of a part of the step that comes next, with what it leaves of a gradient.
+
+Two micro-batches of the step that comes next go forward and backward. An adapter's B is 0 before its first step, and
+whatever is multiplied by 0 agrees: so parameters that are 0 are given small numbers for as long as this takes. The
+weights stay as they are, and so does whatever is drawn in the run: every micro-batch seeds its own draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from surefoot.data.batch import Weighted
+from surefoot.data.comparable import part_within, shortest
+from surefoot.data.loader import dealt
+from surefoot.methods.method import Stage
+from surefoot.runs.parity.differences import Pass
+from surefoot.runs.parity.rehearsal import rehearsal
+from surefoot.runs.setup import Setup
+from surefoot.training.engine import Engine
+from surefoot.training.scaling import LossScale
+from surefoot.training.step import LOSS, add_gradient, draw, step_size
+
+_BATCHES = 2
+_SHORT = 2  # sequences, of which fp32 needs no more than see each other's ends: a formula is wrong for all or for none
+# Tokens of each in padded rows, unless one example has more: the plain pass holds all their logits, and the run should
+# neither wait for it nor need more memory than the steps do.
+_COMPARED = 512
+_SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
+
+
+def compared_batches(stage: Stage, engine: Engine, step: int) -> list[Weighted]:
+    """What is computed both ways: a part of each of this rank's first micro-batches of the step."""
+    own = list(dealt(stage.step_batches(step), engine.rank, engine.world))
+    return [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
+
+
+def short_batch(stage: Stage, engine: Engine, step: int) -> Weighted:
+    """What is computed in fp32: the shortest sequences of this rank's first micro-batch."""
+    first, *_ = dealt(stage.step_batches(step), engine.rank, engine.world)
+    return shortest(first, _SHORT)
+
+
+@contextmanager
+def nothing_at_zero(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, matrices that are 0 hold numbers that make a change of W by B A a tenth or so of W, the same on all
+    ranks."""
+    zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
+    draws = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for one in zeros:
+                one.copy_(torch.randn(one.shape, generator=draws) * (0.1 / math.sqrt(one.shape[1])))
+        yield
+    finally:
+        with torch.no_grad():
+            for one in zeros:
+                one.zero_()
+
+
+def one_pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> Pass:
+    """Forward and backward, with the draws of that step; in fp16 by the run's loss scale or, where gradients overflow
+    with it, the next lower one. A step would be left out there, and no path is wrong because of it."""
+    scale = setup.state.scale
+    while True:
+        found = _pass_at(setup, stage, batches, step, scale)
+        if scale is None or not scale.can_fall or not _overflows(setup.engine, found):
+            return found
+        scale = scale.after_overflow()
+
+
+def _overflows(engine: Engine, found: Pass) -> bool:
+    """On any rank; not where the loss itself is no number, which no scale changes."""
+    bad = math.isfinite(found.loss) and not all(bool(one.isfinite().all()) for one in found.gradients.values())
+    return engine.totals([float(bad)])[0] > 0
+
+
+def _pass_at(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int, scale: LossScale | None) -> Pass:
+    engine = setup.engine
+    weight = max(step_size(engine, batches).weight, 1)
+    loss = 0.0
+    try:
+        for number, batch in enumerate(batches):
+            draw(engine, setup.settings, step, number)
+            objective, batch = rehearsal(stage.objective, batch, engine.device, setup.plan)
+            sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=setup.settings)
+            loss += float(sums[LOSS])
+        engine.reduce()
+        engine.unscale(scale)
+        return Pass(engine.totals([loss])[0], {name: _sample(one) for name, one in engine.gradients().items()})
+    finally:
+        engine.discard()
+
+
+def _sample(gradient: torch.Tensor) -> torch.Tensor:
+    """Numbers at even distances, in fp32. The distance is odd, so that it does not fall on one column of a matrix whose
+    width is a power of two."""
+    flat = gradient.detach().flatten()
+    return flat[:: max(1, flat.numel() // _SAMPLE) | 1].float().clone()

@@ -1,0 +1,61 @@
+"""Memory again, after a fast path was taken out before step 1: micro-batches were planned for the path that is gone.
+
+The plan is made again with the plain path asked for. Layers are computed again as the model was set up; what can still
+give way is the size of micro-batches, which changes no result but by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from surefoot.planning.memory import fits, usable
+from surefoot.planning.plan import BatchPlan, Choice, RunPlan
+from surefoot.runs.lengths import length_facts
+from surefoot.runs.planned import make_plan
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.resumed_plan import as_settled
+from surefoot.system.sizes import size_text
+from surefoot.training.engine import Engine
+
+
+def settle_room(run: Prepared, settled: RunPlan, engine: Engine, say: Callable[[str], None]) -> RunPlan:
+    """The plan with the forecast of the paths that it has, and smaller micro-batches where that does not fit otherwise.
+    settled: the run's plan without the paths that were taken out. say: is told of smaller micro-batches, and of a
+    forecast that does not fit; the plan keeps the line. Every rank must ask."""
+    if run.resumed or settled.kernels == run.plan.kernels:
+        return settled
+    config = as_settled(run.config, settled)
+    again = settled.memory.gradient_checkpointing.value
+    asked = ("on" if settled.memory.recomputed is None else settled.memory.recomputed) if again else "off"
+    config = config.model_copy(update={"gradient_checkpointing": asked})
+    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
+    lengths = length_facts(run.stage.data, answer, size=config.batch.size, micro=config.batch.micro)
+    anew = make_plan(config, lengths=lengths, measurements=settled.measurements)
+    memory = replace(anew.memory, gradient_checkpointing=settled.memory.gradient_checkpointing)
+    batch = _of_the_first_rank(anew.batch, engine)
+    # PPO asks for the size where it writes answers, too, and its stage is bound to it.
+    if run.config.stage == "ppo" or batch.micro.value >= settled.batch.micro.value:
+        if fits(memory) or not fits(settled.memory):
+            return replace(settled, memory=memory)
+        room = size_text(usable(memory.available))
+        what = (
+            f"batch.micro: with the plain path the forecast is {size_text(memory.total)} of {room}; if memory runs out"
+        )
+        return _told(replace(settled, memory=memory), f"{what}, lower it", say)
+    reason = f"{batch.micro.value} instead of {settled.batch.micro.value}, as a fast path was taken out: "
+    reason += f"the plain path takes {size_text(memory.total)} so"
+    batch = replace(batch, micro=Choice(batch.micro.value, reason, "measured"))
+    return _told(replace(settled, memory=memory, batch=batch), f"batch.micro: {reason}", say)
+
+
+def _of_the_first_rank(batch: BatchPlan, engine: Engine) -> BatchPlan:
+    """Ranks take as many forward passes as one another, and machines may differ."""
+    own = [batch.micro.value, batch.accumulation, batch.tokens or 0]
+    micro, accumulation, tokens = (int(total) for total in engine.totals(own if engine.rank == 0 else [0, 0, 0]))
+    return replace(batch, micro=replace(batch.micro, value=micro), accumulation=accumulation, tokens=tokens or None)
+
+
+def _told(plan: RunPlan, line: str, say: Callable[[str], None]) -> RunPlan:
+    say(line)
+    return replace(plan, cautions=(*plan.cautions, line))

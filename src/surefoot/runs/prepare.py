@@ -1,0 +1,200 @@
+"""All of a run that needs no weights: the plan, the data, the stage, the timetable, and every refusal among them.
+
+Nothing in the run folder changes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from surefoot.config.schema import RunConfig
+from surefoot.families.files import read_json
+from surefoot.methods.losses.neftune import with_neftune
+from surefoot.methods.method import Stage
+from surefoot.methods.table import KINDS
+from surefoot.models.folder import stored_tensors
+from surefoot.models.hub import resolve_folder
+from surefoot.models.load import layout_caution
+from surefoot.planning.packing import without_packing
+from surefoot.planning.plan import Origin, RunPlan
+from surefoot.report.console import Console
+from surefoot.report.data_audit import audit_report
+from surefoot.report.tables.plan import plan_changes, plan_table
+from surefoot.report.trackers.adapters import require_trackers
+from surefoot.runs.changes import sentence
+from surefoot.runs.custom import Custom, check_custom
+from surefoot.runs.disk_room import check_disk, disk_of
+from surefoot.runs.evaluating import check_answers
+from surefoot.runs.gist import gist
+from surefoot.runs.identity import check_identity, require_base, run_identity
+from surefoot.runs.job import make_schedule
+from surefoot.runs.lengths import lengths_of
+from surefoot.runs.phases import Phases
+from surefoot.runs.planned import make_plan
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.records import DATA
+from surefoot.runs.resumed_plan import other_kernels, plan_of
+from surefoot.runs.revisions import Commits, pin, saved_commits
+from surefoot.runs.roll_back import make_stage
+from surefoot.runs.run_folder import Claim
+from surefoot.runs.setup import planned_tokenizer
+from surefoot.runs.timetable import Timetable, make_timetable
+from surefoot.runs.trained_template import carry_template, with_template
+from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.few import counted
+from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
+
+_FEW = 10  # evaluation examples whose mean says little
+
+
+def prepare(
+    config: RunConfig,
+    found: Claim,
+    console: Console,
+    custom: Custom,
+    commits: Commits | None = None,
+    phases: Phases | None = None,
+    origin: Origin | None = None,
+) -> Prepared:
+    """Plan, read the data; show each, of a resumed run what is new. Every refusal that needs no weights happens here.
+    commits: those that another rank found, in place of the hub's word. phases: is told how long each part took.
+    origin: as in RunPlan."""
+    asked, phases = config, phases or Phases()
+    with _together_with(lambda: check_custom(config, custom)):
+        require_trackers(config.report_to)  # a resumed run has its plan already
+        _say_what_was_found(console, found)
+        known = saved_commits(found.folder / DATA) if found.checkpoint else {}
+        config, commits = pin(asked, known if commits is None else commits)
+        draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
+    base = resolve_folder(config.model.path, config.model.revision, weights=True)
+    stored_tensors(base)  # a cut download is refused by its header before data are read and tokens counted
+    if found.checkpoint is not None:
+        require_base(found.checkpoint, base)
+    tokenizer = planned_tokenizer(base, draft.tokenizer)
+    kind = KINDS[config.stage]
+    phases.end("planning")
+    data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
+    check_answers(config, data)
+    lengths = lengths_of(config, data)
+    phases.end("data")
+    plan = with_template(plan_of(config, found, lengths), data)
+    plan = replace(plan, origin=origin) if origin else plan
+    phases.end("probes")
+    if custom.objective is not None and plan.kernels.documents.source != "user":
+        plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
+    carry_template(tokenizer, data, plan.tokenizer)
+    stage = make_stage(config, plan, data, found.rollbacks)
+    if custom.objective is not None:
+        stage = replace(stage, objective=custom.objective)
+    if custom.reward is not None:
+        stage = replace(stage, reward=custom.reward)
+    if config.optim.neftune_alpha is not None:
+        stage = replace(stage, objective=with_neftune(stage.objective, config.optim.neftune_alpha))
+    timetable = make_timetable(
+        config.duration,
+        config.eval_every,
+        config.checkpoint.every,
+        stage.steps_per_epoch,
+        stage.step_tokens,
+        eval_at_start=config.eval_at_start,
+    )
+    if found.plan is None:
+        console.show_gist(gist(config, plan, data, base, timetable), [plan_table(plan), audit_report(data)])
+    elif any(change.key.startswith("data.eval") for change in found.changes):
+        console.show(audit_report(data))
+    if found.checkpoint is not None:
+        _refuse_what_is_over(config, found.checkpoint, timetable.total_steps)
+        _say_where_it_goes_on(console, found, found.checkpoint, plan, timetable)
+    disk = disk_of(config, plan, len(timetable.save_steps))
+    for caution in (
+        *check_disk(found.folder, disk, resumed=found.checkpoint is not None),
+        *_cautions(config, base, stage, timetable),
+    ):
+        console.say(f"caution: {caution}", style="yellow")
+    identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
+    if found.checkpoint is not None:
+        for caution in check_identity(found.checkpoint, identity, other_kernels(found, plan)):
+            console.say(caution, style="yellow")
+    return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
+
+
+def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
+    """What `prepare` would refuse in the config, for a run that is refused already. What the environment lacks is told
+    when the run comes to it."""
+    try:
+        with _together_with(lambda: check_custom(config, custom)):
+            make_plan(config, measure=False)
+    except InputError as error:
+        return error.faults
+    except SurefootError:
+        pass
+    return ()
+
+
+@contextmanager
+def _together_with(check: Callable[[], None]) -> Iterator[None]:
+    """Raises what `check` refuses and what the block refuses as one InputError."""
+    faults: tuple[Fault, ...] = ()
+    try:
+        check()
+    except InputError as error:
+        faults = error.faults
+    try:
+        yield
+    except SurefootError as error:
+        if not faults:
+            raise
+        raise InputError([*faults, *(error.faults if isinstance(error, InputError) else ())]) from None
+    if faults:
+        raise InputError(faults)
+
+
+def _cautions(config: RunConfig, base: Path, stage: Stage, timetable: Timetable) -> Iterator[str]:
+    """What only config, model and data together show, and what does not stop a run."""
+    if caution := layout_caution(base):
+        yield caution
+    warmup = make_schedule(config, stage, timetable).warmup
+    if warmup >= timetable.total_steps:
+        takes = counted(warmup, "step")
+        yield f"optim.warmup takes {takes} and the run has {timetable.total_steps}: optim.lr is never reached"
+    count = _FEW if stage.data.eval is None else len(stage.data.eval)
+    if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
+        few = counted(count, "evaluation example") + (" decides" if count == 1 else " decide")
+        yield f"{few} which checkpoint is best: chance will, too"
+
+
+def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) -> None:
+    """A duration that leaves no step to take would publish what the checkpoint has, or an older best one, as a run of
+    that length. One that says the run's own length in other words may stay: that run only has to be finished."""
+    planned = read_json(checkpoint.folder / TRAINER_STATE)["max_steps"]
+    if total <= checkpoint.step and total != planned:
+        what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} is there already"
+        raise InputError(
+            Fault("duration", what, f"give more than {counted(checkpoint.step, 'step')}, or start another run")
+        )
+
+
+def _say_where_it_goes_on(
+    console: Console, found: Claim, checkpoint: Checkpoint, plan: RunPlan, timetable: Timetable
+) -> None:
+    """In place of a plan and an audit that the run's first start has shown."""
+    changed = [] if found.plan is None else plan_changes(found.plan, plan)
+    after, total = checkpoint.step, timetable.total_steps
+    here = f"after step {after:,} of {total:,}" if after < total else f"at its end, step {total:,}"
+    console.say(f"it is {here}; the plan is {'as before, but for this:' if changed else 'as before'}")
+    for line in changed:
+        console.say(f"  {line}")
+
+
+def _say_what_was_found(console: Console, found: Claim) -> None:
+    for fault in found.rejected:
+        console.say(f"not used: {fault}", style="yellow")
+    for change in found.changes:
+        console.say(sentence(change), style="yellow")
+    if found.checkpoint is not None:
+        console.say(f"resuming from {found.checkpoint.folder}")
+    elif found.mode == "resume":
+        console.say(f"no checkpoint in {found.folder}: starting at step 0")

@@ -1,0 +1,170 @@
+"""The end of a run: the chosen checkpoint's model becomes the run folder's own, with results, pictures and card.
+
+Every step can be repeated: a run that was killed in here publishes again when it is resumed. The run folder's manifest
+is written last and says that all of it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.order import steps_per_epoch
+from surefoot.families.bos_zero import BOS_FILE, bos_file
+from surefoot.methods.ranking import evaluated_ranking
+from surefoot.methods.table import KINDS
+from surefoot.report.cards.run import model_card
+from surefoot.report.events import append_event
+from surefoot.report.html import draw_report
+from surefoot.report.log_copies import NAME as LOG_COPIES
+from surefoot.report.pictures.plots import draw_curves
+from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
+from surefoot.report.rows import Row, eval_report, is_eval_row
+from surefoot.runs.card_facts import card_facts
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.publish_merged import publish_merged, without_adapter
+from surefoot.runs.records import DATA, ENVIRONMENT, ORIGIN
+from surefoot.runs.run_folder import CONFIG, PLAN
+from surefoot.system import durable
+from surefoot.system.errors import Fault, IntegrityError
+from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
+from surefoot.training.goal import LOSS
+from surefoot.training.manifest import MANIFEST, manifest, read_manifest
+from surefoot.training.report import EvalReport
+from surefoot.training.state import RunState
+
+_STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES})
+
+
+@dataclass(frozen=True)
+class Published:
+    """results: what all_results.json holds. step: whose weights the run folder has. cautions: what went less well."""
+
+    results: dict[str, Any]
+    step: int
+    cautions: tuple[str, ...]
+
+
+def is_published(run: Path, step: int) -> bool:
+    """Whether the run folder holds the outcome of a run that ended at `step`."""
+    try:
+        return read_manifest(run)["step"] == step
+    except IntegrityError:
+        return False
+
+
+def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]) -> Published:
+    """state: the last one. rows: of the log. more: figures that go into all_results.json besides the usual ones."""
+    config, folder = run.config, run.folder
+    durable.remove(folder / MANIFEST)
+    step, lost = chosen_step(folder, state, keep_best=config.checkpoint.best != "none")
+    if step == 0 and state.step > 0:
+        lost.append(_untrained(config))
+    names, of_merge = _take_model(config, folder, folder / f"checkpoint-{step}", folder / f"checkpoint-{state.step}")
+    lost += of_merge
+    if BOS_FILE in names:
+        durable.write_json(folder / BOS_FILE, bos_file(run.plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
+    more = {**rollout_results(rows), **more}
+    results = _write_results(run, state, _evaluation_at(rows, step), step, more)
+    if config.stage == "reward":
+        lost += _about_ranking(results)
+    plots, cautions = draw_curves(folder, rows, folder.name)
+    durable.write_text(folder / "README.md", model_card(card_facts(run, results, plots)))
+    append_event(folder, "published", state.step, f"published the weights of step {step}")
+    report, missing = draw_report(folder)
+    listed = (*names, CONFIG, PLAN, ENVIRONMENT, DATA, ALL, "README.md")
+    origin = [ORIGIN] if (folder / ORIGIN).is_file() else []
+    paths = [folder / name for name in (*listed, *origin, *plots, *report)]
+    told = manifest(folder, paths, state.step, {**run.identity, "published_step": step})
+    durable.write_json(folder / MANIFEST, told)
+    clear_rejected(folder)
+    return Published(results, step, (*lost, *cautions, *missing))
+
+
+def _write_results(
+    run: Prepared, state: RunState, evaluation: EvalReport | None, step: int, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """evaluation: of the weights that are published, those of `step`."""
+    timetable = run.timetable
+    return write_results(
+        run.folder,
+        train_results(
+            loss=state.mean_loss,
+            steps=state.step,
+            epoch=timetable.epoch(state.step),
+            examples=_examples_seen(state.step, run.plan.batch.size.value, run.stage.data.mixture.epoch_size),
+            tokens=state.tokens,
+            supervised=state.supervised,
+            skipped=state.guard.skipped,
+            scaler_skips=state.guard.scaler,
+            rollbacks=len(state.rollbacks),
+            seconds=state.seconds,
+            beside=state.beside,
+            unit=KINDS[run.config.stage].unit,
+        ),
+        eval_results(evaluation, timetable.epoch(step)) if evaluation else None,
+        more,
+    )
+
+
+def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, list[str]]:
+    """Whose weights are published: the best checkpoint's or, if it no longer verifies, the last one's; and what is to
+    be said about it. IntegrityError when the last one does not verify either: what is published can be trusted."""
+    cautions: list[str] = []
+    if keep_best and state.best is not None:
+        faults = verify_checkpoint(run / f"checkpoint-{state.best.step}")
+        if not faults:
+            return state.best.step, []
+        cautions = [*map(str, faults), f"the best checkpoint is lost: checkpoint-{state.step}, the last, is published"]
+    if faults := verify_checkpoint(run / f"checkpoint-{state.step}"):
+        advice = Fault(
+            str(run), "cannot be finished from a damaged checkpoint", "go on from an older one with --resume"
+        )
+        raise IntegrityError([*faults, advice])
+    return state.step, cautions
+
+
+def _about_ranking(results: Mapping[str, Any]) -> list[str]:
+    """What is to be said of a reward model before anything is made to follow it."""
+    ranking = evaluated_ranking(results)
+    if ranking is None:
+        return ["no pairs were held out, so nobody knows how often it prefers the better answer; set data.eval: 0.05"]
+    return [ranking.caution] if ranking.caution else []
+
+
+def _untrained(config: RunConfig) -> str:
+    goal = "evaluation loss" if config.checkpoint.best == LOSS else config.checkpoint.best
+    return (
+        f"published are the weights of step 0, before any training: no later evaluation had a better {goal}. "
+        "Look at the curves; checkpoint.best: none publishes the last step's"
+    )
+
+
+def _examples_seen(steps: int, size: int, count: int) -> int:
+    """With repetitions; the last batch of an epoch may be short."""
+    epochs, rest = divmod(steps, steps_per_epoch(count, size))
+    return epochs * count + min(rest * size, count)
+
+
+def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Copy the model's files of the chosen checkpoint, its adapter merged where that is asked for, and the last one's
+    trainer state; returns the names, and what is to be said of the merge."""
+    names = [name for name in read_manifest(chosen)["files"] if name not in _STATE_FILES]
+    of_merge: list[str] = []
+    cautions: tuple[str, ...] = ()
+    if config.adapter is not None and config.adapter.publish == "merged":
+        of_merge, cautions = publish_merged(run, chosen)
+        names = [name for name in without_adapter(run, names) if name not in of_merge]
+    for name in names:
+        durable.make_folders((run / name).parent)  # a critic and an average lie in folders of their own
+        durable.copy_file(chosen / name, run / name)
+    durable.copy_file(last / TRAINER_STATE, run / TRAINER_STATE)
+    return [*names, *of_merge], cautions
+
+
+def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
+    found = (row for row in reversed(rows) if is_eval_row(row) and row["current_steps"] == step)
+    return next(map(eval_report, found), None)

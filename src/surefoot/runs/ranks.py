@@ -1,0 +1,61 @@
+"""Which rank of how many this process is, by what its launcher said and the config asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.config.schema import RunConfig
+from surefoot.planning.parallel import RanksFacts
+from surefoot.system import process
+from surefoot.system.errors import Fault, InputError
+
+if TYPE_CHECKING:  # the plan asks here, and a plan for another machine needs no torch
+    from surefoot.training.ranks import Ranks
+
+
+def ranks_facts(config: RunConfig) -> RanksFacts:
+    """For the plan: the processes that a launcher has started, or that the config asks for."""
+    launch = process.find_launch()
+    if launch is not None:
+        return RanksFacts(launch.world, launch.local_world, config.parallel.nproc is not None)
+    count = config.parallel.nproc or 1
+    return RanksFacts(count, count, config.parallel.nproc is not None)
+
+
+def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
+    """This process among those of the run, and the process id of surefoot's own launcher, if that started it. Each rank
+    computes on the GPU of its number on the machine.
+
+    Raises InputError where the config asks for another number of processes than there are, EnvironmentFault where there
+    is no GPU for this one.
+    """
+    from surefoot.training.ranks import ALONE, Ranks
+
+    check_launch(config)
+    launch = process.find_launch()
+    if launch is None:
+        return ALONE, None
+    process.take_device(launch.local_rank, launch.local_world)
+    return Ranks(launch.rank, launch.world, launch.local_rank), launch.parent
+
+
+def check_launch(config: RunConfig) -> None:
+    """Raises InputError where the config asks for another number of processes than there are. Called by whoever runs
+    the config in this very process."""
+    launch, asked = process.find_launch(), config.parallel.nproc
+    here = 1 if launch is None else launch.local_world
+    if asked is None or asked == here:
+        return
+    if launch is None:
+        fix = "run `surefoot train` or torchrun, which start processes"
+        raise InputError(Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix))
+    what = f"{asked} processes on this machine are asked for, and a launcher started {here}"
+    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher"))
+
+
+def check_several(config: RunConfig, ranks: Ranks) -> None:
+    """Raises InputError where weights are to be shared out, and there is nobody to share them with."""
+    engine = config.parallel.engine
+    if ranks.world == 1 and engine in ("fsdp2", "deepspeed"):
+        what = f"{engine} shares weights out among several processes, and this is one"
+        raise InputError(Fault("parallel.engine", what, "add parallel.nproc, start it with torchrun, or leave it out"))

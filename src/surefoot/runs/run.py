@@ -1,0 +1,343 @@
+"""A training run from beginning to end, in the order in which it happens.
+
+Look before touching: the run folder is claimed, the plan made, the data audited, the model loaded and verified, and
+only then is anything in the run folder written or replaced. Where several ranks make the run, the first one does all of
+this; the others follow (`surefoot.runs.follow`) and share the steps (`surefoot.runs.steps`).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.interop.translation import Translation, said_keys
+from surefoot.interop.voice import Voice
+from surefoot.planning.plan import Origin
+from surefoot.report import footer
+from surefoot.report.capture import captured_libraries
+from surefoot.report.console import Console
+from surefoot.report.crash_trace import CrashTraces
+from surefoot.report.data_audit import audit_to_json
+from surefoot.report.death import LOG, find_death, resumed_sentence
+from surefoot.report.html import draw_report
+from surefoot.report.log_copies import check_logs, has_copies, mend_logs
+from surefoot.report.rows import Row
+from surefoot.report.silent import silent_console
+from surefoot.runs.base_bytes import check_base, hashed_beside, keep_base
+from surefoot.runs.card_facts import example_question
+from surefoot.runs.changes import note_changes, reminder
+from surefoot.runs.custom import NOTHING, Custom
+from surefoot.runs.device_faults import device_faults
+from surefoot.runs.follow import follow, hand_over, hand_over_end
+from surefoot.runs.job import open_observer
+from surefoot.runs.occupied import Mode
+from surefoot.runs.phases import START, Phases
+from surefoot.runs.prepare import conflicts, prepare
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.profiling import NO_PROFILE, ProfileWish
+from surefoot.runs.publish import Published, is_published, publish
+from surefoot.runs.ranks import check_several, find_ranks
+from surefoot.runs.records import write_records
+from surefoot.runs.revisions import HUB, Commits, commits_to_json
+from surefoot.runs.roll_back import make_stage, roll_back
+from surefoot.runs.rollback_record import note_rollbacks
+from surefoot.runs.run_folder import Claim, claim, occupy
+from surefoot.runs.setup import Setup
+from surefoot.runs.steps import make_ready, take_steps
+from surefoot.runs.tracking import open_trackers
+from surefoot.runs.trained_template import is_on_texts
+from surefoot.runs.voices import end_facts, find_voice, run_facts
+from surefoot.system import hardware
+from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
+from surefoot.system.few import counted
+from surefoot.system.redaction import veiled
+from surefoot.training.checkpoint import read_state
+from surefoot.training.loop import Outcome, has_ended
+from surefoot.training.rollback import StepsLost
+from surefoot.training.session import Session, open_session
+from surefoot.training.state import BESIDE, RunState
+
+Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
+
+
+def train_run(
+    config: RunConfig,
+    mode: Mode,
+    console: Console,
+    *,
+    typed: Sequence[str],
+    dry_run: bool = False,
+    figures: Figures | None = None,
+    prompt: str | None = None,
+    custom: Custom = NOTHING,
+    profile: ProfileWish = NO_PROFILE,
+    origin: Translation | None = None,
+    commits: Commits | None = None,
+) -> int:
+    """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
+
+    typed: the words of the command, for the resume hint; none where there was no command.
+    dry_run: everything up to the run folder, then stop.
+    figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try,
+    else one of the data's.
+    custom: what a Python caller brings of its own.
+    profile: which steps are timed.
+    origin: the words of another tool that the config came from; its log lines are said beside surefoot's.
+    commits: what names on the hub mean, where somebody has asked.
+    """
+    imports = hardware.process_seconds() if typed else 0.0
+    ranks, launcher = find_ranks(config)
+    with CrashTraces() as traces, open_session(ranks, config.parallel.timeout, launcher) as session:
+        if not ranks.is_first:
+            with silent_console() as silence, captured_libraries(silence):
+                while (code := follow(config, session, custom, silence, profile)) is None:
+                    gc.collect()
+                return code
+        asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin, commits, imports)
+        with captured_libraries(console):
+            _say(console, asked.voice.started())
+            while (code := _lead(config, mode, console, session, asked, traces)) is None:
+                asked = replace(asked, imports=0.0, commits=None)
+                mode = "resume"  # as the next process would, had this one been killed here
+                gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
+            return code
+
+
+def _origin(found: Translation | None) -> Origin | None:
+    return None if found is None else Origin(found.tool, said_keys(found))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a caller of `train_run` wants besides the config."""
+
+    typed: Sequence[str]
+    dry_run: bool
+    figures: Figures | None
+    prompt: str | None
+    custom: Custom
+    profile: ProfileWish
+    origin: Translation | None
+    commits: Commits | None
+    imports: float
+
+    @property
+    def voice(self) -> Voice:
+        return find_voice(self.origin)
+
+
+def _lead(
+    config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked, traces: CrashTraces
+) -> int | None:
+    """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
+    phases = Phases(asked.imports)
+    with session.activity.during("planning and reading the data"):
+        found = _claim(config, mode, asked.custom)
+        if _is_untouched(found):
+            return _nothing_to_do(found, console, session)
+        origin = _origin(asked.origin)
+        run = prepare(config, found, console, asked.custom, asked.commits, phases=phases, origin=origin)
+    if _is_done(run):
+        return _nothing_to_do(run.found, console, session)
+    if asked.dry_run:
+        steps = run.timetable.total_steps
+        console.say(f"dry run: {counted(steps, 'step')} planned; nothing was written to {run.folder}")
+        return hand_over_end(session)
+    check_several(config, session.ranks)
+    hand_over(session, run)
+    with hashed_beside(run.base) as hashes:
+        run, setup, verified = make_ready(run, session, asked.custom, console, phases)
+        base = hashes()
+    resumed = run.resumed
+    if resumed:
+        check_base(run.folder, run.base, base)
+    shares = session.gather("share", {**setup.share, START: phases.to_json()})
+    with occupy(run.found) as rejected:
+        mended = _mended(run.found)
+        for folder in rejected:
+            console.say(f"set aside until the run is finished: {folder}", style="yellow")
+        to_try = {footer.TO_TRY: _to_try(run, asked.prompt)}
+        records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)} | to_try
+        note_changes(run.found)
+        write_records(config, run.folder, run.plan, verified, records, asked.origin, shares)
+        keep_base(run.folder, base, anew=not resumed)
+        death = find_death(run.folder) if run.found.mode == "resume" else None  # a new line would hide its trace
+        console.log_to(run.folder / LOG)
+        note_rollbacks(run.folder)
+        for sentence in mended:
+            console.say(sentence, style="yellow")
+        console.say(phases.sentence())
+        if death is not None:
+            console.say(resumed_sentence(death, run.folder, setup.state.step), style="yellow")
+        for line in reminder(run.found, command=bool(asked.typed)):
+            console.say(line, style="yellow")
+        session.note_with(partial(_note_error, console))
+        if asked.origin is not None:
+            _say(console, asked.voice.ready(run_facts(run, setup)))
+        try:
+            with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
+                return _train_and_publish(run, setup, console, session, asked, phases)
+        except SurefootError as error:
+            if isinstance(error, StepsLost) and _went_back(run, error, console):
+                setup.engine.release()
+                session.begin_anew()
+                return None
+            _note_error(console, str(error))  # the screen gets it from the command line
+            draw_report(run.folder)
+            raise
+
+
+def _note_error(console: Console, text: str) -> None:
+    """In run.log, as the command line says it: a user's own code or a server may have quoted a key."""
+    console.note(f"error: {veiled(text)}")
+
+
+def _went_back(run: Prepared, error: StepsLost, console: Console) -> bool:
+    config, found = run.config, run.found
+    if config.guard.rollback == "off":
+        return False
+    try:
+        made = roll_back(found.folder, make_stage(config, run.plan, run.stage.data), found.rollbacks, error)
+    except SurefootError as trouble:  # what ended the run is told still
+        made = f"guard.rollback: the run does not go back, as that could not be written down: {trouble}"
+    console.say(made if isinstance(made, str) else made.sentence, style="yellow")
+    return not isinstance(made, str)
+
+
+def _claim(config: RunConfig, mode: Mode, custom: Custom) -> Claim:
+    """A folder that is refused is told together with all that the config has against the run."""
+    try:
+        return claim(config, mode)
+    except InputError as error:
+        others = () if mode == "resume" else conflicts(config, custom)  # a resumed run keeps its plan
+        if not others:
+            raise
+        raise InputError([*error.faults, *others]) from None
+
+
+def _mended(found: Claim) -> list[str]:
+    """What was wrong with the logs of a run that goes on from a checkpoint. Call it before anything is written to
+    them."""
+    return mend_logs(found.folder, found.checkpoint.folder) if found.checkpoint else []
+
+
+def _nothing_to_do(found: Claim, console: Console, session: Session) -> int:
+    """The folder of a finished run is taken only where a log of it is to be mended."""
+    checkpoint = found.checkpoint
+    if (
+        checkpoint
+        and has_copies(checkpoint.folder)
+        and any(one.fault for one in check_logs(found.folder, checkpoint.folder))
+    ):
+        with occupy(found):
+            for sentence in _mended(found):
+                console.say(sentence, style="yellow")
+    console.say(f"{found.folder} is finished; nothing to do")
+    return hand_over_end(session)
+
+
+def _is_untouched(found: Claim) -> bool:
+    """The run has published its outcome, and nothing that is asked for now changes the training: no need to look on."""
+    published = found.checkpoint is not None and is_published(found.folder, found.checkpoint.step)
+    return published and all(change.policy == "free" for change in found.changes)
+
+
+def _is_done(run: Prepared) -> bool:
+    """The newest checkpoint stands at the end of the run, and its outcome is published."""
+    checkpoint, stopping = run.found.checkpoint, run.config.early_stopping
+    if checkpoint is None or not is_published(run.folder, checkpoint.step):
+        return False
+    return has_ended(read_state(checkpoint), run.timetable.total_steps, stopping.patience if stopping else None)
+
+
+def _train_and_publish(
+    run: Prepared, setup: Setup, console: Console, session: Session, asked: Asked, phases: Phases
+) -> int:
+    folder, voice = run.folder, asked.voice
+    trackers = open_trackers(run.config, folder, setup.state, console)
+
+    def on_row(row: Row) -> None:
+        _say(console, voice.row(row))
+        trackers.row(row)
+
+    with trackers, open_observer(run, setup, console, on_row) as observer:
+        outcome = take_steps(run, setup, session, asked.custom, observer, trackers.ids, asked.profile, phases)
+        since = time.perf_counter()
+        if outcome.reason != "interrupted":
+            trackers.finished()
+    if outcome.reason == "interrupted":
+        _, cautions = draw_report(folder)
+        for caution in cautions:
+            console.say(caution, style="yellow")
+        command = footer.resume_command(asked.typed)
+        total = run.timetable.total_steps
+        for line in footer.stopped(folder, step=outcome.state.step, total_steps=total, command=command):
+            console.say(line)
+        return STOPPED_EXIT_CODE
+    more = asked.figures(setup.policy, run.tokenizer) if asked.figures else {}
+    published = publish(run, outcome.state, rows=observer.rows, more=more)
+    publishing = {"publishing": time.perf_counter() - since}
+    here, whole = _taken(outcome.state, setup.state) | publishing, _taken(outcome.state) | publishing
+    _say_the_end(run, outcome, published, asked.prompt, here, whole, console)
+    _say(console, voice.finished(end_facts(run, published)))
+    return 0
+
+
+def _taken(state: RunState, before: RunState | None = None) -> dict[str, float]:
+    """Seconds since `before`, or since the run began, by what took them."""
+    before = before or RunState()
+    beside = {what: state.beside.get(what, 0.0) - before.beside.get(what, 0.0) for what in BESIDE}
+    return {footer.STEPS: state.seconds - before.seconds, **beside}
+
+
+def _say(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.say(line)
+
+
+def _to_try(run: Prepared, prompt: str | None) -> dict[str, Any]:
+    """What to try the trained model with, for the last lines and the report. prompt: the caller's own."""
+    data = run.stage.data
+    return {
+        "prompt": prompt or example_question(data),
+        "texts": is_on_texts(data),
+        "held_out": run.config.data.eval != "none",
+    }
+
+
+def _say_the_end(
+    run: Prepared,
+    outcome: Outcome,
+    published: Published,
+    prompt: str | None,
+    here: Mapping[str, float],
+    whole: Mapping[str, float],
+    console: Console,
+) -> None:
+    for caution in published.cautions:
+        console.say(caution, style="yellow")
+    state = outcome.state
+    lines = footer.finished(
+        run.folder,
+        published.results,
+        step=state.step,
+        total_steps=run.timetable.total_steps,
+        early=outcome.reason == "early_stopped",
+        here=here,
+        whole=whole,
+        best_step=published.step if state.best and state.best.step == published.step else None,
+        skipped=state.guard.skipped,
+        rollbacks=len(state.rollbacks),
+        scores=run.plan.reward is not None,
+        **_to_try(run, prompt),
+    )
+    for line in lines:
+        console.say(line)

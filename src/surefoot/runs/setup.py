@@ -1,0 +1,192 @@
+"""Carry out a plan: load the model, put the adapter in, build optimizer and engine, restore a checkpoint, verify.
+
+Everything here happens before step 1 and before anything in the run folder changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.methods.method import ACTOR, CRITIC, ONE_GROUP, Built
+from surefoot.methods.policy import load_policy, write_policy
+from surefoot.methods.table import KINDS
+from surefoot.models.attention import attention_context
+from surefoot.models.bos import install_bos_scaling
+from surefoot.models.compiled import as_written
+from surefoot.models.decoder import decoder_matrices
+from surefoot.models.fast.packing import documents_fault
+from surefoot.models.load import load_tokenizer
+from surefoot.models.precision import autocast, set_tf32
+from surefoot.models.verify import verify_head, verify_model
+from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.parallel import shared_parts
+from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
+from surefoot.runs.required import require_libraries
+from surefoot.system import process
+from surefoot.system.allocator import KeptMemory, mapped_bytes
+from surefoot.system.errors import Fault, InputError
+from surefoot.training.checkpoint import Checkpoint, load_state
+from surefoot.training.engine import ALL, Engine, EngineChoice, make_engine
+from surefoot.training.moments import tokens_per_look
+from surefoot.training.optimizer import OptimizerSettings, make_optimizers
+from surefoot.training.ranks import ALONE, Ranks
+from surefoot.training.scaling import LossScale
+from surefoot.training.share import count_elements, verify_share
+from surefoot.training.state import RunState
+from surefoot.training.step import StepSettings
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the loop needs. model: what the objective is given; policy: the language model in it. write_model: weights,
+    config and tokenizer into a folder, as others read them. checkpoint: what the run goes on from. verified: what was
+    found when reality was held against the plan. share: engine and elements of this rank, for environment.json. plan:
+    as it is carried out: without the fast paths that differ on these models. packing_fault: why the model cannot take
+    packed rows, where that had to be tried before its weights were shared out; empty where it can or nobody tried."""
+
+    plan: RunPlan
+    model: nn.Module
+    policy: nn.Module
+    engine: Engine
+    settings: StepSettings
+    state: RunState
+    write_model: Callable[[Path], None]
+    checkpoint: Checkpoint | None
+    verified: dict[str, Any]
+    share: dict[str, Any]
+    packing_fault: str = ""
+
+
+def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenizerBase:
+    """The tokenizer with the planned PAD, so that whoever loads the run pads as the run did.
+
+    A PAD without a token of its own (a spare or an added row) becomes one: its id is the next free one.
+    """
+    tokenizer = load_tokenizer(folder)
+    pad = tokens.pad_token.value
+    if tokenizer.convert_tokens_to_ids(pad) == tokens.pad_id:
+        tokenizer.pad_token = pad
+    else:
+        tokenizer.add_special_tokens({"pad_token": pad})
+    if tokenizer.pad_token_id != tokens.pad_id:
+        what = f"planned PAD {pad} as id {tokens.pad_id}, but the tokenizer gives it {tokenizer.pad_token_id}"
+        raise InputError(Fault("tokenizer.pad", what, "name an existing special token"))
+    return tokenizer
+
+
+def set_up(
+    config: RunConfig,
+    plan: RunPlan,
+    base: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoint: Checkpoint | None,
+    ranks: Ranks = ALONE,
+) -> Setup:
+    """base: folder of the base model. checkpoint: where to continue, None at the start. ranks: with a process group
+    where there are several, which all set up.
+
+    Raises InputError for a model that is not intact and EnvironmentFault where reality differs from the plan.
+    """
+    require_libraries(config, plan.device.value)
+    torch.set_num_threads(plan.threads.value)
+    set_tf32(plan.precision)
+    process.bound_product_caches(plan.device.value)
+    allocator = process.settle_allocator(plan.device.value)
+    kept = KeptMemory(plan.memory.total) if allocator else None
+    device = torch.device(plan.device.value)
+    choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
+    at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
+    policy = load_policy(config, plan, base, checkpoint, at_first)
+    install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
+    build = KINDS[config.stage].build
+    found = verify_model(policy, plan, at_first.type)
+    built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
+    if checkpoint is not None:
+        built.load(checkpoint.folder)
+    if kept:
+        kept.without(mapped_weights(built.model))
+    with as_written(policy):
+        head = verify_head(policy, at_first)
+    packs = plan.kernels.documents.value != PLAIN
+    # Once weights are shared out, ranks wait for one another within a forward pass, and none may fail in it.
+    packing_fault = documents_fault(policy) if packs and choice.name in CUTTING else ""
+    whole = count_elements(built.model)
+    settings, decoder = optimizer_settings(config), decoder_matrices(built.model)
+    engine = make_engine(
+        choice,
+        built.model,
+        built.groups,
+        lambda groups: make_optimizers(groups, settings, decoder=decoder),
+        ranks,
+        device,
+    )
+    cut = shared_parts(choice.name, plan.parallel.zero_stage)
+    share = verify_share(engine, choice.name, cut, whole)
+    state = RunState(scale=LossScale() if plan.precision.scaler.value else None)
+    if checkpoint is not None:
+        state, tensors = load_state(checkpoint)
+        engine.load_state(tensors)
+    return Setup(
+        plan=plan,
+        model=engine.model,
+        policy=policy,
+        engine=engine,
+        settings=StepSettings(
+            seed=config.seed,
+            max_grad_norm=_limits(config, engine.groups),
+            forward=lambda: autocast(plan.precision, device),
+            kernels=lambda: attention_context(plan.attention),
+            per_look=tokens_per_look(whole.optimizer, whole.parameters, device.type),
+            after_step=kept.after_step if kept else lambda: None,
+        ),
+        state=state,
+        write_model=_writer(built, tokenizer),
+        checkpoint=checkpoint,
+        verified={
+            **found,
+            **built.verified,
+            "head_difference": head,
+            **({"allocator": allocator} if allocator else {}),
+        },
+        share=share,
+        packing_fault=packing_fault,
+    )
+
+
+def mapped_weights(model: nn.Module) -> int:
+    """Bytes of a model that are pages of the files that it was read from. Linux alone."""
+    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cpu"]
+    return mapped_bytes((tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in held)
+
+
+def _limits(config: RunConfig, groups: Collection[str]) -> dict[str, float | None]:
+    """Of each group of parameters the gradient norm that it is clipped to."""
+    own = {CRITIC: config.ppo.critic_max_grad_norm}
+    return {name: own.get(name, config.optim.max_grad_norm) for name in groups}
+
+
+def optimizer_settings(config: RunConfig) -> dict[str, OptimizerSettings]:
+    """Of every group of parameters that a stage may have; the critic decays by a weight of its own."""
+    optim = config.optim
+    main = OptimizerSettings(optim.name, optim.betas, optim.momentum, optim.eps, optim.weight_decay)
+    return {ALL: main, ACTOR: main, CRITIC: replace(main, weight_decay=config.ppo.critic_weight_decay)}
+
+
+def _policy_alone(policy: nn.Module, plan: RunPlan) -> Built:
+    return Built(policy, policy, ONE_GROUP, lambda folder: write_policy(policy, plan, folder), lambda folder: None, {})
+
+
+def _writer(built: Built, tokenizer: PreTrainedTokenizerBase) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        built.write(folder)
+        tokenizer.save_pretrained(folder)
+
+    return write

@@ -1,0 +1,217 @@
+"""A few real steps of a run, timed, that leave nothing behind: the model, the data and the plan are the run's own."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Weighted
+from surefoot.data.loader import prefetched
+from surefoot.methods.method import unsaid
+from surefoot.methods.table import with_models
+from surefoot.models.dropout import without_draws
+from surefoot.planning.plan import RunPlan
+from surefoot.report.silent import silent_console
+from surefoot.runs.custom import NOTHING
+from surefoot.runs.job import make_schedules
+from surefoot.runs.memory_faults import memory_faults
+from surefoot.runs.prepare import prepare
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.run_folder import Claim
+from surefoot.runs.setup import Setup
+from surefoot.runs.steps import make_ready
+from surefoot.system import hardware
+from surefoot.system.allocator import resident_bytes
+from surefoot.training.profile import Watch, unwatched
+from surefoot.training.ranks import ALONE
+from surefoot.training.report import StepReport
+from surefoot.training.scaling import LossScale
+from surefoot.training.schedule import Schedule
+from surefoot.training.session import open_session
+from surefoot.training.step import train_step
+
+Clock = Literal["wall", "cpu"]
+_CLOCKS: Mapping[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What a trial has to keep up with. seconds: of the same steps, from the last one before the timed ones on. margin:
+    times as long as these a trial may take, step by step in sum, before it is given up."""
+
+    seconds: tuple[float, ...]
+    margin: float
+
+    def beats(self, seconds: Sequence[float]) -> bool:
+        """seconds: of as many steps as have been taken."""
+        return sum(seconds) > self.margin * sum(self.seconds[: len(seconds)])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite. last: seconds of
+    the last of these. seconds, waiting: of a timed step, its best round, and what of it went by before its batches were
+    there. tokens: real input tokens, by timed step. memory: bytes at the peak, above what the process held before.
+    forecast: the plan's. spread: how many times as long its slowest round took as its fastest. held_up: share of the
+    time that went by without this process at work on a CPU, as where other programs run; 0 with several threads, whose
+    processor time does not tell. beside: None where all steps were taken; else how many times as fast as the rival it
+    was until it was given up."""
+
+    losses: tuple[float | None, ...]
+    grad_norms: tuple[float | None, ...]
+    last: float
+    seconds: tuple[float, ...]
+    waiting: tuple[float, ...]
+    tokens: tuple[int, ...]
+    memory: int
+    forecast: int
+    spread: float
+    held_up: float
+    beside: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Real input tokens a second, where all steps were taken."""
+        return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def paced(self) -> tuple[float, ...]:
+        """Seconds from the last step before the timed ones on: what a rival is made of."""
+        return (self.last, *self.seconds)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run before its first step. batches: step -> micro-batches."""
+
+    run: Prepared
+    setup: Setup
+    batches: Callable[[int], Sequence[Weighted]]
+
+    @property
+    def plan(self) -> RunPlan:
+        return self.run.plan
+
+    def step(self, number: int, batches: Sequence[Weighted]) -> StepReport:
+        """Optimizer step `number`, from 1, at the run's own rate and scale."""
+        at = min(number, self.run.timetable.total_steps) - 1
+        return self.step_at(number, batches, lambda schedule: schedule.rate(at), self.setup.state.scale)
+
+    def step_at(
+        self,
+        number: int,
+        batches: Sequence[Weighted],
+        rate: Callable[[Schedule], float],
+        scale: LossScale | None,
+        watch: Watch = unwatched,
+    ) -> StepReport:
+        """Optimizer step `number`, from 1. rate: of a group of parameters, by its schedule. scale: of fp16."""
+        stage, setup = self.run.stage, self.setup
+        schedules = make_schedules(self.run, setup.engine.groups)
+        return train_step(
+            setup.engine,
+            stage.objective,
+            batches,
+            step=number,
+            lr={name: rate(schedule) for name, schedule in schedules.items()},
+            scale=scale,
+            settings=replace(setup.settings, bounds=stage.bounds),
+            watch=watch,
+        )
+
+
+@contextmanager
+def ready(config: RunConfig, last: int) -> Iterator[Ready]:
+    """`config` planned, loaded and verified, in this process; its run folder is not touched. last: the last step that
+    will be taken. Raises SurefootError as the run would."""
+    with tempfile.TemporaryDirectory(prefix="surefoot-") as temporary, silent_console() as console:
+        folder = Path(temporary) / "run"
+        config = config.model_copy(update={"output": str(folder)})
+        with open_session(ALONE, config.parallel.timeout) as session:
+            run = prepare(config, Claim(folder, "new"), console, NOTHING)
+            run, setup, _ = make_ready(run, session, NOTHING, console)
+            run = with_models(run, setup, unsaid)
+            with prefetched(run.stage.step_batches, config.data.workers, last=last) as batches:
+                yield Ready(run, setup, batches)
+
+
+def run_trial(
+    config: RunConfig,
+    *,
+    steps: int,
+    warm_up: int = 2,
+    rounds: int = 2,
+    rival: Rival | None = None,
+    clock: Clock = "wall",
+) -> Trial:
+    """Take `warm_up` steps of the run without dropout and noise, whose draws depend on how a step is split, and then
+    `steps` more, `rounds` times over, each round with the weights as the last one left them. What is timed is every
+    step's best round. It ends early, in its first round, where the rival beats it. In a process of its own the memory
+    means something. With no step to time there are the first losses and gradient norms alone.
+
+    clock: "cpu" counts the processor time of this process, which on one thread is what an idle machine's wall clock
+    would show, nearly.
+    """
+    before = resident_bytes()
+    last = warm_up + steps
+    with ready(config, last) as one, memory_faults("trial", one.run.config, one.plan):
+        started = _CLOCKS["wall"](), _CLOCKS["cpu"]()
+        with without_draws(one.setup.engine.model):
+            first = [_timed(one, number, clock) for number in range(1, warm_up + 1)]
+        taken, beaten = [first[-1]], False
+        for number in range(warm_up + 1, last + 1):
+            if beaten := rival is not None and rival.beats([step.seconds for step in taken]):
+                break
+            taken.append(_timed(one, number, clock))
+        repeats = 0 if beaten else rounds - 1
+        others = [[_timed(one, number, clock) for number in range(warm_up + 1, last + 1)] for _ in range(repeats)]
+        wall, cpu = _CLOCKS["wall"]() - started[0], _CLOCKS["cpu"]() - started[1]
+        device = one.plan.device.value
+        peak = hardware.peak_memory(device)
+        forecast = one.plan.memory.total
+    timed = [taken[1:], *others]
+    best = [min(step, key=lambda one: one.seconds) for step in zip(*timed, strict=True)]
+    whole = [sum(step.seconds for step in steps) for steps in timed]
+    pace = [step.seconds for step in taken]
+    return Trial(
+        losses=tuple(step.report.loss for step in first),
+        grad_norms=tuple(step.report.grad_norm for step in first),
+        last=first[-1].seconds,
+        seconds=tuple(step.seconds for step in best),
+        waiting=tuple(step.waiting for step in best),
+        tokens=tuple(step.report.tokens for step in best),
+        memory=peak if device == "cuda" else peak - before,
+        forecast=forecast,
+        spread=max(whole) / min(whole) if others else 1.0,
+        held_up=held_up(wall, cpu, device, one.plan.threads.value),
+        beside=sum(rival.seconds[: len(pace)]) / sum(pace) if rival is not None and beaten else None,
+    )
+
+
+def held_up(wall: float, cpu: float, device: str, threads: int) -> float:
+    """Share of the wall time in which other programs had the processor. On one thread, which is otherwise at work all
+    the time; with several, or beside a GPU, waiting is part of the work, and this says 0. wall, cpu: seconds."""
+    return max(0.0, 1 - cpu / wall) if device == "cpu" and threads == 1 else 0.0
+
+
+@dataclass(frozen=True)
+class _Step:
+    report: StepReport
+    seconds: float
+    waiting: float
+
+
+def _timed(one: Ready, number: int, clock: Clock) -> _Step:
+    """A step at the run's own rate. `train_step` waits for the device before it reports."""
+    now = _CLOCKS[clock]
+    started = now()
+    batches = one.batches(number)
+    waiting = now() - started
+    report = one.step(number, batches)
+    return _Step(report, now() - started, waiting)

@@ -1,1 +1,0 @@
-"""`surefoot evaluate harness`: an opened model under lm-evaluation-harness."""

@@ -1,1 +1,0 @@
-"""Stage ppo: prompts are answered, answers scored, and the policy learns from them within bounds."""

@@ -1,0 +1,293 @@
+"""Facts about the machine, as plain values. The only reader of device facts.
+
+`detect` looks at this machine (and imports torch), `preset` describes one that may be elsewhere, `describe` is what a
+run writes into environment.json. Facts that change from minute to minute (free memory) are kept apart from those that
+do not, because a plan must come out the same twice.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.system import process
+from surefoot.system.allocator import Holes
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.nearest import nearest_word
+from surefoot.system.sizes import GIB
+
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
+_CPU_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_fp16",
+    "asimd",
+    "bf16",
+    "sve",
+)
+# Limits of oneDNN's instructions under which it emulates products of 16 bits, whatever the processor has.
+_EMULATING = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One accelerator (or the CPU) as the plan sees it. memory: bytes that one process can use.
+
+    free: bytes that nobody uses right now, None where nobody looked. flash_attention_2, triton: whether the package is
+    installed, None where nobody can know.
+    """
+
+    name: str
+    kind: Literal["cpu", "cuda", "mps"]
+    memory: int
+    capability: tuple[int, int] | None  # CUDA compute capability
+    bf16: bool  # computed in hardware (not merely accepted)
+    fp16: bool
+    tf32: bool
+    cores: int  # CPU threads of this process
+    preset: bool  # True: described, not present; nothing can be measured
+    free: int | None = None
+    flash_attention_2: bool | None = None
+    triton: bool | None = None
+    holes: Holes = "none"  # CPU: that the C library leaves in memory, see `surefoot.system.allocator`
+
+
+def _nvidia(name: str, memory: float, capability: tuple[int, int], cores: int) -> Hardware:
+    """memory: GiB that torch reports as total, which is less than the figure on the box."""
+    ampere = capability >= (8, 0)
+    return Hardware(
+        name=name,
+        kind="cuda",
+        memory=int(memory * GIB),
+        capability=capability,
+        bf16=ampere,
+        fp16=capability >= (7, 0),
+        tf32=ampere,
+        cores=cores,
+        preset=True,
+    )
+
+
+_PRESETS: dict[str, Hardware] = {
+    "h100": _nvidia("NVIDIA H100 80GB HBM3", 79.1, (9, 0), 16),
+    "h200": _nvidia("NVIDIA H200", 139.8, (9, 0), 16),
+    "a100": _nvidia("NVIDIA A100-SXM4-80GB", 79.2, (8, 0), 16),
+    "rtx4090": _nvidia("NVIDIA GeForce RTX 4090", 23.5, (8, 9), 8),
+    # A laptop: no instructions for 16-bit products, in which bf16 can be hundreds of times slower than fp32.
+    "cpu": Hardware("CPU, 8 threads, 16 GiB", "cpu", 16 * GIB, None, False, False, False, 8, preset=True),
+}
+
+
+def preset(name: str) -> Hardware:
+    """A described machine. Raises InputError that suggests a name like it, or lists all."""
+    if name in _PRESETS:
+        return _PRESETS[name]
+    near = nearest_word(name, _PRESETS)
+    fix = f"did you mean {near}?" if near else f"known: {', '.join(_PRESETS)}"
+    raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix))
+
+
+def detect() -> Hardware:
+    """This machine: the CUDA device of this process, the first unless it took another, else the CPU."""
+    import torch
+
+    flash, triton = (importlib.util.find_spec(name) is not None for name in ("flash_attn", "triton"))
+    threads = torch.get_num_threads()
+    if torch.cuda.is_available():
+        device = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(device)
+        found = _nvidia(properties.name, 0, (properties.major, properties.minor), threads)
+        return replace(
+            found,
+            memory=properties.total_memory,
+            preset=False,
+            free=torch.cuda.mem_get_info(device)[0],
+            flash_attention_2=flash,
+            triton=triton,
+        )
+    return _host(threads, flash, triton)
+
+
+def glance() -> Hardware:
+    """This machine as far as it shows without torch, for refusals alone: beside a GPU nothing is known but that much
+    may be possible, and no limit of memory."""
+    if accelerators():
+        return replace(_PRESETS["h200"], memory=sys.maxsize)
+    flash, triton = (importlib.util.find_spec(name) is not None for name in ("flash_attn", "triton"))
+    return _host(usable_cores(), flash, triton)
+
+
+def _host(threads: int, flash: bool, triton: bool) -> Hardware:
+    """The CPU."""
+    total, free = host_memory()
+    flags = _cpu_flags()
+    emulated = process.cpu_limit() in _EMULATING
+    return Hardware(
+        name=_cpu_model(),
+        kind="cpu",
+        memory=total,
+        capability=None,
+        bf16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}) and not emulated,
+        fp16="amx_fp16" in flags and not emulated,  # avx512_fp16 was measured at the speed of fp32
+        tf32=False,
+        cores=threads,
+        preset=False,
+        free=free,
+        flash_attention_2=flash,
+        triton=triton,
+        holes=process.holes(),
+    )
+
+
+def host_memory() -> tuple[int, int]:
+    """(total, free) in bytes, both within the limit of a container."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    total = min([memory.total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+    return total, min(total, memory.available)
+
+
+def _cgroup_limits(membership: Path, root: Path) -> list[int]:
+    """Memory limits of this process's control group and of those above it, for cgroup v1 and v2; "max" is no limit."""
+    limits = []
+    for line in membership.read_text().splitlines() if membership.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        base = root / controllers
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            file = folder / name
+            if file.is_file() and (text := file.read_text().strip()).isdigit():
+                limits.append(int(text))
+            if folder == base:
+                break
+    return limits
+
+
+def _cpuinfo(field: str) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")
+
+
+def _cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> set[str]:
+    """Instruction sets that matter here; "flags" on x86, "Features" on ARM."""
+    return set((_cpuinfo("flags") or _cpuinfo("Features")).split()) & set(_CPU_FLAGS)
+
+
+def accelerators() -> int:
+    """NVIDIA devices of this machine, counted without torch: what a launcher would take that is told no number."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what can change a result, Python and surefoot among them. Imports none of it."""
+    found = {"python": platform.python_version()}
+    for library in ("surefoot", *_LIBRARIES):
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """The machine for environment.json: enough to explain a difference, nothing that names the host or its user."""
+    import torch
+
+    hardware = detect()
+    facts: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "cpu": _cpu_model(),
+        "cpu_flags": sorted(_cpu_flags()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "device": {"kind": hardware.kind, "name": hardware.name, "memory": hardware.memory},
+        "versions": versions(),
+        "environment": process.read_environment(),
+        "byte_order": sys.byteorder,
+    }
+    if hardware.kind == "cuda":
+        facts["device"] |= {
+            "capability": list(hardware.capability or ()),
+            "count": torch.cuda.device_count(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "driver": _driver_version(),
+        }
+    return facts
+
+
+def _driver_version() -> str:
+    """NVIDIA's kernel driver; empty where it does not say."""
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\d+\.\d+(\.\d+)?", path.read_text()) if path.is_file() else None
+    return found[0] if found else ""
+
+
+def peak_memory(kind: str) -> int:
+    """The most memory in bytes that this process has held so far: allocated on the GPU for "cuda", else resident."""
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage would count what the parent held before it started this program
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status.read_text())[0]) * 1024
+    if sys.platform == "win32":
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def forget_peak(kind: str) -> None:
+    """From here on `peak_memory` is of what comes; the memory that torch keeps of what is done goes back to the GPU. On
+    a CPU the system counts, from the start of the process."""
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def process_seconds() -> float:
+    """Wall seconds since this process was started; a clock that was set back in between makes none of them."""
+    import psutil
+
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that this user can still write on the disk of an existing folder."""
+    return shutil.disk_usage(folder).free

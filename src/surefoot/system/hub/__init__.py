@@ -1,0 +1,1 @@
+"""Fetch from and push to the Hugging Face hub."""

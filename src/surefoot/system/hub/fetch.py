@@ -1,0 +1,176 @@
+"""Read a repository of the hub through huggingface_hub and its cache: which commit, which files, and some of them here.
+
+A revision is resolved to its commit once; everything after that is of this commit, however the branch moves. What the
+cache holds is not asked for again, so a known commit works without a network. A branch means what the hub says; where
+the hub is away, what it meant when the cache last heard of it, and that is said. Tokens stay with huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.system import durable, hardware
+from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.hub.faults import NOUN, hub_faults
+from surefoot.system.sizes import size_text
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+_PATIENCE = 10.0  # seconds for an answer without which nothing goes on; the client itself would wait for ever
+_TIMEOUT = 4.0  # seconds until a silent hub counts as away while the cache may do instead
+_BUSY = 429  # besides 5xx the only status that says nothing of the name, the revision or the token
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One commit of a repository. kind: model | dataset. revision: as it was asked for. folder: of the commit in the
+    cache; not there before something is fetched. files: their sizes in bytes, sorted by name. caution: where the hub
+    was away, which commit the cache had for the revision, and why."""
+
+    name: str
+    kind: str
+    revision: str | None
+    commit: str
+    folder: Path
+    files: Mapping[str, int]
+    caution: str = ""
+
+
+def look_up(name: str, kind: str, revision: str | None) -> Repository:
+    """The commit that `revision` (a branch, tag or commit; None: main) means now, and its files.
+
+    Raises InputError for a name or revision that the hub does not have, EnvironmentFault where it denies access, and
+    where it is away and the cache does not help. Where the cache does, a warning is logged.
+    """
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    with hub_faults(name, kind, revision), bounded_client():
+        folder, away = _listed(name, kind, revision)
+        try:
+            files = {file.path: file.size for file in get_cached_repo_tree(name, repo_type=kind, revision=folder.name)}
+        except CachedRepoTreeNotFoundError:  # put there by a tool that keeps no listing, and the hub is away
+            files = _unlisted(name, kind, folder)
+    caution = ""
+    if away:
+        caution = f"{name}: {away}, so it is read at commit {folder.name}, the last that the cache knows as "
+        caution += f"{revision or 'main'}"
+        _logger.warning(caution)
+    return Repository(name, kind, revision, folder.name, folder, dict(sorted(files.items())), caution)
+
+
+def _listed(name: str, kind: str, revision: str | None) -> tuple[Path, str]:
+    """The commit's folder in the cache, which is named after it; the listing of its files lies in the cache, too.
+
+    And why the cache had to say which commit it is: empty where the hub did, and where it was not to be asked.
+    """
+    import httpx2
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    commit, away = revision if _COMMIT.fullmatch(revision or "") else None, None
+    if commit is None:
+        try:  # snapshot_download asks the same, without a limit of time, and takes what is cached for any answer
+            commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=_TIMEOUT).sha
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500 and error.response.status_code != _BUSY:
+                raise
+            away = error
+        except (httpx2.TransportError, OfflineModeIsEnabled) as error:
+            away = error
+    known = {"repo_type": kind, "allow_patterns": [], "local_files_only": away is not None}
+    try:
+        found = Path(snapshot_download(name, revision=revision, **known))  # notes in the cache what a branch means
+        if commit not in (None, found.name):  # the hub went away, or the branch moved, between the two questions
+            found = Path(snapshot_download(name, revision=commit, **known))
+    except LocalEntryNotFoundError as error:
+        raise away or error from error.__cause__
+    return found, _why(away)
+
+
+def _why(away: Exception | None) -> str:
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if away is None or isinstance(away, OfflineModeIsEnabled):
+        return ""
+    if isinstance(away, HfHubHTTPError):
+        return f"the hub answered {away.response.status_code}"
+    slow = isinstance(away, httpx2.TimeoutException)
+    return "the hub does not answer in time" if slow else "the hub cannot be reached"
+
+
+def _unlisted(name: str, kind: str, folder: Path) -> dict[str, int]:
+    """The files of a commit of which the cache has no listing. Those of a model say themselves what belongs to them;
+    of data, a part looks like the whole."""
+    if kind == "dataset":
+        what = f"the cache has files of this {NOUN[kind]} and no list of all its files, so some may be missing"
+        raise EnvironmentFault(Fault(name, what, "start again while the hub can be reached"))
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+
+def fetch(repository: Repository, paths: Collection[str]) -> Path:
+    """The folder of the commit with these of its files in it. Raises as `look_up` does, and EnvironmentFault where the
+    disk has no room, which is found before the download."""
+    from huggingface_hub import snapshot_download
+
+    missing = [path for path in paths if not (repository.folder / path).is_file()]
+    if not missing:
+        return repository.folder
+    _check_room(repository, sum(repository.files[path] for path in missing))
+    with hub_faults(repository.name, repository.kind, repository.revision), _quiet_client():
+        return Path(
+            snapshot_download(
+                repository.name,
+                repo_type=repository.kind,
+                revision=repository.commit,
+                allow_patterns=[glob.escape(path) for path in paths],
+                etag_timeout=_TIMEOUT,
+            )
+        )
+
+
+def _check_room(repository: Repository, needed: int) -> None:
+    if needed > (free := hardware.free_disk(durable.nearest_existing(repository.folder))):
+        what = f"{size_text(needed)} are to be downloaded, and the disk of the cache has {size_text(free)} free"
+        raise EnvironmentFault(Fault(repository.name, what, "make room, or set HF_HOME to a folder on a larger disk"))
+
+
+@contextmanager
+def bounded_client() -> Iterator[None]:
+    """Questions to the hub inside end within `_PATIENCE` seconds: the client has no limit for most of them."""
+    import httpx2
+    from huggingface_hub import get_session
+
+    session = get_session()
+    before, session.timeout = session.timeout, httpx2.Timeout(_PATIENCE)
+    try:
+        with _quiet_client():
+            yield
+    finally:
+        session.timeout = before
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Its warnings repeat what the faults say, and its bars redraw their line, which in a log is a mess."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    verbosity, silenced = logging.get_verbosity(), are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if not silenced:
+            enable_progress_bars()

@@ -1,0 +1,89 @@
+"""Files into a model repository on the hub: one commit, private unless asked otherwise. Nothing is ever deleted there.
+
+A repository that exists and is public is not pushed to unless `public` is given: what was meant to be private must not
+appear in the open by a slip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.hub.faults import hub_faults
+from surefoot.system.hub.fetch import bounded_client
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_TOKENS = "https://huggingface.co/settings/tokens"
+
+
+def require_right(name: str, *, public: bool) -> None:
+    """Ask the hub, before anything is made, whether the files may go there; nothing is written.
+
+    name: owner/name. Raises InputError for a name that the hub does not allow and for a repository that is public
+    against the request; EnvironmentFault without a token, for one that may not write there as far as the hub tells
+    (of a token with rights for single repositories it does not), and where the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        fix = "use letters, digits, - _ . and at most 96 characters, without --, .. and .git at the end"
+        raise InputError(Fault(name, "is no name that the hub allows", fix)) from None
+    if get_token() is None:
+        raise EnvironmentFault(Fault(name, "pushing needs a token, and there is none", "log in with `hf auth login`"))
+    api = HfApi()
+    with hub_faults(name, "model", None), bounded_client():
+        _require_owner(name, api.whoami())
+        _require_visibility(api, name, public)
+
+
+def push_files(name: str, files: Mapping[str, Path | bytes], *, public: bool, message: str) -> str:
+    """Create the repository if need be and commit the files; returns the address of the commit.
+
+    files: path there -> file here, or its content. Raises as `require_right` does.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    require_right(name, public=public)
+    api = HfApi()
+    with hub_faults(name, "model", None):
+        try:
+            api.create_repo(name, private=not public, exist_ok=True)
+            operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+            return str(api.create_commit(name, operations, commit_message=message).commit_url)
+        except HfHubHTTPError as error:
+            if error.response.status_code == 403:
+                raise _may_not_write(name) from None
+            raise
+
+
+def _require_owner(name: str, who: Mapping[str, Any]) -> None:
+    role = who.get("auth", {}).get("accessToken", {}).get("role")
+    namespaces = {who["name"], *(one["name"] for one in who.get("orgs", []))}
+    if role == "read" or name.partition("/")[0] not in namespaces:
+        raise _may_not_write(name)
+
+
+def _may_not_write(name: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        Fault(name, "the token that was sent may not write there", f"use one with write access to it, from {_TOKENS}")
+    )
+
+
+def _require_visibility(api: HfApi, name: str, public: bool) -> None:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        found = api.model_info(name)
+    except RepositoryNotFoundError:
+        return
+    if not public and not found.private:
+        raise InputError(Fault(name, "exists and is public", "push to another name, or give --public"))

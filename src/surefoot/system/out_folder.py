@@ -1,0 +1,101 @@
+"""Whether a command may write into a folder: into an empty one, and over an earlier result of its own where asked to.
+No flag lets it write over, or remove, what surefoot did not write.
+
+Needs no torch, so that a wrong place is answered at once. A run's folder, which can also be continued, has rules of its
+own (`surefoot.runs.run_folder`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from surefoot.system import plain_files
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.few import first_few
+
+PICTURE_MARK = b"Software\0surefoot"  # in every PNG file of surefoot, as the format names its author
+
+
+def require_replaceable(
+    out: Path, overwrite: bool, mark: str, kind: str, written: Callable[[Any], Iterable[str]]
+) -> None:
+    """Raises InputError where `out` holds anything but an earlier result that `overwrite` allows to replace.
+
+    mark: the JSON file that tells such a result. kind: what it is called, as export. written: the names of all other
+    files of the result from the content of `mark`; a KeyError, TypeError or AttributeError of it says that it is none.
+    """
+    if out.is_file():
+        raise InputError(Fault(str(out), "is a file", "choose another folder with --out"))
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    try:
+        names = {mark, *written(json.loads(plain_files.read_text(out / mark)))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        what = f"is not empty and no {kind}" + ("" if (out / mark).is_file() else f": it has no {mark}")
+        raise InputError(Fault(str(out), what, "choose another folder with --out")) from None
+    require_none_but(out, names)
+    if not overwrite:
+        raise InputError(Fault(str(out), f"holds an earlier {kind}", "choose another --out, or give --overwrite"))
+
+
+def require_none_but(folder: Path, written: Container[str]) -> None:
+    """Raises InputError where a folder that is to be replaced holds more than what surefoot wrote. written: names.
+    Hidden files, as desktops leave them, are nobody's."""
+    others = sorted(path.name for path in folder.iterdir() if path.name not in written and path.name[0] != ".")
+    if others:
+        what = f"holds {first_few(others, 3)}, which surefoot did not write there"
+        raise InputError(Fault(str(folder), what, "move it away, or choose another folder"))
+
+
+def require_file_name(where: str, name: str) -> None:
+    """Raises InputError where `name`, which becomes part of a file's name, could lead out of its folder. where: what it
+    was given by."""
+    if not name.strip(" .") or any(letter in "/\\:" or not letter.isprintable() for letter in name):
+        what = f"{name!r} cannot be part of a file's name"
+        raise InputError(Fault(where, what, "use a word such as dora-r16; the folder is named by --out"))
+
+
+def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
+    """Raises InputError where `file` holds findings on another request than `asked`, unless they may go, and where it
+    or one of its pictures is not surefoot's.
+
+    Findings keep their request under "asked". asked: plain values. pictures: names of what is drawn beside `file`,
+    after it.
+    """
+    earlier = own_findings(file, "asked", pictures)
+    if overwrite or earlier in (None, dict(asked)):
+        return
+    changed = [key for key in {**earlier, **asked} if earlier.get(key) != asked.get(key)]
+    what = f"holds other findings (not the same: {', '.join(changed)})"
+    raise InputError(Fault(str(file), what, "choose another --out, or give --overwrite"))
+
+
+def own_findings(file: Path, key: str, pictures: Sequence[str] = ()) -> dict[str, Any] | None:
+    """What `file` holds under `key`, as all findings of its kind do; None where it is not there. Raises InputError
+    where surefoot did not write it, or not the pictures that are there without it."""
+    if not os.path.lexists(file):
+        for name in pictures:
+            require_own_picture(file.with_name(name))
+        return None
+    try:
+        return dict(json.loads(plain_files.read_text(file))[key])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise _foreign(file) from None
+
+
+def require_own_picture(file: Path) -> None:
+    """Raises InputError where `file` is there and no picture that says it is surefoot's."""
+    try:
+        own = not os.path.lexists(file) or PICTURE_MARK in plain_files.read_bytes(file)
+    except OSError:
+        own = False
+    if not own:
+        raise _foreign(file)
+
+
+def _foreign(file: Path) -> InputError:
+    return InputError(Fault(str(file), "was not written by surefoot", "name another place, or move it away"))

@@ -1,0 +1,265 @@
+"""This process and what it was started with: environment variables, which are read and set here alone, and the
+launcher that started it, if any.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.system.allocator import NO_THREAD_CACHE, Holes, is_glibc, keep_freed_memory
+from surefoot.system.errors import EnvironmentFault, Fault
+
+# What changes numbers, kernels, threads or downloads, and what people set in the belief that it does. Each has its
+# effect in `surefoot.planning.environment`. Nothing secret and no path is ever among them.
+_NAMES = """
+ACCELERATE_DOWNCAST_BF16 ACCELERATE_DYNAMO_BACKEND ACCELERATE_GRADIENT_ACCUMULATION_STEPS
+ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_USE_FSDP ATEN_CPU_CAPABILITY
+ATTN_IMPLEMENTATION CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES DNNL_DEFAULT_FPMATH_MODE
+DNNL_MAX_CPU_ISA HF_HUB_OFFLINE MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_NUM_THREADS NVIDIA_TF32_OVERRIDE
+OMP_NUM_THREADS ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_MAX_CPU_ISA PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
+PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_SDPA_BACKEND PYTORCH_SDP_KERNEL SDPA_BACKEND TORCHDYNAMO_DISABLE
+TORCHINDUCTOR_MAX_AUTOTUNE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT TORCH_COMPILE_DISABLE
+TORCH_CUDNN_SDPA_DEPRIORITIZED TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD TORCH_NUM_THREADS TORCH_SDPA_BACKEND
+TRANSFORMERS_ATTN_IMPLEMENTATION TRANSFORMERS_OFFLINE TRANSFORMERS_SDPA_FORCE_GQA
+"""
+ENVIRONMENT_NAMES = tuple(_NAMES.split())
+# What other tools read that a command does not show: `NNODES=2 llamafactory-cli train`, or what a launcher sets.
+_LAUNCH_TEXT = """
+ACCELERATE_DYNAMO_BACKEND ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ALLOW_EXTRA_ARGS CUDA_VISIBLE_DEVICES
+FORCE_TORCHRUN MAX_NNODES MIN_NNODES NNODES NPROC_PER_NODE USE_MCA USE_MODELSCOPE_HUB USE_OPENMIND_HUB USE_RAY
+WANDB_MODE WANDB_PROJECT WORLD_SIZE
+"""
+LAUNCH_NAMES = tuple(_LAUNCH_TEXT.split())
+# glibc reads them when a program starts. LD_PRELOAD may bring an allocator of its own.
+_TUNABLES = "GLIBC_TUNABLES"
+_ALLOCATOR_NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", _TUNABLES, "LD_PRELOAD")
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
+# oneDNN keeps a program for each shape of a product that it has seen, and torch's bridge to it keeps another one:
+# 1,024 each, of 0.5 to 0.7 MiB. In training every micro-batch has shapes of its own, and few come again soon. Both read
+# their limit at the first product. Too few would be made anew in each layer: a layer's products are some 40, those of
+# the documents of a micro-batch up to 6 each.
+_PRODUCT_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
+_NO_TELEMETRY = {
+    "DO_NOT_TRACK": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+}
+
+
+def read_environment() -> dict[str, str]:
+    """Those of ENVIRONMENT_NAMES that are set, by name."""
+    return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}
+
+
+def cpu_limit() -> str:
+    """The newest instructions that oneDNN may use, by its name for them; "" where the environment sets no limit."""
+    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+
+
+def environment_without(names: Collection[str]) -> dict[str, str]:
+    """This process's environment for a child that is to do without some variables."""
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def launch_environment() -> dict[str, str]:
+    """What this process was started with that the tool of a translated command would read, by name."""
+    return {name: os.environ[name] for name in LAUNCH_NAMES if name in os.environ}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says to one of the processes that it started. rank: of world, from 0. local_rank: of local_world
+    on this machine. parent: process id of the launcher where that is surefoot's own or torchrun (also accelerate's):
+    without it this process has no reason to go on. None under another one."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    parent: int | None
+
+
+LAUNCHER = "SUREFOOT_LAUNCHER"  # set by surefoot's own launcher, to its process id
+
+
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun, whose ranks are its children
+
+
+def find_launch() -> Launch | None:
+    """None where no launcher started this process. Raises EnvironmentFault where what one said does not fit together.
+
+    torchrun, accelerate and deepspeed all say it by the names that torch.distributed reads.
+    """
+    told = {name: os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    if told["WORLD_SIZE"] in ("", "0", "1"):
+        return None
+    told["LOCAL_RANK"] = told["LOCAL_RANK"] or "0"
+    told["LOCAL_WORLD_SIZE"] = told["LOCAL_WORLD_SIZE"] or "1"
+    fix = "start it with `parallel.nproc`, torchrun, accelerate launch or deepspeed, or unset WORLD_SIZE"
+    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if not os.environ.get(name, "").strip()]:
+        what = f"is {told['WORLD_SIZE']}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+        raise EnvironmentFault(Fault("WORLD_SIZE", what, fix))
+    parent = os.environ.get(LAUNCHER, "")
+    for name, text in {**told, "MASTER_PORT": os.environ["MASTER_PORT"], LAUNCHER: parent or "0"}.items():
+        if not text.isdecimal():
+            raise EnvironmentFault(Fault(name, f"is {text!r}, not a number", fix))
+    numbers = {name: int(text) for name, text in told.items()}
+    if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
+        raise EnvironmentFault(
+            Fault("MASTER_PORT", f"is {os.environ['MASTER_PORT']}", "name a free port, such as 29500")
+        )
+    if not numbers["RANK"] < numbers["WORLD_SIZE"]:
+        raise EnvironmentFault(Fault("RANK", f"is {told['RANK']}, and WORLD_SIZE is {told['WORLD_SIZE']}", fix))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if not parent and os.environ.get(_OF_TORCHRUN):
+        parent = str(os.getppid())
+    return Launch(*(numbers[name] for name in names), parent=int(parent) if parent else None)
+
+
+def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str, str]:
+    """This process's environment for a child that is one of `world` on this machine. threads: for each of them, where
+    nobody said otherwise."""
+    told = {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        LAUNCHER: os.getpid(),
+    }
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **{name: str(value) for name, value in told.items()}}
+
+
+def quiet_sockets() -> None:
+    """Before torch is imported: its sockets warn of every rank that leaves, in lines of C++. What the user has set
+    stands."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when that one, its parent, ends. On Linux; elsewhere the watchdog of a run with
+    several ranks looks for it."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def take_device(local_rank: int, local_world: int) -> None:
+    """From here on this process's GPU is the one of its number. Nothing happens on a machine without any; raises
+    EnvironmentFault where there are too few."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    if (count := torch.cuda.device_count()) < local_world:
+        what = f"{local_world} processes on this machine, and {count} GPU{'s' if count > 1 else ''}"
+        raise EnvironmentFault(Fault("parallel.nproc", what, "start one process for each GPU"))
+    torch.cuda.set_device(local_rank)
+
+
+def refuse_telemetry() -> None:
+    """Tell the tracking libraries, before they are imported, to report nothing about their use to their makers. What
+    the user has set stands."""
+    for name, value in _NO_TELEMETRY.items():
+        os.environ.setdefault(name, value)
+
+
+def mlflow_store() -> str | None:
+    """The store of runs that the environment names for MLflow."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def allow_mlflow_files() -> None:
+    """Let MLflow write into a folder of files in this process, unless the environment says otherwise already."""
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+@dataclass(frozen=True)
+class TerminalWishes:
+    """What the environment asks of programs that print. dumb: the terminal understands no escape codes."""
+
+    no_color: bool
+    force_color: bool
+    dumb: bool
+
+
+def terminal_wishes() -> TerminalWishes:
+    """NO_COLOR and FORCE_COLOR count when they are set and not empty (no-color.org, force-color.org)."""
+    return TerminalWishes(
+        no_color=bool(os.environ.get("NO_COLOR")),
+        force_color=bool(os.environ.get("FORCE_COLOR")),
+        dumb=os.environ.get("TERM", "").lower() in {"dumb", "unknown"},
+    )
+
+
+def settle_allocator(kind: str) -> str:
+    """Set the C library's allocator for training on this kind of device, unless the environment does. Returns in words
+    what was set; empty where nothing was."""
+    if kind != "cpu" or _has_own_allocator():
+        return ""
+    done = keep_freed_memory()
+    return f"{done}; threads keep no small blocks" if done and holes() == "few" else done
+
+
+def holes() -> Holes:
+    """That training in this process leaves in memory, see `surefoot.system.allocator`."""
+    if not is_glibc():
+        return "none"
+    return "few" if os.environ.get(_TUNABLES) == NO_THREAD_CACHE and not _has_own_allocator() else "many"
+
+
+def restart_without_thread_cache() -> None:
+    """Begin this program again, as the same process with the same words, so that glibc starts without a thread's cache.
+    Does nothing where it did so already, where the environment settles the allocator, beside a GPU, which has memory of
+    its own, under a debugger, and where the program cannot be begun again, as one that was read from stdin, or a child
+    of `multiprocessing`."""
+    again = is_glibc() and not _has_own_allocator() and not os.environ.get(_TUNABLES)
+    if not again or any(map(os.path.exists, _GPU_FILES)) or sys.gettrace() or not os.path.isfile(sys.argv[0]):
+        return
+    from multiprocessing import parent_process  # a hundredth of a second, which other commands need not pay
+
+    if parent_process() is not None:
+        return
+    os.environ[_TUNABLES] = NO_THREAD_CACHE
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _has_own_allocator() -> bool:
+    """Whether the user's environment settles it."""
+    told = {name: os.environ[name] for name in _ALLOCATOR_NAMES if os.environ.get(name)}
+    return bool(told) and told != {_TUNABLES: NO_THREAD_CACHE}
+
+
+def bound_product_caches(kind: str) -> None:
+    """Keep fewer programs for matrix products on this kind of device, unless the environment says how many. It acts
+    when this process has computed no product yet."""
+    if kind != "cpu":
+        return
+    for name, value in _PRODUCT_CACHES.items():
+        if name.replace("ONEDNN_", "DNNL_") not in os.environ:  # its older name, which it still reads
+            os.environ.setdefault(name, value)
+
+
+def cache_folder() -> Path:
+    """Where tokenised data is kept: in the user's cache folder, as the system names it. Not created here."""
+    if sys.platform == "win32":
+        parent = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        parent = Path.home() / "Library" / "Caches"
+    else:
+        parent = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(parent) / "surefoot"

@@ -1,0 +1,109 @@
+"""`surefoot capture` and `surefoot evaluate norms`, called as a user calls them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from surefoot.commands.main import main
+from surefoot.evaluate import capture_pictures
+from tiny import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("cli") / "base")
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch):
+    monkeypatch.setattr(capture_pictures, "_SHEETS", 0)
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_a_capture_and_its_comparison(model, tmp_path):
+    first = call("capture", model, "--seq-len", 9, "--layers", "1", "--out", tmp_path / "a", "--attention")
+    assert first.exit_code == 0, first.output
+    assert "attention on the first" in first.stdout
+    assert "in " in first.stdout.splitlines()[-1]
+    second = call("capture", model, "--layers", "1", "--out", tmp_path / "b", "--against", tmp_path / "a")
+    assert second.exit_code == 0, second.output
+    third = call("capture", tmp_path / "b", "--against", tmp_path / "a", "--out", tmp_path / "c")
+    assert third.exit_code == 0, third.output
+    found = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert found["tensors"]
+    assert "caution: 1 tensors are in" in third.stdout  # the map
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    {
+        (
+            "--layers",
+            "0,9",
+        ): "error: --layers: there is no layer 9: this model has layers 0 to 1; such as all, 0 or 0,5-7",
+        ("--seq-len", "513"): "error: --seq-len: 513 is more than the model's 512 positions; lower it",
+        ("--text", "none.txt"): "error: invalid value for '--text': File 'none.txt' does not exist.",
+        ("--data", "none.json"): "error: DATA",
+        ("--against", "."): "is no capture: it has no index.json of one; name a folder of `capture`",
+        ("--adapter", "none"): "error: none: no such folder",
+    }.items(),
+)
+def test_wrong_requests_are_one_line_and_write_nothing(model, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = call("capture", model, "--out", "out", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stands_in_out_is_safe(model, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    result = call("capture", model, "--seq-len", 4, "--out", tmp_path / "mine", "--overwrite")
+    assert result.exit_code == 2
+    assert "is not empty and no capture: it has no index.json" in result.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
+    assert call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").exit_code == 0
+    assert "give --overwrite" in call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").stderr
+    assert call("capture", model, "--seq-len", 5, "--out", tmp_path / "a", "--overwrite").exit_code == 0
+    same = call("capture", model, "--out", tmp_path / "a", "--against", tmp_path / "a", "--overwrite")
+    assert "is what it would be compared with" in same.stderr
+
+
+def test_norms_as_table_and_json(model, tmp_path):
+    table = call("evaluate", "norms", model)
+    assert table.exit_code == 0, table.output
+    assert "attention on first" in table.stdout
+    assert "input_layernorm" in table.stdout
+    found = json.loads(call("evaluate", "norms", model, "--json", "--max-samples", 2).stdout)
+    assert found["results"]["model"]["texts"] == 2
+    assert call("evaluate", "norms", model, "--data", tmp_path / "none.json").exit_code == 2
+
+
+def test_norms_over_other_data_replace_nothing_unasked(model, tmp_path):
+    out = tmp_path / "norms"
+    first = call("evaluate", "norms", model, "--out", out)
+    assert first.exit_code == 0, first.output
+    assert call("evaluate", "norms", model, "--out", out).exit_code == 0  # twin: the same request
+    kept = (out / "norms.json").read_bytes()
+    refused = call("evaluate", "norms", model, "--out", out, "--max-samples", 2)
+    assert refused.exit_code == 2
+    assert "(not the same: max_samples); choose another --out, or give --overwrite" in refused.stderr
+    assert (out / "norms.json").read_bytes() == kept
+    assert call("evaluate", "norms", model, "--out", out, "--max-samples", 2, "--overwrite").exit_code == 0
+    assert json.loads((out / "norms.json").read_text())["asked"]["max_samples"] == 2
+
+
+def test_a_template_without_records_is_refused(model, tmp_path):
+    for words in (("evaluate", "norms", model), ("capture", model, "--out", tmp_path / "out")):
+        refused = call(*words, "--template", "zephyr")
+        assert refused.exit_code == 2
+        assert "--template lays out the records of --data, and none are named" in refused.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,104 @@
+"""What a shell is offered at TAB, asked as the shells ask, and what answering imports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from surefoot.commands.main import COMMANDS, main
+
+PROGRAM = "from surefoot.commands.main import main; main(prog_name='surefoot')"
+
+
+def complete(words: str, count: int, folder: Path | None = None) -> list[str]:
+    """Bash's question: the words so far, and which of them is incomplete."""
+    env = {**os.environ, "_SUREFOOT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    command = [sys.executable, "-c", PROGRAM]
+    result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
+    assert result.stderr == ""
+    return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
+
+
+OFFERED = {
+    ("surefoot ver", 1): ["verify"],
+    ("surefoot train --res", 2): ["--resume"],
+    ("surefoot completion z", 2): ["zsh"],
+    ("surefoot explain adapter.ra", 2): ["adapter.rank"],
+    ("surefoot train run.yaml optim.l", 3): ["optim.lr="],
+    ("surefoot plan run.yaml seed=1 optim.l", 4): ["optim.lr="],
+    ("surefoot train run.yaml data.template = ll", 5): ["llama2", "llama3"],  # bash breaks words at =
+    ("surefoot train run.yaml data.template=ll", 3): ["data.template=llama2", "data.template=llama3"],
+    ("surefoot train run.yaml data.format=sh", 3): ["data.format=sharegpt"],
+    ("surefoot train run.yaml precision.tf32=o", 3): ["precision.tf32=off", "precision.tf32=on"],
+    ("surefoot train run.yaml adapter.rslora=", 3): ["adapter.rslora=false", "adapter.rslora=true"],
+    ("surefoot train run.yaml optim.lr=", 3): [],
+    ("surefoot train run.yaml no.such=", 3): [],
+}
+
+
+@pytest.mark.parametrize(("question", "offered"), OFFERED.items(), ids=str)
+def test_what_is_offered(question: tuple[str, int], offered: list[str]) -> None:
+    assert sorted(complete(*question)) == offered
+
+
+def test_every_command_is_offered() -> None:
+    assert sorted(complete("surefoot ", 1)) == sorted(COMMANDS)
+
+
+def test_configs_are_yaml_files(tmp_path: Path) -> None:
+    for name in ("run.yaml", "rest.yml", "readme.md", ".hidden.yaml", "runs/deep.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert complete("surefoot train r", 2, tmp_path) == ["rest.yml", "run.yaml", "runs/"]
+    assert complete("surefoot plan runs/", 2, tmp_path) == ["runs/deep.yaml"]
+    assert complete("surefoot plan nowhere/", 2, tmp_path) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_the_shell_can_read(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert "_SUREFOOT_COMPLETE" in result.stdout
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n"], input=result.stdout, text=True, check=True)
+
+
+def test_bash_completes_with_the_script(tmp_path: Path) -> None:
+    script = CliRunner().invoke(main, ["completion", "bash"]).stdout
+    asked = (
+        f"{script}\nCOMP_WORDS=(surefoot train run.yaml optim.l); COMP_CWORD=3\n"
+        '_surefoot_completion surefoot\necho "${COMPREPLY[@]}"\n'
+    )
+    (tmp_path / "surefoot").write_text(f"#!{sys.executable}\n{PROGRAM}\n")
+    (tmp_path / "surefoot").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=env)
+    assert result.stdout == "optim.lr=\n"
+
+
+HEAVY = {"torch", "transformers", "numpy", "peft", "matplotlib", "rich", "datasets"}
+
+
+def imported_while_completing(words: str, count: int, first: str = "") -> set[str]:
+    program = (
+        f"import sys, atexit\n{first}\n"
+        "atexit.register(lambda: print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr))\n" + PROGRAM
+    )
+    env = {**os.environ, "_SUREFOOT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
+    return HEAVY & set(result.stderr.split())
+
+
+@pytest.mark.parametrize("question", OFFERED, ids=str)
+def test_nothing_heavy_is_imported(question: tuple[str, int]) -> None:
+    assert imported_while_completing(*question) == set()
+
+
+def test_twin_a_heavy_import_is_seen() -> None:
+    assert imported_while_completing("surefoot ver", 1, first="import numpy") == {"numpy"}

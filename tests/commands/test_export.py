@@ -1,0 +1,86 @@
+"""`surefoot export` on the command line: what it prints, what it refuses at once, and what a reader does with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from adapter_runs import a_plan, a_run
+from surefoot.commands.main import main
+from surefoot.system.sizes import size_text
+from tiny import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cli-export")
+    a_run(folder / "run", tiny_llama(folder / "base"), a_plan("llama3"))
+    return folder
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["export", *map(str, arguments)])
+
+
+def test_it_tells_what_was_compared_and_what_lies_there(place, tmp_path):
+    result = call(place / "run", "--merge", "--out", tmp_path / "out", "--dtype", "bf16", "--max-shard-size", "40KB")
+    assert result.exit_code == 0, result.output
+    assert "adapter over base, and merged (both in fp32): largest logit difference" in result.stdout
+    assert "fp32, and these files as transformers opens them" in result.stdout
+    assert "21 tensors come back bit for bit" in result.stdout
+    for path in (tmp_path / "out").iterdir():
+        size = re.escape(size_text(path.stat().st_size))
+        assert re.search(rf"^  {re.escape(path.name)} +{size}$", result.stdout, re.MULTILINE)
+    modelfile = (tmp_path / "out" / "Modelfile").read_text()
+    assert 'TEMPLATE """' in modelfile
+    assert "<|start_header_id|>" in modelfile
+
+
+def test_the_code_of_the_card_runs_in_a_fresh_process(place, tmp_path):
+    assert call(place / "run", "--merge", "--out", tmp_path / "out", "--no-modelfile").exit_code == 0
+    assert not (tmp_path / "out" / "Modelfile").exists()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "`base` with run (LoRA of rank 4, alpha 8) merged into it, in fp32, and cast to fp32." in card
+    assert str(place) not in card
+    code = card.partition("```python\n")[2].partition("```")[0].replace("max_new_tokens=64", "max_new_tokens=3")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{run}", "--out", "{out}", "--max-shard-size", "big"], "'big' is no size; write it like 5GB or 500MB"),
+        (["{run}", "--out", "{out}", "--dtype", "int4"], "'int4' is not one of 'stored', 'bf16', 'fp16', 'fp32'"),
+        (["{run}", "--merge"], "missing option '--out'"),
+        (["{base}/gone", "--merge", "--out", "{out}"], "no such folder"),
+        (["{base}", "--adapter", "{base}", "--merge", "--out", "{out}"], "is no adapter"),
+        (["{base}", "--merge", "--out", "{out}"], "there is nothing to merge; leave --merge out"),
+        (["{run}", "--out", "{out}", "--gguf"], "is for whole models, and this is an adapter; give --merge as well"),
+        (["{run}", "--merge", "--out", "{run}"], "is not empty and no export"),
+        (["{run}", "--merge", "--out", "{run}/adapter_config.json"], "is a file"),
+    ],
+)
+def test_wrong_inputs_are_one_line(place, tmp_path, arguments, said):
+    words = {"run": place / "run", "base": place / "base", "out": tmp_path / "out"}
+    result = call(*(word.format(**words) for word in arguments))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_export_is_a_model_like_any_other(place, tmp_path):
+    assert call(place / "run", "--merge", "--out", tmp_path / "out").exit_code == 0
+    answers = [
+        CliRunner().invoke(main, ["generate", str(folder), "--prompt", "A heron?", "--max-new-tokens", "5", "--json"])
+        for folder in (place / "run", tmp_path / "out")
+    ]
+    trained, exported = (json.loads(answer.stdout) for answer in answers)
+    assert trained == exported

@@ -1,0 +1,434 @@
+"""The command line as a whole: its surface, its exit codes, what it imports, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import types
+from importlib import metadata
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from surefoot.commands.evaluate import MEASUREMENTS, evaluate
+from surefoot.commands.main import COMMANDS, main
+from surefoot.system import process
+from surefoot.system.errors import Diverged, EnvironmentFault, Fault, InputError, IntegrityError
+
+# The surface of the command line. It grows by decision, not by accident: a knob of a run belongs into the config.
+SURFACE = {
+    "board": ["runs", "--port", "--open"],
+    "doctor": ["config", "overrides", "--json", "--anew"],
+    "capture": [
+        "model",
+        "--adapter",
+        "--out",
+        "--seq-len",
+        "--layers",
+        "--text",
+        "--data",
+        "--template",
+        "--bos",
+        "--attention",
+        "--dtype",
+        "--against",
+        "--overwrite",
+    ],
+    "chat": ["model", "--adapter", "--system", "--max-new-tokens", "--temperature", "--top-p", "--seed"],
+    "compat": ["folder", "--overwrite"],
+    "completion": ["shell"],
+    "compare": ["run_a", "run_b", "--json", "--plot"],
+    "convert": ["source", "--out", "--to", "--base", "--list", "--dry-run", "--overwrite"],
+    "data": ["config", "overrides", "--json"],
+    "evaluate": [],
+    "explain": ["key"],
+    "export": [
+        "model",
+        "--adapter",
+        "--out",
+        "--merge",
+        "--dtype",
+        "--max-shard-size",
+        "--device",
+        "--gguf",
+        "--modelfile",
+        "--drop-bos-scale",
+        "--prompts",
+        "--threshold",
+        "--overwrite",
+    ],
+    "generate": [
+        "model",
+        "--adapter",
+        "--prompt",
+        "--file",
+        "--system",
+        "--raw",
+        "--max-new-tokens",
+        "--temperature",
+        "--top-p",
+        "--seed",
+        "--json",
+    ],
+    "init": ["model", "data", "--out", "--stage"],
+    "tune": ["config", "overrides", "--out", "--seconds", "--json"],
+    "migrate": ["config", "overrides", "--to", "--out", "--hardware", "--try", "--json"],
+    "plan": ["config", "overrides", "--hardware", "--json", "--scale"],
+    "push": ["run", "name", "--public", "--base", "--dry-run"],
+    "quickstart": ["--out", "--adapter", "--seed", "--resume", "--overwrite"],
+    "replay": ["folder", "moved", "--plain", "--json"],
+    "run": ["words", "--allow-unknown", "--resume", "--overwrite", "--quiet", "--dry-run", "--check"],
+    "schema": [],
+    "train": [
+        "config",
+        "overrides",
+        "--resume",
+        "--overwrite",
+        "--quiet",
+        "--plan",
+        "--push",
+        "--profile",
+        "--time-every",
+        "--dry-run",
+        "--check",
+    ],
+    "translate": ["words", "--out", "--json", "--allow-unknown"],
+    "verify": ["folder", "--same-as", "--json"],
+}
+
+MEASUREMENTS_SURFACE = {
+    "commonsense": [
+        "model",
+        "--adapter",
+        "data",
+        "--data",
+        "--sets",
+        "--mode",
+        "--template",
+        "--batch-size",
+        "--max-samples",
+        "--out",
+        "--model-label",
+        "--label",
+        "--only",
+        "--overwrite",
+        "--json",
+    ],
+    "norms": [
+        "model",
+        "--adapter",
+        "data",
+        "--data",
+        "--template",
+        "--bos",
+        "--max-samples",
+        "--generate-samples",
+        "--json",
+        "--out",
+        "--overwrite",
+    ],
+    "harness": [
+        "model",
+        "--adapter",
+        "tasks",
+        "--tasks",
+        "--include-path",
+        "--num-fewshot",
+        "--limit",
+        "--batch-size",
+        "--apply-chat-template",
+        "--only",
+        "--json",
+        "--out",
+        "--overwrite",
+    ],
+    "reward": [
+        "model",
+        "--adapter",
+        "data",
+        "--data",
+        "--template",
+        "--max-length",
+        "--max-samples",
+        "--batch-size",
+        "--json",
+        "--out",
+        "--overwrite",
+    ],
+    "loss": [
+        "model",
+        "--adapter",
+        "data",
+        "--data",
+        "--template",
+        "--max-length",
+        "--max-samples",
+        "--batch-size",
+        "--only",
+        "--json",
+        "--out",
+        "--overwrite",
+    ],
+}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def surface(command: click.Command) -> list[str]:
+    shared = {"--debug"}
+    names = [param.name if isinstance(param, click.Argument) else max(param.opts, key=len) for param in command.params]
+    return [str(name) for name in names if name not in shared]
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_the_surface_is_frozen(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    assert surface(command) == SURFACE[name]
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS_SURFACE)
+def test_the_surface_of_evaluate_is_frozen(name: str) -> None:
+    command = evaluate.get_command(click.Context(evaluate), name)
+    assert command is not None
+    assert surface(command) == MEASUREMENTS_SURFACE[name]
+
+
+def test_the_surface_is_complete() -> None:
+    assert set(SURFACE) == set(COMMANDS)
+    assert set(MEASUREMENTS_SURFACE) == set(MEASUREMENTS)
+    assert surface(main) == ["--version", "--local_rank"]
+
+
+def test_twin_a_new_option_is_noticed() -> None:
+    command = click.Command("train", params=[click.Option(["--lr"])])
+    assert surface(command) != SURFACE["train"]
+
+
+def test_help_lists_every_command_once() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    lines = result.output.partition("Commands:")[2].splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in COMMANDS] == list(
+        COMMANDS
+    )
+    assert all(entry.help in result.output for entry in COMMANDS.values())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_page(name: str) -> None:
+    result = run(name, "-h")
+    assert result.exit_code == 0
+    assert "--debug" in result.output
+
+
+def test_version_names_what_surefoot_stands_on() -> None:
+    lines = run("--version").output.splitlines()
+    assert lines[0] == f"surefoot {metadata.version('surefoot')}"
+    assert [line.split()[0] for line in lines] == ["surefoot", "torch", "transformers", "peft", "python"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    {
+        ("trian",): "error: no such command: trian. Did you mean `surefoot train`? See `surefoot --help`.",
+        (
+            "run.yaml",
+        ): "error: no such command: run.yaml. Did you mean `surefoot train run.yaml`? See `surefoot --help`.",
+        ("zebra",): "error: no such command: zebra. See `surefoot --help`.",
+        ("report", "runs/a"): (
+            "error: no such command: report. The report of a run is report.html in its folder; `surefoot board` shows "
+            "it. See `surefoot --help`."
+        ),
+        ("verify", "/", "/tmp"): (
+            "error: one folder is checked; two are compared with --same-as: `surefoot verify / --same-as /tmp`. See "
+            "`surefoot verify --help`."
+        ),
+        (
+            "explain",
+            "--debgu",
+        ): "error: no such option '--debgu'. Did you mean '--debug'? See `surefoot explain --help`.",
+        ("--verison",): "error: no such option '--verison'. Did you mean '--version'? See `surefoot --help`.",
+        ("explain", "a", "b"): "error: got unexpected extra argument (b). See `surefoot explain --help`.",
+        ("train",): "error: missing argument 'CONFIG.yaml'. See `surefoot train --help`.",
+    }.items(),
+)
+def test_wrong_usage_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(main, list(arguments), prog_name="surefoot")
+    assert result.exit_code == 2
+    assert result.stderr == message + "\n"
+    assert result.stdout == ""
+
+
+def test_abbreviated_options_are_refused() -> None:
+    assert run("--vers").exit_code == 2
+
+
+def test_without_a_command_the_help_page_is_shown() -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "Commands:" in result.output
+
+
+def let_plan_end(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int | None) -> None:
+    """`surefoot plan` raises or returns the outcome."""
+
+    def end() -> int | None:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    module = types.SimpleNamespace(plan=click.Command("plan", callback=end))
+    monkeypatch.setattr("surefoot.commands.main.import_module", lambda _: module)
+    monkeypatch.setattr(main, "commands", {})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "stderr"),
+    [
+        (None, 0, ""),
+        (75, 75, ""),
+        (InputError(Fault("optim.lr", "is wrong", "change it")), 2, "error: optim.lr: is wrong; change it\n"),
+        (EnvironmentFault("the disk is full"), 3, "error: the disk is full\n"),
+        (IntegrityError("no checkpoint verifies"), 4, "error: no checkpoint verifies\n"),
+        (Diverged("the loss is not finite"), 5, "error: the loss is not finite\n"),
+        (InputError([Fault("a", "x"), Fault("b", "y")]), 2, "error: a: x\nerror: b: y\n"),
+        (KeyError("who"), 1, "internal error: KeyError: 'who' (run again with --debug)\n"),
+        (KeyboardInterrupt(), 130, "\n"),
+        (click.UsageError("either, not both"), 2, "error: either, not both. See `surefoot plan --help`.\n"),
+        (SystemExit(7), 7, ""),
+    ],
+)
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int | None, code: int, stderr: str
+) -> None:
+    let_plan_end(monkeypatch, outcome)
+    result = CliRunner().invoke(main, ["plan"], prog_name="surefoot")
+    assert result.exit_code == code
+    assert result.stderr == stderr
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "plan"), ("plan", "--debug")])
+@pytest.mark.parametrize("outcome", [InputError("bad"), KeyError("who")])
+def test_the_traceback_appears_only_with_debug(
+    monkeypatch: pytest.MonkeyPatch, outcome: Exception, arguments: tuple[str, ...]
+) -> None:
+    let_plan_end(monkeypatch, outcome)
+    assert "Traceback" in run(*arguments).stderr
+    assert "Traceback" not in run("plan").stderr
+
+
+def test_local_rank_of_the_deepspeed_launcher_is_accepted() -> None:
+    assert run("--local_rank=3", "explain", "seed").exit_code == 0
+    assert "--local_rank" not in run("--help").output
+
+
+def surefoot(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "surefoot", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)  # pyright: ignore
+
+
+def test_python_minus_m() -> None:
+    result = surefoot("--local_rank=0", "explain", "seed")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("seed\n")
+    assert surefoot("trian").stderr.startswith("error: no such command: trian. Did you mean `surefoot train`?")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    program = f"{sys.executable} -m surefoot schema | {sys.executable} -c pass"
+    result = subprocess.run(["sh", "-c", program], capture_output=True, text=True)
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_utf_8(encoding: str) -> None:
+    result = surefoot("explain", "precision", env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert result.returncode == 0
+    assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c() -> None:
+    program = (
+        "import os, signal, click, surefoot.commands.main as m\n"
+        "m.main.commands['plan'] = click.Command('plan', callback=lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "m.main(['plan'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in result.stderr
+
+
+def imported_packages(program: str) -> set[str]:
+    """Installed packages that a fresh process has imported after `program`."""
+    program += """
+import sys, sysconfig
+roots = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+for name, module in list(sys.modules.items()):
+    if "." not in name and (getattr(module, "__file__", None) or "").startswith(roots):
+        print("imported", name)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {line.split()[1] for line in result.stdout.splitlines() if line.startswith("imported ")}
+
+
+def imported_by(*arguments: str) -> set[str]:
+    program = f"""
+from surefoot.commands.main import main
+try:
+    main({list(arguments)!r})
+except SystemExit:
+    pass
+"""
+    return imported_packages(program) - imported_packages("")
+
+
+def test_help_imports_click_and_nothing_else() -> None:
+    assert imported_by("--help") == {"click"}
+
+
+def test_explain_imports_only_what_the_config_needs() -> None:
+    pydantic = {"pydantic", "pydantic_core", "typing_extensions", "typing_inspection", "annotated_types"}
+    assert imported_by("explain") == {"click"} | pydantic
+
+
+def test_import_surefoot_is_lazy() -> None:
+    program = (
+        "import sys, surefoot\n"
+        "assert not {'torch', 'pydantic', 'yaml', 'click'} & set(sys.modules)\n"
+        "assert 'load_config' in dir(surefoot) and surefoot.load_config.__module__ == 'surefoot.config.load'\n"
+        "print(surefoot.__version__)\n"
+        "assert not hasattr(surefoot, 'zebra')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == metadata.version("surefoot")
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["train", "no.yaml"], True),
+        (["--debug", "plan", "no.yaml"], True),
+        (["explain", "train"], False),
+        (["--version"], False),
+    ],
+)
+def test_the_program_of_a_command_that_plans_begins_again(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], again: bool
+) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr(sys, "argv", ["surefoot", *words])
+    monkeypatch.setattr(process, "restart_without_thread_cache", lambda: started.append(True))
+    with pytest.raises(SystemExit):
+        main()
+    assert bool(started) == again
+
+
+def test_twin_a_command_that_is_called_from_a_program_goes_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "restart_without_thread_cache", lambda: pytest.fail("began again"))
+    assert run("train", "no.yaml").exit_code == 2

@@ -1,0 +1,93 @@
+"""`surefoot plan`: table, JSON, presets, overrides; quick and without torch where nothing is measured."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from layouts import LLAMA32_1B, llama3_tokenizer, model_facts
+from surefoot.commands.main import main
+from surefoot.planning.serial import plan_from_json, plan_to_json
+
+
+@pytest.fixture
+def config(tmp_path):
+    model = llama3_tokenizer(tmp_path / "model", chat=True, pad=True)
+    model_facts(model, LLAMA32_1B)
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"instruction": "a", "output": "b"}\n')
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"stage: sft\nmodel: {model}\nadapter: {{kind: lora, rank: 8}}\ndata: {{train: {data}, max_length: 512}}\n"
+        f"output: {tmp_path / 'run'}\n"
+    )
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["plan", *map(str, arguments)])
+
+
+def test_a_preset_is_planned_as_a_table(config):
+    result = run(config, "--hardware", "h100")
+    assert result.exit_code == 0, result.output
+    assert "precision.compute       bf16" in result.stdout
+    assert "NVIDIA H100 80GB HBM3" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert "\r" not in result.stdout
+
+
+def test_json_is_the_plan(config):
+    result = run(config, "--hardware", "rtx4090", "--json")
+    data = json.loads(result.stdout)
+    plan = plan_from_json(data)
+    assert plan_to_json(plan) == data
+    assert plan.adapter.targets.value[0] == "model.layers.0.self_attn.q_proj"
+    assert plan.device.reason == "NVIDIA GeForce RTX 4090"
+
+
+def test_overrides_change_the_plan(config):
+    result = run(config, "precision=fp32", "adapter.rank=4", "--hardware", "h100", "--json")
+    plan = plan_from_json(json.loads(result.stdout))
+    assert plan.precision.compute.value == "fp32"
+    assert plan.adapter.rank == 4
+
+
+def test_an_unknown_machine(config):
+    result = run(config, "--hardware", "h2000")
+    assert result.exit_code == 2
+    assert "did you mean h200?" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_all_conflicts_are_lines_on_stderr(config):
+    result = run(config, "tokenizer.pad=w5", "precision=fp32", "attention.flash=on", "--hardware", "h100")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    assert any("tokenizer.pad" in line and "ordinary token" in line for line in lines)
+    assert any("attention.flash" in line and "fp16 and bf16 only" in line for line in lines)
+
+
+def test_this_machine_is_the_default(config):
+    result = run(config, "attention=eager", "precision=fp32", "--json")
+    assert result.exit_code == 0, result.output
+    plan = plan_from_json(json.loads(result.stdout))
+    assert plan.attention.expected.value == "eager"
+    assert plan.measurements["attention"] == []
+
+
+def test_nothing_heavy_is_imported_for_a_preset(config):
+    program = (
+        "import sys\nfrom surefoot.commands.main import main\n"
+        "try: main(['plan', sys.argv[1], '--hardware', 'h100'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'peft', 'accelerate', 'numpy', 'huggingface_hub'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy))"
+    )
+    command = [sys.executable, "-c", program, str(config)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "HEAVY []"

@@ -1,0 +1,225 @@
+"""Run folders as two users, a killed process or a careless command leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import zoo
+from forkserver import ForkServer
+from surefoot.report.verification import verify_folder
+from surefoot.runs.run_names import written_by_run
+from surefoot.system import durable
+from surefoot.system.durable import LOCK
+from surefoot.system.made_folders import MANIFEST
+from tiny import tiny_llama
+
+ROWS = [{"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def train(server, base, tmp_path, output):
+    """Run `surefoot train` with the arguments given; exit code and what it said."""
+    (tmp_path / "train.json").write_text(json.dumps(ROWS))
+    config = {
+        "stage": "sft",
+        "model": str(base),
+        "adapter": {"kind": "lora", "rank": 2},
+        "data": {"train": str(tmp_path / "train.json"), "max_length": 128},
+        "batch": {"size": 4},
+        "duration": "2 steps",
+        "checkpoint": {"every": "1 step"},
+        "output": str(output),
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+
+    def train(*arguments, kill=None):
+        log = tmp_path / "log.txt"
+        log.write_text("")
+        code = server.run(["train", str(tmp_path / "run.yaml"), *arguments], log, kill)
+        assert "Traceback" not in log.read_text()
+        return code, log.read_text()
+
+    return train
+
+
+def test_a_folder_in_use_is_refused_until_its_process_ends(train, output):
+    code = (
+        "import sys; from surefoot.system.folder_lock import locked\n"
+        "with locked(sys.argv[1]): print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "held\n"
+    found, log = train()
+    holder.kill()
+    holder.communicate()
+    assert found == 3
+    assert f"is in use by process {holder.pid} on {socket.gethostname()}" in log
+    assert (output / durable.LOCK).is_file()  # killed: the file stays, the lock does not
+    assert train()[0] == 0
+
+
+def test_a_folder_whose_lock_is_a_link_is_refused(train, output, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    output.mkdir()
+    (output / durable.LOCK).symlink_to(tmp_path / "thesis.txt")
+    code, log = train()
+    assert code == 3
+    assert f"{output}: cannot be written: .lock is a link; remove it, or name another folder" in log
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert [path.name for path in output.iterdir()] == [durable.LOCK]
+
+
+def test_a_run_that_is_extended_and_stops_is_not_called_corrupt(train, output):
+    assert train()[0] == 0
+    assert train("--resume", "duration=4 steps", kill={"at": "step", "n": 4})[0] == -9
+    assert not [fault for check in verify_folder(output) for fault in check.faults]
+    assert train("--resume", "duration=4 steps")[0] == 0
+    assert not [fault for check in verify_folder(output) for fault in check.faults]
+    assert not [path for path in output.iterdir() if path.name.startswith(".")]
+
+
+def test_logs_that_were_cut_after_a_kill_are_told_and_mended_when_the_run_goes_on(train, output):
+    assert train("duration=4 steps", "log_every=1", kill={"at": "step", "n": 4})[0] == -9
+    for name in ("trainer_log.jsonl", "flight.jsonl"):
+        lines = (output / name).read_text().splitlines(keepends=True)
+        (output / name).write_text(lines[0])
+    faults = [fault.where for check in verify_folder(output) for fault in check.faults]
+    assert faults == [str(output / "trainer_log.jsonl"), str(output / "flight.jsonl")]
+    code, log = train("--resume", "duration=4 steps", "log_every=1")
+    assert code == 0
+    assert [line for line in log.splitlines() if line.startswith(f"{output / 'trainer_log.jsonl'}: ")]
+    rows = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
+    assert [row["current_steps"] for row in rows] == [1, 2, 3, 4]
+    assert not [fault for check in verify_folder(output) for fault in check.faults]
+
+
+def test_a_run_that_goes_on_with_another_model_is_told_so_and_not_of_its_tokenizer(train, output, base, tmp_path):
+    assert train("duration=2 steps")[0] == 0
+    other = tmp_path / "other"
+    zoo.llama3(other, chat_template=False, version="3.0")
+    code, log = train("--resume", "duration=3 steps", f"model={other}")
+    assert code == 4
+    assert [line for line in log.splitlines() if line.startswith(f"error: {other}: ")]
+    assert "tokenizer.pad" not in log
+    shutil.copytree(base, tmp_path / "moved")  # twin: the same one elsewhere
+    assert train("--resume", "duration=3 steps", f"model={tmp_path / 'moved'}")[0] == 0
+
+
+def test_a_kill_between_the_two_renames_of_a_save_is_mended_by_resume(train, output):
+    assert train(kill={"at": "step", "n": 2})[0] == -9
+    os.rename(output / "checkpoint-1", output / ".replaced-checkpoint-1")
+    code, log = train("--resume")
+    assert code == 0
+    assert f"resuming from {output / 'checkpoint-1'}" in log
+
+
+def test_overwrite_through_a_link_replaces_what_it_points_to(train, output, tmp_path):
+    (tmp_path / "disk").mkdir()
+    output.symlink_to(tmp_path / "disk")
+    assert train()[0] == 0
+    assert train("--overwrite", "duration=1 step")[0] == 0
+    assert output.is_symlink()
+    assert [path.name for path in (tmp_path / "disk").glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+def test_an_impossible_output_is_found_before_the_plan(train, tmp_path):
+    for place in (tmp_path / "train.json" / "x", "/proc/nope"):
+        code, log = train(f"output={place}")
+        assert code == 3
+        assert log.splitlines()[1].startswith(f"error: {place}: cannot be written"), log
+
+
+OWN = (
+    "notes.md",
+    "slurm-7.out",
+    "exports",
+    "checkpoint-2.bak",
+    "my-model.safetensors",
+    "model-notes.json",
+    "training_ideas.png",
+)  # of a user
+
+
+def test_overwrite_removes_what_the_run_wrote_and_nothing_else(train, output):
+    assert train("data.eval=2", "report_to=[tensorboard]")[0] == 0
+    written = {path.name for path in output.iterdir()}
+    for name in OWN:
+        (output / name).write_text("mine")
+    ours = written_by_run(output)
+    assert {path.name for path in output.iterdir() if ours(path.name)} == written - {LOCK}
+    shutil.rmtree(output / "checkpoint-2")
+    (output / MANIFEST).unlink()  # as after a kill: no list of what was published
+    assert train("--overwrite", "duration=1 step")[0] == 0
+    assert {name: (output / name).read_text() for name in OWN} == dict.fromkeys(OWN, "mine")
+    left = {path.name for path in output.iterdir()} - set(OWN)
+    assert left < written - {"checkpoint-2", "eval_results.json", "training_eval_loss.png", "tensorboard"}
+
+
+def check_all_conflicts(train, *arguments):
+    """An occupied folder hides nothing else that is wrong."""
+    code, log = train(*arguments, "metrics.names=[bleu]", "adapter.targets=[q_prj]", "data.eval=2")
+    assert code == 2, log
+    said = " ".join(log.split())
+    assert "is not empty" in said
+    assert "bleu" in said
+    assert "q_prj" in said
+
+
+def test_all_conflicts_are_told_with_an_occupied_folder(train):
+    assert train()[0] == 0
+    check_all_conflicts(train)
+    check_all_conflicts(train, "--dry-run")
+
+
+def test_twin_in_an_empty_folder_they_are_told_without_it(train):
+    with pytest.raises(AssertionError, match="is not empty"):
+        check_all_conflicts(train)
+
+
+def check_a_duration_that_is_over(train, output):
+    assert train()[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    code, log = train("--resume", "duration=1 step")
+    assert code == 2, log
+    assert "duration" in log
+    assert "1 step ends at step 1, and" in " ".join(log.split())
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+
+
+def test_a_duration_below_the_step_reached_is_refused(train, output):
+    check_a_duration_that_is_over(train, output)
+
+
+def test_twin_the_same_length_in_other_words_has_nothing_to_do_and_a_longer_one_goes_on(train, output):
+    assert train()[0] == 0
+    code, log = train("--resume", "duration=1 epoch")  # 8 records, 4 in a step
+    assert (code, "is finished; nothing to do" in log) == (0, True), log
+    code, log = train("--resume", "duration=3 steps")
+    assert code == 0, log
+    assert (output / "checkpoint-3").is_dir()

@@ -1,0 +1,242 @@
+"""`surefoot tune` on a tiny model: real trials in real processes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import zoo
+from made_up_trials import made_up
+from surefoot.commands.exits import INTERRUPTED_EXIT_CODE
+from surefoot.commands.main import main as cli
+from surefoot.commands.tune import gate
+from surefoot.commands.tune.attempt import Answer, Request, Workshop, workshop
+from surefoot.commands.tune.command import _free_folder
+from surefoot.config.load import load_config
+from surefoot.runs.run_folder import claim
+from surefoot.system.errors import STOPPED_EXIT_CODE
+
+# All but the number of examples at once is set: a search of two settings.
+CONFIG = """\
+stage: sft
+model: llama3
+data: {train: train.json, max_length: 64, workers: 0, packing: off}
+adapter: {kind: lora, rank: 4}
+precision: fp32
+attention: sdpa
+compile: off
+gradient_checkpointing: off
+batch: {size: 2}
+duration: 3 steps
+output: runs/tuned
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    zoo.llama3(tmp_path / "llama3")
+    rows = [{"instruction": f"say {n}", "output": f"it is {n}"} for n in range(9)]
+    (tmp_path / "train.json").write_text(json.dumps(rows), encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def tune(*words):
+    return CliRunner().invoke(cli, ["tune", *words])
+
+
+def test_a_config_and_a_picture_are_written_and_nothing_else(place):
+    before = {path.name for path in place.iterdir()}
+    result = tune("run.yaml", "--seconds", "0.5")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in place.iterdir()} - before == {"run-tuned.yaml", "run-tuned.png"}
+    written = yaml.safe_load((place / "run-tuned.yaml").read_text(encoding="utf-8"))
+    assert written["batch"]["micro"] in (1, 2, "auto")
+    assert (written["batch"]["size"], written["precision"]) == (2, {"compute": "fp32"})
+    assert load_config("run-tuned.yaml").config.output == "runs/tuned"
+    assert "the plan's own choices" in result.output
+    assert "not varied: precision.compute, the config sets it" in result.output
+    stays = "the plan's own choices stay" in result.output
+    assert f"next: surefoot train {'run' if stays else 'run-tuned'}.yaml\n" in result.output
+    again = tune("run.yaml")
+    assert again.exit_code == 2
+    assert "run-tuned.yaml: already exists" in again.output
+
+
+def test_a_setting_whose_numbers_are_off_is_not_taken(place, monkeypatch):
+    monkeypatch.setattr(gate, "LOSS_GATE", {"fp32": -1.0})
+    result = tune("run.yaml", "batch.micro=2", "--seconds", "0.5")
+    assert result.exit_code == 3, result.output
+    assert "no setting passed" in result.output
+    assert not (place / "run-tuned.yaml").exists()
+
+
+def request(**data):
+    config = load_config("run.yaml").given
+    return Request({**config, "data": {**config["data"], **data}}, steps=1, rounds=1)
+
+
+def test_a_trial_that_cannot_run_says_why_in_one_sentence(place):
+    (place / "empty.json").write_text("[]", encoding="utf-8")
+    with workshop(forks=False) as shop:
+        answer = shop.attempt(request(train={"path": "empty.json"}))
+        assert answer.trial is None
+        assert "empty.json" in answer.failure
+        assert "\n" not in answer.failure
+        assert shop.attempt(request()).trial is not None, "in another process"
+
+
+def test_a_trial_that_takes_too_long_is_ended(place):
+    with workshop(forks=True) as shop:
+        answer = shop.attempt(request(), limit=0.2)
+        assert (answer.trial, answer.failure) == (None, "not done after 0 s")
+
+
+def test_a_trial_that_breaks_off_is_told_by_its_last_word_and_its_process_was_its_own(place):
+    with workshop(forks=True) as shop:
+        answer = shop.attempt(replace(request(), rounds="two"))  # which is no number of rounds
+        assert "broke off with exit code 1: TypeError" in answer.failure
+        worker = shop._worker
+        assert worker is not None
+        assert shop.attempt(request()).trial is not None
+        assert shop._worker is worker
+        assert worker.poll() is None
+    assert worker.poll() is not None
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Trials of no length. Gives how many were taken, and at which Ctrl-C comes."""
+    state = {"taken": 0, "ctrl-c": 0}
+
+    def attempt(self, request, *, limit=None):
+        state["taken"] += 1
+        if state["taken"] == state["ctrl-c"]:
+            raise KeyboardInterrupt
+        fast = request.config["batch"].get("micro") == 1
+        return Answer(made_up(0.5 if fast else 1.0))
+
+    monkeypatch.setattr(Workshop, "attempt", attempt)
+    return state
+
+
+def test_what_is_faster_is_trained_next(place, measured):
+    assert "next: surefoot train run-tuned.yaml\n" in tune("run.yaml").output
+
+
+@pytest.mark.parametrize("there", [(), ("tuned",), ("tuned", "tuned-tuned")], ids=len)
+def test_what_is_faster_goes_to_a_folder_of_its_own(place, measured, there):
+    """The first is the twin: where nothing has been trained, the folder stays."""
+    for name in there:
+        (place / "runs" / name).mkdir(parents=True)
+        (place / "runs" / name / "config.yaml").touch()
+    result = tune("run.yaml")
+    output = load_config("run-tuned.yaml").config.output
+    assert output == "runs/tuned" + ["", "-tuned", "-tuned-2"][len(there)]
+    assert (f"runs/tuned is in use: what run-tuned.yaml trains goes to {output}\n" in result.output) == bool(there)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_where_the_plans_own_stays_the_command_offered_is_not_refused(place, measured, monkeypatch, there):
+    """What is printed as next is typed; a folder in use is the twin of one that is not."""
+    if there:
+        (place / "runs" / "tuned").mkdir(parents=True)
+        (place / "runs" / "tuned" / "config.yaml").touch()
+    monkeypatch.setattr(Workshop, "attempt", lambda self, request, *, limit=None: Answer(made_up(1.0)))
+    words = shlex.split(tune("run.yaml").output.partition("next: surefoot ")[2].splitlines()[0])
+    assert words == ["train", "run.yaml", *(["output=runs/tuned-tuned"] if there else [])]
+    assert claim(load_config(words[1], words[2:]).config, "new").folder == Path(
+        "runs/tuned-tuned" if there else "runs/tuned"
+    )
+
+
+def test_what_a_launcher_left_is_no_run(place):
+    """`tune` and `train` go by one rule."""
+    (place / "runs" / "tuned").mkdir(parents=True)
+    (place / "runs" / "tuned" / "training.log").touch()
+    assert _free_folder("runs/tuned") == "runs/tuned"
+    (place / "runs" / "tuned" / "other.log").touch()
+    assert _free_folder("runs/tuned") == "runs/tuned-tuned"
+
+
+def test_the_verdict_and_the_figures_beside_it_are_of_the_same_minutes(place, measured, monkeypatch):
+    """One example at once seemed twice as fast; in turns it is not."""
+    seen = []
+
+    def attempt(self, request, *, limit=None):
+        seen.append(request.config["batch"].get("micro"))
+        return Answer(made_up(0.5 if seen[-1] == 1 and seen.count(1) == 1 else 1.0))
+
+    monkeypatch.setattr(Workshop, "attempt", attempt)
+    result = tune("run.yaml", "--out", "found.yaml", "--json")
+    found = json.loads(result.stdout)
+    assert found["tried"][1]["rate"] == 2 * found["tried"][0]["rate"]
+    assert [one["rate"] for one in found["turns"]] == [found["start"]["rate"]] * 2
+    assert found["best"] == found["start"]
+
+
+def test_a_slash_at_its_end_leads_into_no_other_run(tmp_path):
+    (tmp_path / "run" / "checkpoint-1").mkdir(parents=True)
+    assert _free_folder(f"{tmp_path}/run/") == f"{tmp_path}/run-tuned"
+
+
+def test_where_nothing_is_faster_the_config_itself_is(place, measured, monkeypatch):
+    monkeypatch.setattr(Workshop, "attempt", lambda self, request, *, limit=None: Answer(made_up(1.0)))
+    result = tune("run.yaml", "optim.lr=1e-4")
+    assert "the plan's own choices stay" in result.output
+    assert "next: surefoot train run.yaml optim.lr=1e-4\n" in result.output
+    assert (place / "run-tuned.yaml").is_file()
+
+
+def test_ctrl_c_writes_the_best_so_far_and_the_same_command_goes_on(place, measured):
+    assert tune("run.yaml", "--out", "whole.yaml").exit_code == 0
+    whole = measured["taken"]
+    measured.update({"taken": 0, "ctrl-c": whole})
+    result = tune("run.yaml")
+    assert result.exit_code == STOPPED_EXIT_CODE, result.output
+    assert "the same command goes on" in result.output
+    best = yaml.safe_load((place / "run-tuned.yaml").read_text(encoding="utf-8"))
+    assert best["batch"]["micro"] == 1
+    assert (place / "run-tuned.trials.jsonl").is_file()
+    measured.update({"taken": 0, "ctrl-c": 0})
+    result = tune("run.yaml", "--json")
+    assert result.exit_code == 0, result.output
+    assert measured["taken"] == 1
+    assert not (place / "run-tuned.trials.jsonl").exists()
+    assert yaml.safe_load((place / "run-tuned.yaml").read_text(encoding="utf-8")) == best
+    assert tune("run.yaml").exit_code == 2, "it is finished, and somebody's file now"
+
+
+def test_ctrl_c_before_anything_is_known_writes_nothing(place, measured):
+    measured["ctrl-c"] = 2
+    assert tune("run.yaml").exit_code == INTERRUPTED_EXIT_CODE
+    assert not (place / "run-tuned.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["data.train=nowhere.json"], 2, "nowhere.json"),
+        (["model=nowhere"], 2, "nowhere"),
+        (["batch.mikro=2"], 2, "batch.mikro"),
+        (["attention=eager", "data.packing=on"], 2, "attention"),
+        (["--seconds", "0"], 2, "--seconds"),
+        (["--out", "llama3"], 2, "llama3"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_nothing_is_written(place, words, code, said):
+    before = {path.name for path in place.iterdir()}
+    result = tune("run.yaml", *words)
+    assert result.exit_code == code
+    assert len(result.stderr.strip().splitlines()) <= 3, "a line, and where there is one the excerpt with its caret"
+    assert said in result.stderr
+    assert result.stdout == ""
+    assert {path.name for path in place.iterdir()} == before

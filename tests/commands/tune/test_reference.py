@@ -1,0 +1,50 @@
+"""What settings are held against: the run's own model, as plainly as the memory allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plans import run_plan
+from surefoot.commands.tune.reference import choose_reference
+from surefoot.planning.plan import Choice
+from surefoot.system.errors import EnvironmentFault
+
+
+def plan(compute="bf16", base="bf16"):
+    made = run_plan(trainable=1, parameters=2)
+    chosen = {"compute": Choice(compute, "", "user"), "base": Choice(base, "", "user")}
+    return replace(made, precision=replace(made.precision, **chosen))
+
+
+def anything(config):
+    return ""
+
+
+def only_16_bits(config):
+    return "not enough memory: 90 GB of 80 GB" if config["precision"]["compute"] == "fp32" else ""
+
+
+def test_fp32_and_nothing_fused_where_it_fits():
+    found = choose_reference({"precision": "bf16", "data": {"packing": "on"}}, plan(), anything)
+    assert found.compute == "fp32"
+    assert found.config["precision"] == {"compute": "fp32"}
+    assert found.config["data"]["packing"] == "off"
+    assert set(found.config["kernels"].values()) == {"plain"}
+
+
+@pytest.mark.parametrize("written", ["nf4", {"base": "nf4", "compute": "bf16"}])
+def test_a_base_in_4_bits_stays_one(written):
+    found = choose_reference({"precision": written}, plan(base="nf4"), anything)
+    assert found.config["precision"] == {"compute": "fp32", "base": "nf4"}
+
+
+def test_what_fits_in_16_bits_only_is_compared_in_16_bits():
+    found = choose_reference({}, plan(), only_16_bits)
+    assert (found.compute, found.config["precision"]["compute"]) == ("bf16", "bf16")
+
+
+def test_what_fits_in_no_type_is_one_line_with_the_reason():
+    with pytest.raises(EnvironmentFault, match=r"fp32: not enough memory: 90 GB of 80 GB.*lower data.max_length"):
+        choose_reference({}, plan(compute="fp32"), only_16_bits)

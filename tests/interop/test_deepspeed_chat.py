@@ -1,0 +1,285 @@
+"""DeepSpeed-Chat's flags: their defaults, one fate for each, older names, and what cannot be given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from deepspeed_chat_flags import FLAGS
+from surefoot.config.overrides import expand_short_forms
+from surefoot.config.problems import shape_problems
+from surefoot.interop.deepspeed_chat import FOLDERS
+from surefoot.interop.deepspeed_chat.pipeline import runs_of
+from surefoot.interop.deepspeed_chat.rows import STEPS
+from surefoot.interop.deepspeed_chat.voice import voice
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_command
+from surefoot.interop.translation import Translation
+from surefoot.system.errors import InputError
+
+REQUIRED = {
+    "sft": "--model_name_or_path org/m",
+    "reward": "--model_name_or_path org/m",
+    "dpo": "--model_name_or_path org/m",
+    "ppo": "--actor_model_name_or_path org/a --critic_model_name_or_path org/c",
+}
+# Where another value than the default needs others beside it, or must be one of a few.
+OTHER = {
+    "data_path": "org/d", "data_split": "1,1,1", "lr_scheduler_type": "linear", "dtype": "bf16",
+    "deepspeed_config": "x",
+    "lora_dim": "4 --only_optimize_lora", "actor_lora_dim": "4 --only_optimize_lora", "max_answer_seq_len": "128",
+    "critic_lora_dim": "4 --actor_lora_dim 4 --only_optimize_lora", "lora_module_name": "layers.", "dropout": "0.1",
+    "actor_dropout": "0.1", "critic_dropout": "0.1", "zero_stage": "2", "actor_zero_stage": "2",
+    "critic_zero_stage": "2",
+    "sft_only_data_path": "org/e", "per_device_generation_batch_size": "32", "eot_token": "<e>",
+}  # fmt: skip
+FILES = {
+    "pairs.json": [{"prompt": "\n\nHuman: a\n\nAssistant:", "chosen": " b", "rejected": " c"}],
+    "plain.json": [{"prompt": "a", "chosen": "b", "rejected": "c"}],
+    "sft.json": [{"prompt": "a", "response": "b"}],
+    "../../data/train.json": [{"prompt": "a", "chosen": "b", "rejected": "c"}],
+}
+
+
+def first(path: str) -> dict | None:
+    return FILES[path][0] if path in FILES else None
+
+
+def told(step: str, words: str = "", processes: str = "") -> Translation:
+    folder = f"/chat/training/{FOLDERS[step]}"
+    command = f"deepspeed {processes} main.py {REQUIRED[step]} {words}"
+    return translate_command(command.split(), Options(first=first, folder=folder))
+
+
+@pytest.mark.parametrize("step", FLAGS)
+def test_every_flag_is_a_row_with_its_default(step):
+    rows = STEPS[step]
+    different = {"data_output_path", "tensorboard_path"}  # a slash, a number: nothing reads them
+    assert set(FLAGS[step]) <= set(rows)
+    assert {name: rows[name].default for name in FLAGS[step] if name not in different} == {
+        name: default for name, default in FLAGS[step].items() if name not in different
+    }
+
+
+def read_or_refused(step: str, words: str) -> tuple[Translation | None, list[str]]:
+    try:
+        return told(step, words), []
+    except InputError as error:
+        return None, [str(fault) for fault in error.faults]
+
+
+@pytest.mark.parametrize(("step", "name"), [(step, name) for step in STEPS for name in STEPS[step]])
+def test_every_flag_gets_one_fate(step, name):
+    default = STEPS[step][name].default
+    if name in REQUIRED[step]:
+        return
+    value = OTHER.get(name) or ("" if isinstance(default, bool) else "something" if default is None else f"{default}")
+    if isinstance(default, int) and not isinstance(default, bool) and name not in OTHER:
+        value = str(default + 1)
+    if default is None and (STEPS[step][name].type is not None and not STEPS[step][name].is_text) and name not in OTHER:
+        value = "7"
+    found, faults = read_or_refused(step, f"--{name} {value}")
+    if found is None:
+        assert any(fault.startswith(f"--{name}") for fault in faults), faults
+        return
+    notes = [note for note in found.notes if note.where == f"--{name}"]
+    assert len(notes) == 1
+    assert notes[0].keys or notes[0].why
+    assert shape_problems(expand_short_forms(dict(found.config))) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "old", "new"),
+    [
+        ("ppo", "--per_device_train_batch_size 4 --per_device_mini_train_batch_size 4 --generation_batch_numbers 2",
+         "--per_device_generation_batch_size 4 --per_device_training_batch_size 4 --generation_batches 2"),
+        ("ppo", "--disable_actor_dropout --disable_critic_dropout", "--actor_dropout 0.0 --critic_dropout 0.0"),
+        ("reward", "--disable_dropout", "--dropout 0.0"),
+    ],
+)  # fmt: skip
+def test_older_names_mean_the_same(step, old, new):
+    assert told(step, old).config == told(step, new).config
+    assert told(step, old).config != told(step).config
+
+
+@pytest.mark.parametrize(("step", "take"), [("sft", 1), ("reward", 2), ("dpo", 2), ("ppo", 3)])
+def test_each_step_takes_its_share(step, take):
+    assert told(step).config["data"]["train"]["share"] == {"of": [2, 4, 4], "take": take}
+    assert told(step).config["seed"] == 1234
+    whole = {1: "10,0,0", 2: "0,10,0", 3: "0,0,10"}[take]
+    assert "share" not in told(step, f"--data_split {whole}").config["data"]["train"]
+    empty = {1: "0,5,5", 2: "5,0,5", 3: "5,5,0"}[take]
+    with pytest.raises(InputError, match=f"leaves nothing to step {take}"):
+        told(step, f"--data_split {empty}")
+
+
+def test_a_part_of_nothing_moves_the_others():
+    assert told("ppo", "--data_split 2,0,8").config["data"]["train"]["share"] == {"of": [2, 8], "take": 2}
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "train", "template"),
+    [
+        ("sft", "pairs.json", {"format": "prompt-completion", "columns": {"completion": "chosen"}}, "raw"),
+        ("sft", "sft.json", {"format": "prompt-completion", "columns": {"completion": "response"}}, "raw"),
+        ("reward", "pairs.json", {}, "by-record"),
+        ("ppo", "pairs.json", {"format": "prompts"}, "by-record"),
+        ("reward", "Dahoas/rm-static", {"format": "preference"}, "by-record"),
+    ],
+)
+def test_data_and_how_their_texts_are_laid_out(step, name, train, template):
+    data = told(step, f"--data_path {name}").config["data"]
+    source = data["train"] if isinstance(data["train"], dict) else {"path": data["train"]}
+    assert {key: value for key, value in source.items() if key not in ("path", "share")} == train
+    assert data["template"] == template
+    assert source["path"] == name
+
+
+def test_the_apps_own_file_is_found_from_the_folder_of_a_step():
+    data = told("reward", "--data_path local/jsonfile --data_split 1,1,1").config["data"]
+    assert (data["train"]["path"], data["eval"]["path"]) == ("../../data/train.json", "../../data/eval.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "micro", "rollouts"),
+    [
+        ("", 16, 16, 1),
+        ("--per_device_generation_batch_size 8 --per_device_training_batch_size 4", 4, 4, 2),
+        ("--per_device_generation_batch_size 4 --per_device_training_batch_size 4 --generation_batches 3", 4, 4, 3),
+        ("--per_device_generation_batch_size 4 --per_device_training_batch_size 4 --gradient_accumulation_steps 2",
+         8, 4, 1),
+    ],
+)  # fmt: skip
+def test_rollouts_and_steps(words, size, micro, rollouts):
+    found = told("ppo", words).config
+    assert found.get("batch", {}).get("size", 16) == size
+    assert found["batch"]["micro"] == micro
+    assert found["ppo"].get("rollout_batches", 1) == rollouts
+
+
+WRONG = {
+    ("sft", "--lora_dim 8"): "trains all weights besides LoRA",
+    ("sft", "--deepspeed_config ds.json"): "settings that surefoot does not read",
+    ("sft", "--add_eot_token"): "adds no tokens but a PAD",
+    ("sft", "--lr_scheduler_type polynomial"): "has no polynomial",
+    ("sft", "--max_grad_norm 1.0"): "--max_grad_norm",
+    ("sft", "--data_path stanfordnlp/SHP"): "records of a form of its own",
+    ("sft", "--data_split 1,2"): "expected three shares",
+    ("sft", "--dtype fp8"): "use fp16 or bf16",
+    ("sft", "--dropout 1.5"): "expected a share below 1",
+    ("sft", "--zero_stage 4"): "has no stage 4",
+    ("ppo", "--per_device_generation_batch_size 6 --per_device_training_batch_size 4"): "no whole number of steps",
+    ("ppo", "--critic_lora_dim 4"): "trains all weights besides LoRA",
+    ("ppo", "--critic_lora_dim -1"): "a number from 0",
+    ("ppo", "--actor_dropout 0.1 --critic_dropout 0.2"): "one share is for all models",
+    ("ppo", "--enable_test_mode"): "needs a number of steps from 1",
+    ("ppo", "--enable_mixed_precision_lora"): "as ZeRO",
+}
+
+
+@pytest.mark.parametrize(("step", "words"), WRONG)
+def test_what_cannot_be_given_says_why(step, words):
+    with pytest.raises(InputError, match=WRONG[step, words]):
+        told(step, words)
+
+
+def test_lora_is_scaled_by_its_rank_alone_and_merged():
+    found = told(
+        "sft", "--lora_dim 128 --lora_module_name layers. --only_optimize_lora --lora_learning_rate 1e-3"
+    ).config
+    adapter = {"kind": "lora", "rank": 128, "alpha": 1.0, "targets": ["layers."], "publish": "merged"}
+    assert found["adapter"] == adapter
+    assert found["optim"]["lr"] == 1e-3
+
+
+CRITIC_LORA = {  # flags -> ppo.critic_adapter, and the critic's rate
+    "": (None, None),
+    "--actor_lora_dim 8 --only_optimize_lora": ("none", None),
+    "--actor_lora_dim 8 --critic_lora_dim 8 --only_optimize_lora": (None, 5e-4),
+    "--actor_lora_dim 8 --critic_lora_dim 4 --only_optimize_lora --critic_lora_learning_rate 1e-3": (
+        {"kind": "lora", "rank": 4, "alpha": 1.0, "targets": ["decoder.layers."]}, 1e-3,
+    ),
+    "--actor_lora_dim 4 --critic_lora_dim 4 --critic_lora_module_name model.layers. --only_optimize_lora": (
+        {"kind": "lora", "rank": 4, "alpha": 1.0, "targets": ["model.layers."]}, 5e-4,
+    ),
+    "--critic_lora_dim 4 --only_optimize_lora": (
+        {"kind": "lora", "rank": 4, "alpha": 1.0, "targets": ["decoder.layers."]}, 5e-4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", CRITIC_LORA)
+def test_the_critic_has_the_adapter_that_its_flags_ask_for(words):
+    """None: surefoot's default, which is as the actor's."""
+    found = told("ppo", words)
+    adapter, rate = CRITIC_LORA[words]
+    assert (found.config["ppo"].get("critic_adapter"), found.config["ppo"].get("critic_lr")) == (adapter, rate)
+    assert shape_problems(expand_short_forms(dict(found.config))) == []
+    fates = [note.fate for note in found.notes if note.where == "--critic_lora_dim"]
+    assert fates == (["carried"] if "critic_lora_dim" in words else [])
+
+
+def test_several_processes_share_out_what_zero_says():
+    found = told("sft", "--zero_stage 3 --offload", "--num_gpus 2").config
+    assert found["parallel"] == {"engine": "deepspeed", "nproc": 2, "zero_stage": 3, "offload": "all"}
+    assert found["batch"]["size"] == 32
+    assert "parallel" not in told("sft", "--zero_stage 3 --offload").config
+
+
+def test_a_step_is_known_by_its_folder_or_by_a_flag_of_its_own():
+    known = translate_command(["main.py", "--actor_model_name_or_path", "a/b", "--critic_model_name_or_path", "c/d"],
+                              Options())  # fmt: skip
+    assert known.config["stage"] == "ppo"
+    path = f"training/{FOLDERS['reward']}/main.py"
+    assert translate_command([path, "--model_name_or_path", "a/b"], Options()).config["stage"] == "reward"
+    with pytest.raises(InputError, match="could be DeepSpeed-Chat's step 1 or step 2"):
+        translate_command(["main.py", "--model_name_or_path", "a/b", "--zero_stage", "2"], Options())
+
+
+def test_unsupervised_texts_and_the_average():
+    found = told("ppo", "--enable_ema --unsupervised_dataset_name org/w --unsupervised_dataset_config_name s").config
+    assert found["ppo"]["ema"] == 0.992
+    assert found["ppo"]["unsup_coef"] == 27.8
+    assert found["ppo"]["unsup_data"] == {"path": "org/w", "format": "text", "subset": "s"}
+    assert "unsup_coef" not in told("ppo", "--unsup_coef 3").config["ppo"]
+
+
+def test_its_lines():
+    said = voice("sft", told("sft"))
+    assert said.row({"eval_loss": math.log(2.0)}) == ["ppl: 2, loss: 0.6931471806"]
+    assert said.row({"loss": 1.0}) == ()
+    (line,) = voice("reward", told("reward")).row(
+        {"eval_reward_chosen": 0.5, "eval_reward_rejected": 0.25, "eval_reward_accuracy": 0.75}
+    )
+    assert line == (
+        "chosen_last_scores (higher is better) : 0.5, rejected_last_scores (lower is better) : 0.25, "
+        "acc (higher is better) : 0.75"
+    )
+    rows = voice("ppo", told("ppo"))
+    row = {"current_steps": 1, "epoch": 0.5, "policy_loss": 0.1, "value_loss": 0.2, "reward": 1.0}
+    assert rows.row(row)[1] == "Average reward score: 1.0 | EMA reward score: 1.0"
+    first, second = rows.row(row | {"current_steps": 2, "reward": 2.0})
+    assert first.startswith("Epoch: 0 | Step: 2 | PPO Epoch: 1 | Actor Loss: 0.1 | Critic Loss: 0.2")
+    assert second == "Average reward score: 2.0 | EMA reward score: 1.1"
+    assert rows.row({"eval_loss": 1.0}) == ()
+
+
+@pytest.mark.parametrize(("done", "epoch"), [(0.333333, 0), (1.0, 0), (1.000001, 1), (1.333333, 1), (2.0, 1)])
+def test_the_last_step_of_an_epoch_belongs_to_it(done, epoch):
+    """Twins are the first steps of the next one."""
+    row = {"current_steps": 3, "epoch": done, "policy_loss": 0.1, "value_loss": 0.2, "reward": 1.0}
+    assert voice("ppo", told("ppo")).row(row)[0].startswith(f"Epoch: {epoch} | ")
+
+
+def test_the_pipeline_names_its_scripts():
+    runs = runs_of(["--actor-model", "facebook/opt-1.3b", "--num-gpus", "1", "--output-dir", "out", "--step", "1", "3"])
+    assert [run.step for run in runs] == [1, 3]
+    assert runs[0].script == f"training/{FOLDERS['sft']}/training_scripts/single_node/run_1.3b.sh"
+    assert runs[0].arguments == ("out/actor-models/1.3b", "")
+    assert runs[1].arguments[:2] == ("out/actor-models/1.3b", "out/reward-models/350m")
+    assert runs[0].environment == {"NUM_GPUS": "1"}
+    with pytest.raises(InputError, match="no script for 66b"):
+        runs_of(["--actor-model", "66b"])
+    with pytest.raises(InputError, match=r"its runs: bash training/step1"):
+        translate_command(["python", "e2e_rlhf.py"], Options())

@@ -1,0 +1,228 @@
+"""Every documented command and config comes to the config that was checked by hand; wrong ones say what and where."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from documented_tools import COMMANDS, EXPECTED, FILES
+from surefoot.config.overrides import expand_short_forms
+from surefoot.config.problems import shape_problems
+from surefoot.interop import finetune, train_sft
+from surefoot.interop.finetune.source import GUIDE
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import file_tool, tools, translate_command, translate_file, voice_of
+from surefoot.interop.translation import Translation
+from surefoot.system.errors import Fault, InputError
+
+TOOLS = {"sft_config.yaml": "TRL", ".yml": "Axolotl", ".yaml": "torchtune", ".py": "Hugging Face"}
+
+
+def read(path: str) -> str:
+    if path in FILES:
+        return FILES[path]
+    raise InputError(Fault(path, "cannot be read"))
+
+
+OPTIONS = Options(read=read)
+
+
+def command(text: str) -> Translation:
+    return translate_command(shlex.split(text), OPTIONS)
+
+
+def translated(name: str) -> Translation:
+    return command(COMMANDS[name]) if name in COMMANDS else translate_file(name, FILES[name], [], OPTIONS)
+
+
+def fates(found: Translation) -> dict[str, str]:
+    return {note.word: note.fate for note in found.notes}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_documented_words_come_to_the_config_checked_by_hand(name: str) -> None:
+    found = translated(name)
+    assert dict(found.config) == EXPECTED[name]
+    assert shape_problems(expand_short_forms(dict(found.config))) == []
+    assert all(note.why or note.fate == "carried" for note in found.notes)
+
+
+def test_the_table_is_whole() -> None:
+    assert set(EXPECTED) == {*COMMANDS, *FILES}
+    assert len(EXPECTED) >= 25
+
+
+def test_twin_one_changed_value_is_noticed() -> None:
+    found = command(COMMANDS["trl-lora"].replace("--lora_alpha 16", "--lora_alpha 17"))
+    assert dict(found.config) != EXPECTED["trl-lora"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_belongs_to_one_tool(name: str) -> None:
+    claimed = [tool.name for tool in tools() if tool.from_file and tool.claims_file(name, FILES[name])]
+    assert claimed == [next(tool for ending, tool in TOOLS.items() if name.endswith(ending))]
+
+
+def test_our_own_config_belongs_to_nobody() -> None:
+    own = "stage: sft\nmodel: m\ndata: {train: d.json}\ntokenizer: {pad: add}\noutput: o\n"
+    assert file_tool("run.yaml", own) is None
+
+
+WRONG = {
+    "finetune.py --base_model m --lora_rank 8": "did you mean lora_r?",
+    "finetune.py --lora_r 8": "--base_model: is required",
+    "finetune.py --base_model m --adapter_name bottleneck": "bottleneck adapters are not in surefoot",
+    "finetune.py --base_model m --adapter_name prefix-tuning": "prefix-tuning adapters are not in surefoot",
+    "finetune.py --base_model m --load_8bit": "8 bits is not in surefoot",
+    "finetune.py --base_model m --bf16 --fp16": "bf16 and fp16 exclude each other",
+    "finetune.py --base_model m --batch_size 4 --micro_batch_size 8": "use at most 4",
+    "finetune.py --base_model m --learning_rate fast": "expected a number",
+    "finetune.py --base_model m --dora_simple False": "takes the norm as a constant",
+    "finetune.py --base_model m --Wdecompose_target_modules q_proj": "magnitude alone",
+    "finetune.py --base_model m --resume_from_checkpoint elsewhere/checkpoint-3": "in its own folder only",
+    "train_sft.py --model m --data d --out o --compile-mode over-head": "did you mean reduce-overhead?",
+    "train_sft.py --model m --data d": "--out: is needed",
+    "train_sft.py --model m --data d --out o --acum 3": "did you mean accum?",
+    "trl grpo --model_name_or_path m": "is another method than surefoot's",
+    "trl sft --model_name_or_path m --dataset_name d --packing": "counts packed rows",
+    "trl sft --model_name_or_path m --dataset_name d --lora_alfa 3": "did you mean lora_alpha?",
+    "trl sft --model_name_or_path m --dataset_name d --lora_rank 3": "did you mean lora_r?",
+    "trl sft --dataset_name d": "model_name_or_path: is required",
+    "axolotl train nowhere.yml": "nowhere.yml: cannot be read",
+    "axolotl inference lora.yml": "inference is no training",
+    "axolotl train lora.yml --sample-packing": "counts packed rows",
+    "axolotl train lora.yml --adaptor lora": "did you mean adapter?",
+    "axolotl train lora.yml --load-in-8bit": "8 bits is not in surefoot",
+    "tune run lora_dpo_single_device --config lora.yaml": "is no recipe of surefoot's",
+    "tune run lora_finetune_single_device --config llama3_1/8B_lora": "tune cp",
+    "tune run lora_finetune_single_device --config lora.yaml dataset.packed=True": "counts packed rows",
+    "tune run lora_finetune_single_device --config lora.yaml model.lora_rnk=3": "did you mean model.lora_rank?",
+    "python simple_finetune.py --lr 3": "cannot be followed through its code",
+    "python nowhere.py --lr 3": "nowhere.py: cannot be read",
+}
+
+
+def check_each_flag_has_its_meaning(rows) -> None:
+    meanings = [row.about for row in rows if row.about]
+    assert len(meanings) > 10
+    assert len(set(meanings)) == len(meanings)
+
+
+def test_each_flag_of_train_sft_has_its_meaning():
+    check_each_flag_has_its_meaning(train_sft.ROWS.values())
+
+
+def test_twin_one_remark_on_all_flags_is_noticed():
+    same = [replace(row, about="the notes do not name it") for row in train_sft.ROWS.values()]
+    with pytest.raises(AssertionError):
+        check_each_flag_has_its_meaning(same)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_words_are_errors_that_say_what_to_do(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        command(text)
+    assert WRONG[text] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "q_proj v_proj",
+        "q_proj,v_proj",
+        '\'["q_proj", "v_proj"]\'',
+        "\"['q_proj','v_proj']\"",
+        "\"('q_proj', 'v_proj')\"",
+        "[q_proj, v_proj]",
+        "[q_proj,v_proj]",
+    ],
+)
+def test_lists_in_every_spelling(spelling: str) -> None:
+    found = command(f"finetune.py --base_model m --target_modules {spelling} --lora_r 4")
+    assert found.config["adapter"]["targets"] == ["q_proj", "v_proj"]
+    assert found.config["adapter"]["rank"] == 4
+
+
+@pytest.mark.parametrize("flag", ["--bf16", "--bf16=True", "--bf16 True", "--bf16=true", "--nobf16 --bf16"])
+def test_switches_in_every_spelling(flag: str) -> None:
+    assert command(f"finetune.py --base_model m {flag}").config["precision"]["compute"] == "bf16"
+
+
+@pytest.mark.parametrize("flag", ["", "--bf16=False", "--bf16 False", "--nobf16"])
+def test_a_switch_that_is_off(flag: str) -> None:
+    assert command(f"finetune.py --base_model m {flag}").config["precision"]["compute"] == "fp32"
+
+
+def test_keyword_arguments_come_to_the_same_as_flags() -> None:
+    given = {"base_model": "meta-llama/Llama-3.1-8B", "adapter_name": "dora", "lora_r": 32, "lora_alpha": 64}
+    found = finetune.from_keywords({**given, "bf16": True, "target_modules": None})
+    assert dict(found.config) == EXPECTED["guide-before"]
+
+
+@pytest.mark.parametrize(
+    ("files", "pad"),
+    [
+        ({}, "add"),
+        ({"m/tokenizer_config.json": "{}"}, "add"),
+        ({"m/tokenizer_config.json": '{"pad_token": "!", "added_tokens_decoder": {}}'}, "add"),
+        (
+            {
+                "m/tokenizer_config.json": '{"pad_token": {"content": "<pad>"}, "added_tokens_decoder": '
+                '{"0": {"content": "<pad>", "special": true}}}'
+            },
+            "auto",
+        ),
+        (
+            {
+                "m/tokenizer_config.json": '{"pad_token": "!", "added_tokens_decoder": '
+                '{"0": {"content": "!", "special": false}}}'
+            },
+            "add",
+        ),
+    ],
+)
+def test_the_pad_rule_of_the_guide(files: dict[str, str], pad: str) -> None:
+    def local(path: str) -> str:
+        if path in files:
+            return files[path]
+        raise InputError(Fault(path, "cannot be read"))
+
+    found = translate_command(["finetune.py", "--base_model", "m"], Options(read=local))
+    assert found.config.get("tokenizer", {"pad": "auto"})["pad"] == pad
+
+
+def test_words_that_the_original_never_used_are_listed() -> None:
+    found = command("finetune.py --base_model m --lora_target_modules q_proj --bottleneck_size 64 --group_by_length")
+    assert set(fates(found).values()) >= {"listed"}
+    assert fates(found)["--lora_target_modules q_proj"] == "listed"
+    assert fates(found)["--bottleneck_size 64"] == "listed"
+
+
+def test_a_batch_that_does_not_divide_is_exact_and_said() -> None:
+    found = command("finetune.py --base_model m --batch_size 10 --micro_batch_size 4")
+    assert found.config["batch"] == {"size": 10, "micro": 4}
+    assert "the original silently took 8" in next(note.why for note in found.notes if note.word == "--batch_size 10")
+
+
+def test_resuming_in_the_run_folder() -> None:
+    found = command("finetune.py --base_model m --output_dir out --resume_from_checkpoint out/checkpoint-8")
+    assert found.arguments == ("--resume",)
+
+
+def test_the_banner_lists_every_argument() -> None:
+    lines = voice_of(command(COMMANDS["guide-before"])).started()
+    assert lines[0] == "Finetuning model with params:"
+    assert {"attn_implementation: eager", "disable_cudnn_sdpa: True", "lora_r: 32", "bf16: True"} <= set(lines)
+    assert len(lines) == 1 + len(finetune.PROGRAMS[GUIDE])
+
+
+def test_train_sft_asks_for_profiles_at_every_step() -> None:
+    assert command(COMMANDS["train-sft"]).arguments == ("--time-every", "1")
+
+
+def test_allow_unknown_lists_what_nobody_knows() -> None:
+    words = shlex.split("axolotl train lora.yml --adaptor lora")
+    found = translate_command(words, Options(allow_unknown=True, read=read))
+    assert fates(found)["--adaptor lora"] == "listed"

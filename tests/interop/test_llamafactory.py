@@ -1,0 +1,448 @@
+"""LLaMA-Factory configs and commands, written from its documentation, each with the surefoot config that it means."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+import yaml
+
+from surefoot.config.schema import RunConfig
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import file_tool, translate_command, translate_file
+from surefoot.system.errors import InputError
+
+ONE_WAY = {  # what a config with nothing but the required words becomes
+    "stage": "sft",
+    "model": {"path": "hub/base"},
+    "adapter": {"kind": "lora", "rank": 8, "alpha": 16.0, "targets": "all-linear"},
+    "data": {"train": {"path": "data", "name": "identity"}, "template": "llamafactory-llama3"},
+    "gradient_checkpointing": "on",
+    "batch": {"size": 8, "micro": 8},
+    "optim": {"lr": 5e-5, "schedule": "linear", "warmup": 0.0},
+    "duration": "3 epochs",
+    "log_every": 500,
+    "checkpoint": {"every": "500 steps", "keep": 1000},
+    "bos": {"prepend": "on"},
+    "output": "out",
+}
+REQUIRED = {
+    "model_name_or_path": "hub/base",
+    "stage": "sft",
+    "do_train": True,
+    "dataset": "identity",
+    "template": "llama3",
+    "output_dir": "out",
+    "lora_target": "all",
+}
+
+
+def merged(base: dict, changes: dict) -> dict:
+    """changes over base; a value of None takes the key away."""
+    result = dict(base)
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(result.get(key), dict) and key != "train":
+            result[key] = merged(result[key], value)
+        elif value is None:
+            result.pop(key, None)
+        else:
+            result[key] = value
+    return result
+
+
+CASES = {
+    "the required words alone": ({}, {}),
+    "lora_sft.yaml of its examples": (
+        {
+            "trust_remote_code": True, "finetuning_type": "lora", "lora_rank": 8, "cutoff_len": 2048,
+            "dataset": "identity,alpaca_en_demo", "max_samples": 1000, "preprocessing_num_workers": 16,
+            "dataloader_num_workers": 4, "logging_steps": 10, "save_steps": 500, "plot_loss": True,
+            "overwrite_output_dir": True, "save_only_model": False, "report_to": "none",
+            "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "learning_rate": 1e-4,
+            "num_train_epochs": 3.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "bf16": True,
+            "ddp_timeout": 180000000, "resume_from_checkpoint": None,
+        },
+        {
+            "data": {
+                "train": [{"path": "data", "name": "identity"}, {"path": "data", "name": "alpaca_en_demo"}],
+                "max_length": 2048,
+                "max_samples": 1000,
+                "workers": 4,
+            },
+            "precision": {"compute": "bf16"},
+            "batch": {"size": 8, "micro": 1},
+            "optim": {"lr": 1e-4, "schedule": "cosine", "warmup": 0.1, "warmup_from_zero": True},
+            "log_every": 10,
+            "report_to": [],
+        },
+    ),
+    "its evaluation block": (
+        {"val_size": 0.1, "per_device_eval_batch_size": 1, "eval_strategy": "steps", "eval_steps": 500},
+        {"data": {"eval": 0.1}, "eval_every": "500 steps", "checkpoint": {"best": "none"}},
+    ),
+    "evaluation sets, the best kept": (
+        {
+            "eval_dataset": "a, b", "max_samples": 50, "evaluation_strategy": "epoch", "save_strategy": "epoch",
+            "load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False,
+            "early_stopping_steps": 2, "save_total_limit": 2,
+        },
+        {
+            "data": {
+                "eval": [
+                    {"path": "data", "name": "a", "max_samples": 50},
+                    {"path": "data", "name": "b", "max_samples": 50},
+                ],
+                "max_samples": 50,
+            },
+            "eval_every": "1 epoch",
+            "checkpoint": {"every": "1 epoch", "keep": 2, "best": "loss"},
+            "early_stopping": {"patience": 2},
+        },
+    ),
+    "a held-out count, evaluated at the end": (
+        {"val_size": 20, "do_eval": True, "eval_strategy": "no"},
+        {"data": {"eval": 20}, "eval_every": "null", "checkpoint": {"best": "none"}},
+    ),
+    "eval_steps left out is logging_steps": (
+        {"val_size": 0.2, "eval_strategy": "steps", "logging_steps": 25},
+        {"data": {"eval": 0.2}, "eval_every": "25 steps", "log_every": 25, "checkpoint": {"best": "none"}},
+    ),
+    "full_sft": (
+        {"finetuning_type": "full", "bf16": True, "learning_rate": 1e-5},
+        {"adapter": None, "precision": {"compute": "bf16"}, "optim": {"lr": 1e-5}},
+    ),
+    "qlora: bitsandbytes": (
+        {"quantization_bit": 4, "quantization_method": "bnb", "double_quantization": True},
+        {"precision": {"base": "nf4"}},
+    ),
+    "dora and rslora": (
+        {"use_dora": True, "use_rslora": True, "lora_rank": 16, "lora_alpha": 64, "lora_dropout": 0.05},
+        {"adapter": {"kind": "dora", "rank": 16, "alpha": 64.0, "dropout": 0.05, "rslora": True}},
+    ),
+    "named targets and modules trained in full": (
+        {"lora_target": "q_proj,v_proj", "additional_target": "lm_head,embed_tokens"},
+        {"adapter": {"targets": ["q_proj", "v_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}},
+    ),
+    "targets as a list": ({"lora_target": ["q_proj"]}, {"adapter": {"targets": ["q_proj"]}}),
+    "warm-up in steps goes before a share": (
+        {"warmup_steps": 20, "warmup_ratio": 0.1},
+        {"optim": {"warmup": "20 steps", "warmup_from_zero": True}},
+    ),
+    "warm-up as a share of known steps is rounded up": (
+        {"max_steps": 25, "warmup_ratio": 0.1},
+        {"duration": "25 steps", "optim": {"warmup": "3 steps", "warmup_from_zero": True}},
+    ),
+    "a constant rate has no warm-up": (
+        {"lr_scheduler_type": "constant", "warmup_ratio": 0.1},
+        {"optim": {"schedule": "constant"}},
+    ),
+    "a constant rate with warm-up": (
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_ratio": 0.1},
+        {"optim": {"schedule": "constant", "warmup": 0.1, "warmup_from_zero": True}},
+    ),
+    "shares of all steps": (
+        {"max_steps": 100, "logging_steps": 0.05, "save_steps": 0.25},
+        {"duration": "100 steps", "log_every": 5, "checkpoint": {"every": "25 steps"}},
+    ),
+    "optimizer": (
+        {"optim": "adamw_8bit", "adam_beta2": 0.95, "weight_decay": 0.1, "max_grad_norm": 0, "adam_epsilon": 1e-7},
+        {
+            "optim": {
+                "name": "adamw_8bit", "betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-7, "max_grad_norm": "null",
+            }
+        },
+    ),
+    "adafactor": ({"optim": "adafactor"}, {"optim": {"name": "adafactor"}}),
+    "muon": ({"use_muon": True}, {"optim": {"name": "muon"}}),
+    "neftune, fp16, eager attention, no checkpointing": (
+        {"neftune_noise_alpha": 5, "fp16": True, "flash_attn": "disabled", "disable_gradient_checkpointing": True},
+        {
+            "optim": {"neftune_alpha": 5},
+            "precision": {"compute": "fp16"},
+            "attention": {"implementation": "eager"},
+            "gradient_checkpointing": "off",
+        },
+    ),
+    "flash attention 2": ({"flash_attn": "fa2"}, {"attention": {"implementation": "flash_attention_2"}}),
+    "qwen": (
+        {"template": "qwen"},
+        {"data": {"template": "llamafactory-qwen"}, "bos": {"prepend": "off"}},
+    ),
+    "the tokenizer's template": (
+        {"template": None},
+        {"data": {"template": "tokenizer"}, "bos": None},
+    ),
+    "what is learned": ({"train_on_prompt": True}, {"data": {"train_on": "everything"}}),
+    "the last turn": ({"mask_history": True}, {"data": {"train_on": "last"}}),
+    "mixed by shares": (
+        {"dataset": "a,b", "mix_strategy": "interleave_under", "interleave_probs": "0.7,0.3"},
+        {
+            "data": {
+                "train": [{"path": "data", "name": "a", "weight": 0.7}, {"path": "data", "name": "b", "weight": 0.3}]
+            }
+        },
+    ),
+    "hub data sets, streamed": (
+        {"dataset": "org/set", "dataset_dir": "ONLINE", "streaming": True, "max_steps": 10,
+         "per_device_train_batch_size": 4},
+        {
+            "data": {"train": {"path": "org/set", "streaming": True, "max_samples": 40}},
+            "duration": "10 steps",
+            "batch": {"size": 4, "micro": 4},
+        },
+    ),
+    "trackers": (
+        {"report_to": ["wandb", "tensorboard"], "run_name": "first"},
+        {"report_to": ["wandb", "tensorboard"], "tracking": {"name": "first", "project": "llamafactory"}},
+    ),
+    "scaled BOS, factor left out": (
+        {"use_bos_zero_training": True, "template": "phi"},
+        {"data": {"template": "llamafactory-phi"}, "bos": {"prepend": "on", "scale": 0.1}},
+    ),
+    "scaled BOS": (
+        {"use_bos_zero_training": True, "bos_scaling_factor": 0.0},
+        {"bos": {"prepend": "on", "scale": 0.0}},
+    ),
+    "compiled, TF32, seed": (
+        {"torch_compile": True, "tf32": True, "seed": 7, "eval_on_start": True, "val_size": 0.1},
+        {
+            "compile": "default", "precision": {"tf32": "on"}, "seed": 7, "eval_at_start": True,
+            "data": {"eval": 0.1}, "eval_every": "null", "checkpoint": {"best": "none"},
+        },
+    ),
+    "saved at the end only": ({"save_strategy": "no"}, {"checkpoint": {"every": "3 epochs"}}),
+    "continued pre-training": (
+        {"stage": "pt", "template": None, "dataset": "c4_demo", "packing": False},
+        {
+            "stage": "pretrain",
+            "data": {
+                "train": {"path": "data/c4_demo.jsonl", "format": "text", "columns": {"text": "prompt"}},
+                "template": None,
+            },
+            "bos": None,
+        },
+    ),
+}  # fmt: skip
+DESCRIPTION = {"c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "prompt"}}}
+OPTIONS = Options(read=lambda path: json.dumps(DESCRIPTION) if path.endswith("dataset_info.json") else FILES[path])
+FILES = {"x.yaml": yaml.safe_dump(REQUIRED | {"lora_rank": 4})}
+
+
+def plain(config: object) -> object:
+    return RunConfig.model_validate(config).model_dump(mode="json")
+
+
+def real(value: object) -> object:
+    """ "null" stands for a null that the table wants to see written."""
+    if isinstance(value, dict):
+        return {key: real(one) for key, one in value.items()}
+    return None if value == "null" else value
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("form", ["yaml", "json", "overrides"])
+def test_each_config_means_what_it_says(name, form):
+    words, changes = CASES[name]
+    if form == "overrides":
+        given = [f"{key}={json.dumps(value)}" for key, value in words.items()]
+        found = translate_file("run.yaml", yaml.safe_dump(REQUIRED), given, OPTIONS)
+    else:
+        dump = yaml.safe_dump if form == "yaml" else json.dumps
+        found = translate_file(f"run.{form}", dump(REQUIRED | words), [], OPTIONS)
+    expected = plain(real(merged(ONE_WAY, changes)))
+    assert plain(found.config) == expected
+    assert found.command == "train"
+    assert found.arguments == ("--overwrite" if words.get("overwrite_output_dir") else "--resume",)
+
+
+def flags(words: dict[str, object]) -> list[str]:
+    found: list[str] = []
+    for key, value in words.items():
+        if value is True:
+            found.append(f"--{key}")
+        elif value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            found += [f"--{key}", text]
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "the tokenizer's template"])
+def test_flags_mean_the_same_as_a_file(name):
+    words = REQUIRED | CASES[name][0]
+    from_flags = translate_command(["llamafactory-cli", "train", *flags(words)], OPTIONS)
+    from_file = translate_file("run.yaml", yaml.safe_dump(words), [], OPTIONS)
+    assert plain(from_flags.config) == plain(from_file.config)
+
+
+def test_the_command_of_the_experiment():
+    text = """CUDA_VISIBLE_DEVICES=0 llamafactory-cli train --stage sft --do_train
+        --model_name_or_path microsoft/Phi-3-mini-4k-instruct --dataset alpaca_en --template phi --finetuning_type lora
+        --lora_target all --lora_rank 16 --lora_alpha 32 --lora_dropout 0.1 --use_bos_zero_training
+        --output_dir saves/phi3-bos-zero-lora-alpaca --overwrite_output_dir --per_device_train_batch_size 2
+        --gradient_accumulation_steps 4 --lr_scheduler_type cosine --logging_steps 10 --save_steps 500
+        --learning_rate 5e-4 --num_train_epochs 3.0 --plot_loss --bf16"""
+    found = translate_command(shlex.split(text), OPTIONS)
+    config = RunConfig.model_validate(found.config)
+    assert (config.batch.size, config.batch.micro, str(config.duration)) == (8, 2, "3 epochs")
+    assert (config.bos.prepend, config.bos.scale) == ("on", 0.1)
+    assert config.adapter is not None
+    assert (config.adapter.rank, config.adapter.alpha, config.adapter.dropout) == (16, 32, 0.1)
+    assert found.environment == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert found.arguments == ("--overwrite",)
+
+
+def test_a_file_behind_the_command_with_overrides():
+    found = translate_command(shlex.split("lmf train x.yaml lora_rank=32 output_dir=other"), OPTIONS)
+    assert found.config["adapter"]["rank"] == 32
+    assert found.config["output"] == "other"
+    replaced = [note for note in found.notes if "goes before it" in note.why]
+    assert sorted(note.word for note in replaced) == ["lora_rank: 4", "output_dir: out"]
+
+
+REFUSED = {
+    "lora_rnk: 8": "did you mean lora_rank",
+    "template: phi2": "did you mean phi",
+    "template: glm4": "takes the tokenizer's own",
+    "stage: grpo": "has no stage grpo",
+    "finetuning_type: freeze": "use lora or full",
+    "finetuning_type: oft": "use lora or full",
+    "use_badam: true": "no BAdam",
+    "use_galore: true": "no GaLore",
+    "pure_bf16: true": "use bf16: true",
+    "quantization_bit: 8": "nf4",
+    "flash_attn: fa3": "it reads auto, disabled, sdpa, fa2",
+    "optim: lion_32bit": "no lion_32bit",
+    "lr_scheduler_type: polynomial": "no polynomial",
+    "report_to: swanlab": "no tracker swanlab",
+    "packing: true": "counts packed rows",
+    "neat_packing: true": "leave it out",
+    "pissa_init: true": "begin at zero",
+    "adapter_name_or_path: saves/old": "new adapter",
+    "bos_scaling_factor: 0.1": "use_bos_zero_training",
+    "default_system: Be brief.": "put it into the data",
+    "predict_with_generate: true": "metrics",
+    "metric_for_best_model: eval_rouge-l\nval_size: 0.1": "by the loss",
+    "eval_strategy: steps": "nothing to evaluate on",
+    "load_best_model_at_end: true": "nothing to evaluate on",
+    "early_stopping_steps: 3": "nothing to evaluate on",
+    "val_size: 0.1\neval_dataset: a": "excludes eval_dataset",
+    "train_on_prompt: true\nmask_history: true": "excludes train_on_prompt",
+    "finetuning_type: full\nuse_dora: true": "needs finetuning_type: lora",
+    "finetuning_type: full\nquantization_bit: 4": "cannot train",
+    "bf16: true\nfp16: true": "exclude each other",
+    "streaming: true": "needs max_steps",
+    "resume_from_checkpoint: other/checkpoint-5": "does not lie in the run folder",
+    "lora_rank: eight": "expected a whole number, got eight",
+    "do_train: false": "trains nothing",
+    "push_to_hub: true": "hub_model_id",
+    "save_steps: 0.1": "share of all steps",
+    "per_device_train_batch_size: 0": "from 1",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_given_is_refused_with_a_reason(text):
+    given = REQUIRED | yaml.safe_load(text)
+    with pytest.raises(InputError, match=REFUSED[text]) as caught:
+        translate_file("run.yaml", yaml.safe_dump(given), [], OPTIONS)
+    assert len(caught.value.faults) == 1
+    assert str(caught.value).startswith("run.yaml:")
+
+
+def test_everything_wrong_is_told_at_once():
+    given = REQUIRED | {"lora_rnk": 8, "use_badam": True, "template": "phi2"}
+    with pytest.raises(InputError) as caught:
+        translate_file("run.yaml", yaml.safe_dump(given), [], OPTIONS)
+    assert len(caught.value.faults) == 3
+
+
+@pytest.mark.parametrize("environment", ["", "ALLOW_EXTRA_ARGS=1 "])
+def test_unknown_words_are_listed_on_request(environment):
+    words = [*shlex.split(environment), "llamafactory-cli", "train", *flags(REQUIRED), "--new_thing", "3"]
+    options = Options(allow_unknown=not environment)
+    (note,) = (note for note in translate_command(words, options).notes if note.word == "--new_thing 3")
+    assert note.fate == "listed"
+
+
+@pytest.mark.parametrize(
+    ("environment", "outcome"),
+    [
+        ("FORCE_TORCHRUN=1 NNODES=1 DISABLE_VERSION_CHECK=1", None),
+        ("NPROC_PER_NODE=four", "expected a number"),
+        ("NNODES=2", "several-processes.md"),
+        ("USE_MODELSCOPE_HUB=1", "ModelScope"),
+    ],
+)
+def test_names_in_the_environment(environment, outcome):
+    words = [*environment.split(), "llamafactory-cli", "train", *flags(REQUIRED)]
+    if outcome is not None:
+        with pytest.raises(InputError, match=outcome):
+            translate_command(words, OPTIONS)
+        return
+    notes = translate_command(words, OPTIONS).notes[:3]
+    assert [note.fate for note in notes] == ["listed"] * 3
+
+
+def test_the_project_of_wandb():
+    words = [
+        "WANDB_PROJECT=demo",
+        "WANDB_MODE=offline",
+        "llamafactory-cli",
+        "train",
+        *flags(REQUIRED),
+        "--report_to",
+        "wandb",
+    ]
+    assert translate_command(words, OPTIONS).config["tracking"] == {"project": "demo", "offline": True}
+
+
+@pytest.mark.parametrize("verb", ["eval", "api", "webui", "webchat", "version"])
+def test_commands_without_counterpart_say_what_to_use(verb):
+    with pytest.raises(InputError, match="surefoot"):
+        translate_command(["llamafactory-cli", verb], OPTIONS)
+
+
+def test_export_becomes_words_of_ours():
+    text = """llamafactory-cli export --model_name_or_path phi3 --adapter_name_or_path saves/run --template phi
+        --finetuning_type lora --export_dir merged --export_size 2 --export_device cpu --export_legacy_format false"""
+    found = translate_command(shlex.split(text), OPTIONS)
+    assert (found.command, found.config) == ("export", {})
+    assert " ".join(found.arguments) == (
+        "phi3 --adapter saves/run --merge --out merged --max-shard-size 2GB --device cpu"
+    )
+    assert len(found.notes) == 8
+
+
+def test_a_file_for_export_is_known():
+    given = {"model_name_or_path": "m", "adapter_name_or_path": "a", "template": "qwen", "export_dir": "d"}
+    found = translate_file("merge.yaml", yaml.safe_dump(given), [], OPTIONS)
+    assert found.command == "export"
+    for wrong, reason in (
+        ({"export_dir": None}, "export_dir is required|is required"),
+        ({"export_quantization_bit": 4}, "quantise the merged folder"),
+        ({"quantization_bit": 4}, "un-quantised"),
+        ({"export_legacy_format": True}, "pickles nothing"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            translate_command(["lmf", "export", *flags({k: v for k, v in (given | wrong).items() if v})], OPTIONS)
+
+
+def test_chat_becomes_words_of_ours():
+    found = translate_command(shlex.split("llamafactory-cli chat --model_name_or_path m --template qwen"), OPTIONS)
+    assert " ".join(found.arguments) == "m --max-new-tokens 1024 --temperature 0.95 --top-p 0.7"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ours"),
+    [
+        ("run.yaml", yaml.safe_dump(REQUIRED), False),
+        ("run.json", json.dumps(REQUIRED), False),
+        ("run.yaml", "stage: sft\nmodel: m\ndata: {train: d.json}\noutput: out\n", True),
+        ("run.yaml", "stage: sft\nmodel_name_or_pth: m\n", True),
+        ("run.yaml", "broken: [", True),
+        ("run.txt", yaml.safe_dump(REQUIRED), True),
+    ],
+)
+def test_a_file_is_known_by_its_keys(name, text, ours):
+    assert (file_tool(name, text) is None) == ours

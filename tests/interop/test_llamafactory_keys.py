@@ -1,0 +1,135 @@
+"""Every setting that LLaMA-Factory documents has one fate, and no given word is lost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llamafactory_keys import KEYS
+from surefoot.interop import trainer
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.launch import Options
+from surefoot.interop.llamafactory.rows import GROUPS, ROWS
+from surefoot.interop.tools import translate_file
+from surefoot.interop.words import Word
+from surefoot.system.errors import InputError
+
+BASE = {
+    "model_name_or_path": "m",
+    "stage": "sft",
+    "do_train": True,
+    "dataset": "identity",
+    "template": "llama3",
+    "output_dir": "out",
+}
+# Another value than the default, where making one up from the default's type asks for nonsense.
+OTHER = {
+    "batch_size": 2, "dataset_dir": "more", "lora_target": "q_proj", "mix_strategy": "interleave_once",
+    "flash_attn": "sdpa", "galore_target": "q_proj", "model_revision": "v1", "stage": "dpo", "val_size": 0.1,
+    "finetuning_type": "full", "quantization_type": "fp4", "quantization_method": "hqq", "bos_scaling_factor": 0.2,
+    "interleave_probs": "0.5,0.5", "max_samples": 5, "lora_alpha": 4, "early_stopping_steps": 3, "template": "qwen",
+    "quantization_bit": 8, "eval_dataset": "identity", "optim": "sgd", "lr_scheduler_type": "cosine",
+    "report_to": "wandb",
+    "eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "no", "warmup_ratio": 0.1, "eval_steps": 5,
+    "save_total_limit": 2, "data_seed": 3, "neftune_noise_alpha": 5, "tf32": True, "adam_epsilon": 1e-7,
+    "adam_beta1": 0.8, "adam_beta2": 0.99, "additional_target": "lm_head", "dataset": "a,b", "max_steps": 10,
+    "greater_is_better": False, "torch_compile_mode": "default", "metric_for_best_model": "loss",
+}  # fmt: skip
+
+
+def other(name: str, default: object) -> object:
+    if name in OTHER:
+        return OTHER[name]
+    if isinstance(default, bool):
+        return not default
+    return default + 1 if isinstance(default, int | float) else "something"
+
+
+def translate(settings: dict[str, object]):
+    return translate_file("run.json", json.dumps(settings), [], Options())
+
+
+def translated(settings: dict[str, object]):
+    """The translation or, where there is none, the faults."""
+    try:
+        return translate(settings), []
+    except InputError as error:
+        return None, [str(fault) for fault in error.faults]
+
+
+def test_every_documented_key_is_a_row_with_its_default():
+    assert len(KEYS) == 194
+    rows = {name: ROWS[name].default for name in KEYS}
+    assert rows == KEYS
+
+
+def test_no_row_stands_in_two_groups_but_where_both_tools_have_it():
+    names = [row.name for group in GROUPS.values() for row in group]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+@pytest.mark.parametrize("name", [*KEYS, *(row.name for row in trainer.ROWS if row.name not in KEYS)])
+def test_every_word_gets_exactly_one_fate(name):
+    value = other(name, ROWS[name].default)
+    found, faults = translated(BASE | {name: value})
+    if found is None:
+        assert any(name in fault for fault in faults), faults
+        return
+    notes = [note for note in found.notes if note.fate != "assumed" and note.word.startswith(f"{name}:")]
+    assert len(notes) == 1
+    (note,) = notes
+    assert note.keys or note.why
+    assert note.where.startswith("run.json")
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_null_is_as_if_the_word_were_not_there(name):
+    if name in BASE or ROWS[name].when_null is not None:
+        return
+    with_null, without = translate(BASE | {name: None}), translate(BASE)
+    assert with_null.config == without.config
+    assert len(with_null.notes) == len(without.notes) + 1
+
+
+@pytest.mark.parametrize("name", [name for name in KEYS if ROWS[name].when_null is not None])
+def test_null_where_it_means_something_is_that_or_refused(name):
+    found, faults = translated(BASE | {name: None})
+    if found is None:
+        assert any(name in fault for fault in faults)
+        return
+    assert found.config == translate(BASE | {name: ROWS[name].when_null}).config
+    assert found.given[name] is None
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_default_that_is_written_out_changes_nothing(name):
+    if KEYS[name] is None or name in BASE:
+        return
+    if name == "bos_scaling_factor":
+        return
+    written, without = translate(BASE | {name: KEYS[name]}).config, translate(BASE).config
+    assert {key: written[key] for key in without} == {key: written[key] for key in written if key in without}
+    for group, values in without.items():
+        if isinstance(values, dict):
+            assert values.items() <= written[group].items()
+        else:
+            assert written[group] == values
+
+
+def test_a_rule_that_forgets_its_word_is_found_out():
+    """The twin: the account at the end fails where a joint row has no rule."""
+    rules = tuple(rule for rule in trainer.RULES if rule is not trainer.set_saving)
+    dialect = Dialect("X", {row.name: row for row in trainer.ROWS}, rules)
+    words = [Word("save_steps", 5, "run.yaml:1:1", "save_steps: 5"), Word("bf16", True, "", "bf16: true")]
+    draft = Draft(dialect, words)
+    draft.note("bf16", "carried")
+    with pytest.raises(InputError, match="save_steps"):
+        draft.finish("train")
+
+
+def test_secrets_are_shown_nowhere():
+    found = translate(BASE | {"hf_hub_token": "hf_abcdefghijkl", "swanlab_api_key": "geheim123"})
+    shown = json.dumps([note.word for note in found.notes]) + json.dumps(dict(found.given))
+    assert "hf_abcdefghijkl" not in shown
+    assert "geheim123" not in shown

@@ -1,0 +1,182 @@
+"""What a null means to the tool that reads it, and which modules of a translated run drop out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from surefoot.config.contradictions import contradictions
+from surefoot.config.schema import RunConfig
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_command, translate_file
+from surefoot.methods.policy import load_policy
+from surefoot.runs.planned import make_plan
+from surefoot.system.errors import InputError
+from tiny import tiny_llama
+
+TRL = {"model_name_or_path": "m", "dataset_name": "org/d", "output_dir": "o"}
+AXOLOTL = {
+    "base_model": "m",
+    "learning_rate": 1e-5,
+    "output_dir": "o",
+    "datasets": [{"path": "d.jsonl", "type": "alpaca"}],
+}
+TUNE = {
+    "output_dir": "o", "checkpointer": {"checkpoint_dir": "m"},
+    "model": {"_component_": "torchtune.models.llama2.llama2_7b"},
+    "dataset": {"_component_": "torchtune.datasets.alpaca_dataset"}, "seed": 1,
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-5}, "tokenizer": {"path": "t"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("models") / "base", pad=True)
+
+
+def with_null(words, name):
+    data = json.loads(json.dumps(words))
+    group = data
+    *steps, last = name.split(".")
+    for step in steps:
+        group = group[step]
+    group[last] = None
+    return translate_file("sft.json", json.dumps(data), [], Options()).config
+
+
+NULLS = [  # what the tools' own code makes of None: cuts nothing, clips nothing, or is false
+    (TRL, "max_length", ("data", "max_length"), "model"),
+    (TRL, "max_grad_norm", ("optim", "max_grad_norm"), None),
+    (TRL, "gradient_checkpointing", ("gradient_checkpointing",), "off"),
+    (TUNE, "tokenizer.max_seq_len", ("data", "max_length"), "model"),
+    (TUNE, "dtype", ("precision", "compute"), "fp32"),
+    (AXOLOTL, "bf16", ("precision", "compute"), "fp32"),
+    (AXOLOTL, "tf32", ("precision", "tf32"), "off"),
+]
+
+
+@pytest.mark.parametrize(("words", "name", "key", "value"), NULLS, ids=[name for _, name, _, _ in NULLS])
+def test_null_means_what_the_tool_makes_of_it(words, name, key, value):
+    found = with_null(words, name)
+    for step in key:
+        found = found[step]
+    assert found == value
+
+
+@pytest.mark.parametrize(("words", "name"), [(TRL, "dtype"), (AXOLOTL, "shuffle_merged_datasets")])
+def test_a_null_that_cannot_be_given_is_refused(words, name):
+    with pytest.raises(InputError) as caught:
+        with_null(words, name)
+    assert any(name in str(fault) for fault in caught.value.faults)
+
+
+def test_without_a_limit_all_positions_of_the_model_count(base):
+    positions = json.loads((base / "config.json").read_text())["max_position_embeddings"]
+    data = {"train": [{"path": "d.jsonl"}], "max_length": "model"}
+    config = RunConfig.model_validate({"stage": "sft", "model": {"path": str(base)}, "data": data,
+                           "output": "o"})  # fmt: skip
+    assert make_plan(config, measure=False).tokenizer.max_length.value == positions
+
+
+def test_all_positions_hold_any_answer():
+    """What is compared with a number of tokens is a number."""
+    ppo = {"stage": "ppo", "model": {"path": "m"}, "data": {"train": [{"path": "d.jsonl"}], "max_length": "model"},
+           "ppo": {"reward": "r"}, "output": "o"}  # fmt: skip
+    assert not [problem for problem in contradictions(RunConfig.model_validate(ppo)) if "max_length" in problem.key]
+
+
+def test_settings_or_names_say_which_training_a_file_of_trls_is_for():
+    def possible(path, **more):
+        try:
+            return translate_file(path, json.dumps(TRL | more), [], Options()).config["stage"]
+        except InputError as error:
+            return next(fault.fix for fault in error.faults if fault.where == path)
+
+    assert possible("sft.json") == possible("run.json", completion_only_loss=True) == "sft"
+    assert "trl dpo or kto" in possible("run.json", beta=0.2, sync_ref_model=False)
+    assert "trl dpo --config" in possible("run.json", f_divergence_type="reverse_kl")
+    assert "trl reward --config" in possible("reward_config.json")
+    assert all(f" {name} " in possible("run.json") for name in ("sft", "dpo", "kto", "reward"))
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"messages": []}, "sft"),
+        ({"chosen": "a", "rejected": "b"}, "dpo or reward"),
+        ({"prompt": "", "label": True}, "kto"),
+    ],
+)
+def test_so_does_the_first_record_of_the_data(record, said):
+    try:
+        found = translate_file("run.json", json.dumps(TRL), [], Options(first=lambda path: record)).config["stage"]
+    except InputError as error:
+        found = error.faults[0].fix
+    assert said in found
+
+
+SHARE = 0.25
+LORA = f"--use_peft --lora_dropout {SHARE} --lora_target_modules q_proj v_proj"
+FLAGS = "--model_name_or_path m --dataset_name org/d --output_dir o --bf16 false --max_length 64"
+
+
+def axolotl(**more):
+    words = {"sequence_len": 64, "adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": SHARE,
+             "lora_target_modules": ["q_proj"], "bf16": False, **more}  # fmt: skip
+    return translate_file("a.json", json.dumps(AXOLOTL | words), [], Options())
+
+
+def factory(stage, tmp_path):
+    words = {"model_name_or_path": "m", "stage": stage, "do_train": True, "finetuning_type": "lora",
+             "template": "llama3", "dataset": "d", "output_dir": "o", "lora_dropout": SHARE,
+             "lora_target": "q_proj", "cutoff_len": 64}  # fmt: skip
+    described = json.dumps({"d": {"file_name": "d.json", "ranking": True}})
+    return translate_file("l.json", json.dumps(words), [], Options(read=lambda path: described))
+
+
+CASES = [
+    *((f"trl {verb}", True) for verb in ("dpo", "kto", "reward", "orpo.py")),
+    ("trl dpo --disable_dropout false", False),
+    ("trl sft", False),
+    ("axolotl dpo", True),
+    ("axolotl orpo", True),
+    ("axolotl sft", False),
+    ("factory dpo", True),
+    ("factory sft", False),
+]
+
+
+def translated(case, tmp_path):
+    tool, word, *more = case.split()
+    if tool == "axolotl":
+        pairs = [{"path": "d.jsonl", "type": "chatml.intel"}]
+        return axolotl() if word == "sft" else axolotl(rl=word, datasets=pairs)
+    if tool == "factory":
+        return factory(word, tmp_path)
+    start = [word] if word.endswith(".py") else ["trl", word]
+    return translate_command([*start, *more, *FLAGS.split(), *LORA.split()], Options())
+
+
+@pytest.mark.parametrize(("case", "zeroed"), CASES, ids=[case for case, _ in CASES])
+def test_the_modules_drop_out_as_the_tools_do(case, zeroed, tmp_path, base):
+    """The reference: PEFT's adapter, and then every nn.Dropout set to 0 where the trainer does so."""
+    reference = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(lora_dropout=SHARE, target_modules=["q_proj"])
+    )
+    for module in reference.modules():
+        if isinstance(module, torch.nn.Dropout) and zeroed:
+            module.p = 0.0
+    given = json.loads(json.dumps(translated(case, tmp_path).config)) | {"model": {"path": str(base)}}
+    given["data"] = {"train": [{"path": "d.jsonl"}], "max_length": 64, "template": "plain"}
+    config = RunConfig.model_validate(given)
+    ours = load_policy(config, make_plan(config, measure=False), Path(base), None, torch.device("cpu"))
+    assert shares(ours) == shares(reference)
+
+
+def shares(model):
+    return {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} - {0.0}

@@ -1,0 +1,208 @@
+"""deepspeed: FILE, fsdp and fsdp_config: the engine, and every word of a file with its fate."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from surefoot.config.load import check_values
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_command
+from surefoot.system.errors import Fault, InputError
+
+# As in transformers' documentation of ZeRO-3 with offloading, word by word.
+ZERO3 = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+             "hysteresis": 2, "min_loss_scale": 1},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR",
+                  "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+        "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": False,
+}  # fmt: skip
+FACTORY = {
+    "model_name_or_path": "m", "stage": "sft", "do_train": True, "dataset": "d", "template": "llama3",
+    "output_dir": "o", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True,
+}  # fmt: skip
+
+
+def run(files: dict[str, Any], processes: int = 2, **words: Any):
+    held = {"run.json": json.dumps({**FACTORY, **words})}
+    held |= {name: json.dumps(value) for name, value in files.items()}
+
+    def read(path: str) -> str:
+        if path not in held:
+            raise InputError(Fault(path, "cannot be read"))
+        return held[path]
+
+    command = f"torchrun --nproc_per_node {processes} src/train.py run.json".split()
+    return translate_command(command, Options(read=read))
+
+
+def zero(**more: Any) -> dict[str, Any]:
+    return {"ds.json": {"zero_optimization": {"stage": 2, **more}}}
+
+
+@pytest.mark.parametrize(
+    ("file", "parallel"),
+    [
+        ({"stage": 0}, {"engine": "ddp"}),
+        ({"stage": 1}, {"engine": "deepspeed", "zero_stage": 1}),
+        ({}, {"engine": "deepspeed", "zero_stage": 2}),
+        ({"cpu_offload": True}, {"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"}),
+        ({"offload_optimizer": {"device": "none"}}, {"engine": "deepspeed", "zero_stage": 2}),
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, {"engine": "deepspeed", "zero_stage": 3, "offload": "all"}),
+    ],
+)
+def test_the_stage_and_what_is_offloaded(file, parallel):
+    found = run(zero(**file), deepspeed="ds.json")
+    assert {name: value for name, value in found.config["parallel"].items() if value != "none"} == {
+        "nproc": 2,
+        **parallel,
+    }
+    check_values(found.config)
+
+
+def test_the_documented_file_has_a_fate_for_each_word():
+    found = run({"ds.json": ZERO3}, deepspeed="ds.json")
+    assert found.config["parallel"] == {"nproc": 2, "engine": "deepspeed", "zero_stage": 3, "offload": "all"}
+    assert found.config["optim"]["schedule"] == "constant"
+    inside = {note.word.partition(":")[0]: note for note in found.notes if note.where == "ds.json"}
+    assert len(inside) == 6 + 1 + 5 + 4 + 14 + 5 + 1
+    assert inside["zero_optimization.stage"].keys[0] == "parallel.engine"
+    assert inside["fp16.hysteresis"].fate == "listed"
+    assert inside["scheduler.type"].fate == "changed"
+    assert all(note.why for note in inside.values() if note.fate != "carried")
+
+
+def test_one_process_shares_nothing_out_and_says_so():
+    found = run({"ds.json": ZERO3}, processes=1, deepspeed="ds.json")
+    assert "parallel" not in found.config
+    assert "one process holds all" in next(note.why for note in found.notes if note.word == "deepspeed: ds.json")
+
+
+def test_numbers_that_agree_are_carried():
+    numbers = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
+               "gradient_clipping": 1.0, "bf16": {"enabled": True}}  # fmt: skip
+    found = run({"ds.json": {**zero()["ds.json"], **numbers}}, deepspeed="ds.json")
+    assert found.config["batch"]["size"] == 16
+    assert {note.fate for note in found.notes if note.word.startswith("train_batch_size")} == {"carried"}
+
+
+REFUSED = [
+    ({"train_batch_size": 8}, "is 8, and the other words say 16"),
+    ({"gradient_clipping": 0.5}, "gradient_clipping: is 0.5"),
+    ({"fp16": {"enabled": True}}, "fp16.enabled"),
+    ({"optimizer": {"type": "Lamb"}}, "no Lamb"),
+    ({"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}}, "optimizer.params.lr: is 1"),
+    ({"scheduler": {"type": "OneCycle"}}, "no OneCycle"),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 50}}}, "give warmup_steps"),
+    ({"zero_optimization": {"stage": 5}}, "no stage 5"),
+    ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "not on nvme"),
+    ({"zero_optimization": {"stage": 2, "zero_quantized_weights": True}}, "unquantised"),
+    ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "did you mean overlap_comm"),
+    ({"zero_optimisation": {"stage": 2}}, "did you mean zero_optimization"),
+    ({"progressive_layer_drop": {"enabled": True}}, "does not have this part"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_what_a_file_asks_for_in_vain(words, said):
+    with pytest.raises(InputError, match=said) as caught:
+        run({"ds.json": {**zero()["ds.json"], **words}}, deepspeed="ds.json")
+    assert len(caught.value.faults) == 1
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(InputError, match=r"gone.json cannot be read"):
+        run({}, deepspeed="gone.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "parallel"),
+    [
+        ({"fsdp": "full_shard auto_wrap"}, {"engine": "fsdp2"}),
+        ({"fsdp": ["full_shard", "offload"]}, {"engine": "fsdp2", "offload": "all"}),
+        ({"fsdp": "no_shard"}, {"engine": "ddp"}),
+        ({"fsdp": "shard_grad_op"}, {"engine": "fsdp2"}),
+        ({"fsdp": "full_shard", "fsdp_config": {"fsdp_offload_params": True}}, {"engine": "fsdp2", "offload": "all"}),
+        ({"fsdp": "full_shard", "fsdp_config": "f.json"}, {"engine": "fsdp2"}),
+    ],
+)
+def test_fsdp(words, parallel):
+    found = run({"f.json": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "version": 2}}, **words)
+    assert found.config["parallel"] == {"nproc": 2, **parallel}
+    check_values(found.config)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"fsdp": "ful_shard"}, "did you mean full_shard"),
+        ({"fsdp": "full_shard", "fsdp_config": {"min_num_param": 1}}, "did you mean min_num_params"),
+        ({"fsdp": "full_shard", "fsdp_config": {"xla": True}}, "XLA"),
+        ({"fsdp": "full_shard", "deepspeed": {"zero_optimization": {"stage": 2}}}, "keep one"),
+    ],
+)
+def test_what_fsdp_asks_for_in_vain(words, said):
+    with pytest.raises(InputError, match=said):
+        run({}, **words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parallel"),
+    [
+        ("--num_processes 2", {"nproc": 2}),
+        ("--num_processes 2 --accelerate_config multi_gpu", {"nproc": 2}),
+        ("--num_processes 4 --accelerate_config zero3", {"nproc": 4, "engine": "deepspeed", "zero_stage": 3}),
+        ("--num_processes 2 --accelerate_config fsdp2", {"nproc": 2, "engine": "fsdp2"}),
+        ("--num_processes 1", None),
+    ],
+)
+def test_trl_starts_itself(flags, parallel):
+    words = f"trl dpo --model_name_or_path m --dataset_name d --output_dir o {flags}".split()
+    found = translate_command(words, Options())
+    assert found.config.get("parallel") == parallel
+    assert found.config["batch"].get("size", 16) == 8 * (parallel or {"nproc": 1})["nproc"]
+    assert all(note.keys or note.why for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--num_processes 2 --accelerate_config mine.yaml", "no profile mine.yaml"),
+        ("--accelerate_config zero2", "add --num_processes"),
+        ("--num_processes 2 --num_machines 2", "asks for 2 machines"),
+        ("--num_processes many", "expected a number of processes"),
+    ],
+)
+def test_what_trl_is_told_in_vain(flags, said):
+    words = f"trl dpo --model_name_or_path m --dataset_name d --output_dir o {flags}".split()
+    with pytest.raises(InputError, match=said):
+        translate_command(words, Options())
+
+
+def test_axolotl_says_it_in_the_same_words():
+    text = (
+        "base_model: m\ndatasets: [{path: d, type: alpaca}]\nlearning_rate: 1e-4\nfsdp_config: {offload_params: true}"
+    )
+
+    def read(path: str) -> str:
+        return text
+
+    command = ["accelerate", "launch", "--num_processes", "2", "-m", "axolotl.cli.train", "run.yml"]
+    found = translate_command(command, Options(read=read)).config
+    assert found["parallel"] == {"nproc": 2, "engine": "fsdp2", "offload": "all"}
+    assert found["batch"]["size"] == 2  # one example for each process

@@ -1,0 +1,176 @@
+"""Axolotl's templates and torchtune's instructions beside texts written out by hand, and parts of splits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from golden_templates import golden_encoder
+from layouts import run_config
+from surefoot.data.encode import encode
+from surefoot.data.formats import Conversation, Turn
+from surefoot.data.templates import make_template
+from surefoot.interop.axolotl.datasets import TEMPLATES
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_file
+from surefoot.runs.planned import make_plan
+from surefoot.system.errors import InputError
+from tiny import tiny_llama
+
+DIALOGUE = Conversation((Turn("system", "Be brief."), Turn("user", "Name a bird."), Turn("assistant", "Heron."),
+                         Turn("user", "One more."), Turn("assistant", "Crane.")))  # fmt: skip
+SINGLE = Conversation((Turn("user", "Name a bird."), Turn("assistant", "Heron.")))
+
+
+def by_hand(name, conversation):
+    """What Axolotl's template of this name writes, with what it learns (a text and the token that ends it) marked."""
+    written = "<s>"
+    last = len(conversation.turns) - 1
+    for place, turn in enumerate(conversation.turns):
+        text = turn.content
+        if name == "alpaca":
+            heading = {"system": "", "user": "### Instruction:\n", "assistant": "### Response:\n"}[turn.role]
+            end = "</s>" if turn.role == "assistant" else ""
+            written += heading + (f"⟦{text}{end}⟧" if end else text) + ("" if place == last else "\n\n")
+        elif turn.role == "assistant":
+            written += f"⟦{text}<|end|>⟧\n"
+        else:
+            written += f"<|{turn.role}|>\n{text}<|end|>\n" + ("<|assistant|>\n" if turn.role == "user" else "")
+    return written
+
+
+def by_us(template, conversation, encoder, *, bos=True, train_on="responses", encoding="whole"):
+    made = make_template(template, encoder, (encoder.tokenizer.eos_token_id,))
+    one = replace(conversation, number=1, line=1)
+    (found,) = encode([one], made, encoder, bos_id=encoder.bos_id if bos else None, max_length=500, train_on=train_on,
+                      name="d", encoding=encoding)  # fmt: skip
+    return found.ids.tolist(), found.supervised.tolist()
+
+
+def marked(ids, mask, encoder):
+    text, inside = "", False
+    for number, learned in zip(ids, mask, strict=True):
+        text += "⟦" if learned and not inside else "⟧" if inside and not learned else ""
+        text, inside = text + str(encoder.tokenizer.decode([number])), learned
+    return text + ("⟧" if inside else "")
+
+
+@pytest.mark.parametrize("name", ["alpaca", "phi_3"])
+@pytest.mark.parametrize("conversation", [SINGLE, DIALOGUE])
+def test_axolotls_own_templates(name, conversation):
+    encoder = golden_encoder()
+    template, bos = TEMPLATES[name]
+    ids, mask = by_us(template, conversation, encoder, bos=bos == "on")
+    assert marked(ids, mask, encoder) == by_hand(name, conversation)
+    plain = by_hand(name, conversation).replace("⟦", "").replace("⟧", "")
+    assert ids == encoder.tokenizer(plain, add_special_tokens=False)["input_ids"]
+
+
+def test_twin_the_rows_of_the_same_name_write_something_else():
+    encoder = golden_encoder()
+    for ours, theirs in (("alpaca", "alpaca"), ("phi3", "phi_3")):
+        ids, mask = by_us(ours, SINGLE, encoder)
+        assert marked(ids, mask, encoder) != by_hand(theirs, SINGLE)
+
+
+AXOLOTL = {"base_model": "m", "learning_rate": 1e-5, "sequence_len": 64, "output_dir": "o"}
+
+
+def axolotl(entry, **more):
+    given = {**AXOLOTL, "datasets": [{"path": "d.jsonl", **entry}], **more}
+    return translate_file("run.json", json.dumps(given), [], Options()).config
+
+
+@pytest.mark.parametrize(
+    ("asked", "template", "bos"),
+    [
+        ("chatml", "chatml", "off"),
+        ("llama3", "llama3", "on"),
+        ("phi_3", "axolotl-phi_3", "on"),
+        ("tokenizer_default", "tokenizer", "tokenizer"),
+        ("tokenizer_default_fallback_chatml", "tokenizer-or-chatml", "tokenizer"),
+    ],
+)
+def test_axolotls_names_of_templates(asked, template, bos):
+    found = axolotl({"type": "chat_template"}, chat_template=asked)
+    assert (found["data"]["template"], found["bos"]["prepend"]) == (template, bos)
+    assert found["data"]["encoding"] == "whole"  # it encodes what it has rendered
+
+
+@pytest.mark.parametrize(
+    ("entry", "more"),
+    [
+        ({"type": "chat_template"}, {"chat_template": "qwen3"}),
+        ({"type": "chat_template"}, {"processor_type": "AutoProcessor"}),
+        ({"type": "alpaca", "split": "train[:10%]"}, {}),
+        ({"type": "alpaca", "split": "train[10:]"}, {}),
+    ],
+)
+def test_what_axolotl_does_otherwise_is_refused(entry, more):
+    with pytest.raises(InputError) as caught:
+        axolotl(entry, **more)
+    named = {*more, *entry} - {"type"}
+    assert any(name in str(fault) for fault in caught.value.faults for name in named)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_fallback_is_taken_where_the_tokenizer_has_no_template(own, tmp_path):
+    base = tiny_llama(tmp_path / "base", pad=True, chat_template=own)
+    asked = run_config(model={"path": str(base)}, data={"train": "d.jsonl", "template": "tokenizer-or-vicuna"})
+    assert make_plan(asked, measure=False).tokenizer.template.value == ("tokenizer" if own else "vicuna")
+
+
+def test_the_first_so_many_records_of_a_split():
+    assert axolotl({"type": "alpaca", "split": "train[:7]"})["data"]["train"] == {
+        "path": "d.jsonl", "format": "alpaca", "max_samples": 7,
+    }  # fmt: skip
+    hub = axolotl({"path": "org/d", "type": "alpaca", "split": "val[:7]"})["data"]["train"]
+    assert (hub["split"], hub["max_samples"]) == ("val", 7)
+
+
+def tune(model, **more):
+    given = {
+        "output_dir": "o", "checkpointer": {"checkpoint_dir": "m"}, "seed": 1,
+        "model": {"_component_": f"torchtune.models.{model}.a_model"},
+        "tokenizer": {"_component_": f"torchtune.models.{model}.a_tokenizer", "path": "t", **more.pop("tokenizer", {})},
+        "dataset": {"_component_": "torchtune.datasets.instruct_dataset", "source": "json", "data_files": "d.json",
+                    **more},
+        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-5},
+    }  # fmt: skip
+    return translate_file("tune.json", json.dumps(given), [], Options())
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer", "template"),
+    [
+        ("gemma", {}, "raw"),
+        ("llama2", {"prompt_template": None}, "raw"),
+        ("llama2", {}, "llama2"),
+        ("llama3_1", {}, "llama3"),
+        ("qwen2_5", {}, "chatml"),
+    ],
+)
+def test_torchtunes_instructions_are_laid_out_as_its_tokenizers_do(model, tokenizer, template):
+    found = tune(model, tokenizer=tokenizer)
+    assert found.config["data"]["template"] == template
+    changed = any("data.template" in note.keys and note.fate == "changed" for note in found.notes)
+    assert changed == (template != "raw")
+
+
+def test_torchtunes_bare_instructions_are_the_texts_between_bos_and_eos():
+    encoder = golden_encoder()
+    ids, mask = by_us(tune("gemma").config["data"]["template"], SINGLE, encoder, encoding="parts")
+    prompt, answer = (encoder.tokenizer(text, add_special_tokens=False)["input_ids"] for text in
+                      ("Name a bird.", "Heron."))  # fmt: skip
+    end = encoder.tokenizer.eos_token_id
+    assert ids == [encoder.bos_id, *prompt, *answer, end]
+    assert mask == [False] * (1 + len(prompt)) + [True] * (len(answer) + 1)
+
+
+def test_torchtunes_part_of_a_file_is_not_lost():
+    assert tune("gemma", split="train[:9]").config["data"]["train"]["max_samples"] == 9
+    with pytest.raises(InputError) as caught:
+        tune("gemma", split="train[:95%]")
+    assert any("dataset.split" in str(fault) for fault in caught.value.faults)

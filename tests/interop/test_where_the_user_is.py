@@ -1,0 +1,121 @@
+"""Advice that can be typed where the user is: in another tool's command, in Python, in a script of commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from surefoot.commands import train as command
+from surefoot.commands.doctor.findings import fault
+from surefoot.commands.main import main as cli
+from surefoot.config.schema import RunConfig
+from surefoot.interop import account, compat
+from surefoot.interop.account import in_its_words, locate
+from surefoot.interop.deepspeed_chat import FOLDERS
+from surefoot.interop.deepspeed_chat.pipeline import ROWS
+from surefoot.interop.launch import Options
+from surefoot.interop.tools import translate_command, translate_file
+from surefoot.runs.api import _told_in_python
+from surefoot.system import libraries
+from surefoot.system.errors import Fault, InputError
+from tiny import tiny_llama
+
+E2E = Path(compat.__file__).parent / "scripts" / "deepspeed_chat" / "e2e_rlhf.py"
+
+
+def test_a_comment_behind_a_backslash_is_told_as_such():
+    words = ["trl", "sft", "--learning_rate", "1e-4", " "]
+    with pytest.raises(InputError) as caught:
+        translate_command(words, Options())
+    (fault,) = caught.value.faults
+    assert fault.where == repr(" ")
+    assert "1e-4" in fault.what
+
+
+def test_advice_names_the_words_of_the_command():
+    words = "trl sft --model_name_or_path m --dataset_name d --output_dir o --attn_implementation sdpa"
+    found = translate_command(words.split(), Options())
+    advice = in_its_words(found, "set attention.implementation: eager, or lower data.max_length; batch.size stays")
+    assert advice == "set --attn_implementation eager, or lower --max_length; batch.size stays"
+    assert in_its_words(found, "run attention.implementations") == "run attention.implementations"
+
+
+def test_a_file_has_its_keys():
+    words = {"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o", "attn_implementation": "sdpa"}
+    found = translate_file("sft.json", json.dumps(words), [], Options())
+    assert in_its_words(found, "attention.implementation=eager") == "attn_implementation: eager"
+
+
+def test_a_share_that_leaves_nothing_is_told_at_its_flag_and_names_the_file():
+    main = f"{FOLDERS['reward']}/main.py --model_name_or_path m --data_path d.json --data_split 1,9,0"
+    found = translate_command(main.split(), Options())
+    fault = locate(found, Fault("data.train.share", "d.json has nothing to learn in part 1"))
+    assert fault.where == "--data_split"
+    assert "d.json" in fault.what
+
+
+def test_flags_are_arguments_in_python():
+    with pytest.raises(InputError) as caught, _told_in_python():
+        raise InputError(Fault("output", "holds a run", "continue it with --resume, replace it with --overwrite"))
+    assert "resume=True" in str(caught.value)
+    assert "overwrite=True" in caught.value.faults[0].fix
+    assert "--" not in str(caught.value)
+
+
+def test_what_a_check_advises_names_the_words_of_the_command(tmp_path, monkeypatch):
+    (tmp_path / "d.json").write_text(json.dumps([{"prompt": "a", "completion": "b"}] * 8))
+    found = fault("LOSS-FINITE", "not so", "lower optim.lr")
+    monkeypatch.setattr("surefoot.commands.doctor.check.check_steps", lambda *asked: (found,))
+    base, data = tiny_llama(tmp_path / "base"), tmp_path / "d.json"
+    words = f"--model_name_or_path {base} --dataset_name {data} --output_dir o --learning_rate 1e9".split()
+
+    def advised():
+        return CliRunner().invoke(cli, ["run", "--check", "2", "--", "trl", "sft", *words]).output.splitlines()[-2]
+
+    assert "--learning_rate" in advised()
+    monkeypatch.setattr(account, "in_its_words", lambda translation, advice: advice)  # twin
+    assert "--learning_rate" not in advised()
+
+
+def test_data_of_a_registry_go_by_their_name():
+    config = {"stage": "sft", "model": "m", "data": {"train": [{"path": "data", "name": "herons"}]}, "output": "o"}
+    named = command._beginning(RunConfig.model_validate(config))
+    del config["data"]["train"][0]["name"]
+    assert ("herons" in named, "herons" in command._beginning(RunConfig.model_validate(config))) == (True, False)
+
+
+def test_without_deepspeed_nothing_is_planned(tmp_path, monkeypatch):
+    base = tiny_llama(tmp_path / "base", pad=True)
+    (tmp_path / "d.json").write_text(json.dumps([{"prompt": "a", "response": "b"}] * 8))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(libraries, "is_installed", lambda name: name != "deepspeed")
+    started = []
+    monkeypatch.setattr("surefoot.commands.launching.start_ranks", lambda *words: started.append(words) or 0)
+    main = f"{FOLDERS['sft']}/main.py --model_name_or_path {base} --data_path d.json --data_split 1,0,0 --zero_stage 3"
+    words = ["run", "--", "deepspeed", "--num_gpus", "2", *main.split(), "--output_dir", "o"]
+    told = CliRunner().invoke(cli, words)
+    assert (told.exit_code, started) == (2, [])
+    assert "--zero_stage" in told.stderr
+    monkeypatch.setattr(command, "require_deepspeed", lambda: None)  # twin
+    CliRunner().invoke(cli, words)
+    assert started
+
+
+def test_a_script_of_commands_is_no_config(tmp_path):
+    script = tmp_path / "run_1.3b.sh"
+    script.write_text("deepspeed main.py --model_name_or_path facebook/opt-1.3b\n")
+    told = CliRunner().invoke(cli, ["migrate", str(script), "--to", "m"])
+    assert told.exit_code == 2
+    assert "surefoot translate" in told.stderr
+
+
+def test_e2e_rlhf_has_help(capsys):
+    spec = importlib.util.spec_from_file_location("e2e_rlhf", E2E)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.run_all(["--help"]) == 0
+    assert all(f"--{name} " in capsys.readouterr().out for name in list(ROWS)[:1])

@@ -1,0 +1,170 @@
+"""Losses on pairs: a table by hand in float64, and the same result however a step is split."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from surefoot.data.batch import Example, PairBatch, collate
+from surefoot.methods.losses.logprobs import answer_logprobs
+from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, preference_loss
+from tiny import tiny_llama
+
+FLOAT64 = 1e-12  # a handful of float64 operations
+FP32 = 2e-5  # fp32 sums over some hundred tokens, in another order
+
+# log p(c), log p(r), log q(c), log q(r), |c|, |r|
+ROWS = [
+    (-3.0, -7.5, -4.0, -6.0, 3, 9),
+    (-12.25, -2.5, -11.0, -4.0, 7, 2),
+    (-80.0, -60.0, -75.0, -90.0, 40, 30),
+    (-5.0, -5.0, -5.0, -5.0, 5, 5),
+]
+
+
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+
+
+def by_hand(name: str, row: tuple[float, ...], b: float, e: float, m: float) -> float:
+    pc, pr, qc, qr, c, r = row
+    d = (pc - qc) - (pr - qr)
+    match name:
+        case "sigmoid":
+            return -(1 - e) * math.log(logistic(b * d)) - e * math.log(logistic(-b * d))
+        case "hinge":
+            return max(0.0, 1 - b * d)
+        case "ipo":
+            return ((pc - qc) / c - (pr - qr) / r - 1 / (2 * b)) ** 2
+        case "simpo":
+            return -math.log(logistic(b * (pc / c - pr / r) - m))
+        case "orpo":
+            odds = [math.exp(x) / (1 - math.exp(x)) for x in (pc / c, pr / r)]
+            return -b * math.log(logistic(math.log(odds[0] / odds[1])))
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_by_hand(name):
+    for b, e, m in ((0.1, 0.0, 0.5), (0.7, 0.2, 0.0)):
+        found = LOSSES[name].loss(_in_order(ROWS), Constants(b, e, m))
+        expected = [by_hand(name, row, b, e, m) for row in ROWS]
+        assert found.tolist() == pytest.approx(expected, rel=FLOAT64)
+        turned = [(pr, pc, qr, qc, r, c) for pc, pr, qc, qr, c, r in ROWS]  # twin: the worse answer preferred
+        assert LOSSES[name].loss(_in_order(turned), Constants(b, e, m)).tolist() != pytest.approx(expected, rel=1e-3)
+
+
+def _in_order(rows) -> Pairs:
+    return Pairs(*torch.tensor(rows, dtype=torch.float64).T)
+
+
+def test_odds_of_an_answer_that_is_certain_are_finite():
+    one = torch.ones(2)
+    pairs = Pairs(torch.tensor([0.0, -1e-9]), torch.tensor([-4.0, 0.0]), 0 * one, 0 * one, one, one)
+    pairs.chosen.requires_grad_()
+    loss = LOSSES["orpo"].loss(pairs, Constants(0.1)).sum()
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert pairs.chosen.grad is not None
+    assert torch.isfinite(pairs.chosen.grad).all()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path_factory.mktemp("pairs") / "llama")).eval()
+
+
+def pairs_of(count: int) -> list[tuple[Example, Example]]:
+    draw = np.random.default_rng(1)
+    found: list[tuple[Example, Example]] = []
+    for number in range(count):
+        prompt = draw.integers(1, 300, draw.integers(2, 9))
+        answers = [draw.integers(1, 300, draw.integers(2, 15)) for _ in range(2)]
+        chosen, rejected = (
+            Example(np.concatenate([prompt, one]), np.arange(len(prompt) + len(one)) >= len(prompt), number)
+            for one in answers
+        )
+        found.append((chosen, rejected))
+    return found
+
+
+PAIRS = pairs_of(6)
+_near = torch.Generator().manual_seed(0)
+REFERENCE = {pair[0].number: tuple((torch.randn(2, generator=_near) - 40).tolist()) for pair in PAIRS}
+
+
+def batch_of(pairs, whole=PAIRS) -> PairBatch:
+    """whole: the pairs of the step."""
+    tokens = sum(int(chosen.supervised.sum()) for chosen, _ in whole)
+    rows = collate([chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs], pad_id=0)
+    known = [REFERENCE[chosen.number] for chosen, _ in pairs]
+    reference = torch.tensor([one[0] for one in known] + [one[1] for one in known])
+    return PairBatch(rows, (2,) * len(pairs), len(pairs), len(whole) / tokens, reference)
+
+
+def step(model, objective, batches) -> dict[str, float]:
+    """What the training step makes of micro-batches, with the norm of the gradient."""
+    weight = sum(batch.weight for batch in batches)
+    model.zero_grad()
+    found: dict[str, float] = {}
+    for batch in batches:
+        out = objective(model, batch)
+        (out.loss / weight).backward()
+        for name, value in {"loss": out.loss.detach(), **out.sums}.items():
+            found[name] = found.get(name, 0.0) + float(value) / weight
+    found["norm"] = float(torch.nn.utils.get_total_norm([one.grad for one in model.parameters()]))
+    return found
+
+
+@pytest.mark.parametrize("sft", [0.0, 0.8])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_split_changes_nothing(model, name, sft):
+    objective = preference_loss(name, Constants(0.2, margin=0.3), sft)
+    whole = step(model, objective, [batch_of(PAIRS)])
+    split = step(model, objective, [batch_of(PAIRS[:1]), batch_of(PAIRS[1:4]), batch_of(PAIRS[4:])])
+    assert split == pytest.approx(whole, rel=FP32, abs=FP32)
+    if LOSSES[name].sft + sft:  # twin: a mean over each micro-batch's own tokens
+        parts = [PAIRS[:1], PAIRS[1:4], PAIRS[4:]]
+        wrong = step(model, objective, [batch_of(part, part) for part in parts])
+        assert wrong["norm"] != pytest.approx(whole["norm"], rel=10 * FP32)
+
+
+def test_the_sft_term_is_the_mean_over_the_better_answers(model):
+    plain, more = (preference_loss("sigmoid", Constants(0.2), sft) for sft in (0.0, 1.0))
+    batch = batch_of(PAIRS)
+    with torch.no_grad():
+        term = (float(more(model, batch).loss) - float(plain(model, batch).loss)) / batch.weight
+        nll = 0.0
+        for chosen, _ in PAIRS:
+            logits = model(torch.tensor(chosen.ids)[None]).logits[0, :-1].double()
+            words = torch.tensor(chosen.ids[1:])
+            each = torch.nn.functional.cross_entropy(logits, words, reduction="none")
+            nll += float(each[torch.tensor(chosen.supervised[1:])].sum())
+    tokens = sum(int(chosen.supervised.sum()) for chosen, _ in PAIRS)
+    assert term == pytest.approx(nll / tokens, rel=FP32)
+
+
+def test_policy_equal_to_reference(model):
+    """Before step 1: ln 2, no margin, and a tie in every pair, which is neither right nor wrong."""
+    objective = preference_loss("sigmoid", Constants(0.1))
+    batch = batch_of(PAIRS)
+    with torch.no_grad():
+        own = objective(model, batch)
+        same = objective(model, replace(batch, reference=answer_logprobs(model, batch.rows).sums))
+    assert float(same.loss) / 6 == pytest.approx(math.log(2), rel=FP32)
+    assert float(same.sums["reward_margin"]) == 0
+    assert float(same.sums["reward_accuracy"]) / 6 == 0.5
+    assert float(own.loss) / 6 != pytest.approx(math.log(2), rel=1e-3)  # twin: another reference
+
+
+def test_a_reference_that_is_missing_is_an_error(model):
+    batch = replace(batch_of(PAIRS), reference=None)
+    with pytest.raises(ValueError, match="compares with a reference"):
+        preference_loss("sigmoid", Constants(0.1))(model, batch)
+    with torch.no_grad():
+        assert torch.isfinite(preference_loss("simpo", Constants(0.1))(model, batch).loss)

@@ -1,0 +1,93 @@
+"""What writes the answers of a PPO run, and what is said before its first step: servers, dropout."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import surefoot
+from posting_stub import answering
+from surefoot.system.errors import EnvironmentFault, InputError
+from tiny import tiny_llama
+
+
+def config_of(folder: Path, **changes) -> dict:
+    tiny_llama(folder / "base")
+    rows = [{"prompt": f"Say number {n}."} for n in range(8)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "stage": "ppo",
+        "model": str(folder / "base"),
+        "adapter": {"kind": "lora", "rank": 4},
+        "data": {"train": str(folder / "prompts.jsonl"), "max_length": 64},
+        "ppo": {"max_new_tokens": 4},
+        "batch": {"size": 4},
+        "optim": {"lr": 1e-2},
+        "precision": "fp32",
+        "duration": "2 steps",
+        "output": str(folder / "run"),
+        **changes,
+    }
+
+
+def run(config: dict) -> str:
+    said = io.StringIO()
+    surefoot.train(config, reward=lambda prompts, responses: [len(text) / 9 for text in responses], stream=said)
+    return said.getvalue()
+
+
+def test_a_server_is_told_of_the_weights_before_each_rollout(tmp_path):
+    weights: list[bytes] = []
+
+    def reply(path, body):
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "base"}]}
+        if path == "/v1/load_lora_adapter":
+            weights.append((Path(body["lora_path"]) / "adapter_model.safetensors").read_bytes())
+        if path != "/v1/completions":
+            return 200, "Success"
+        ids = [40 + body["seed"] % 9, 50, 51, 52]
+        return 200, {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": [-5.0] * 4}}]}
+
+    with answering(reply) as stub:
+        ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": stub.address, "temperature": 0.9}
+        run(config_of(tmp_path, ppo=ppo))
+    names = [body["lora_name"] for path, body in stub.asked if path == "/v1/load_lora_adapter"]
+    asked = [body["model"] for path, body in stub.asked if path == "/v1/completions"]
+    assert len(set(names)) == 2
+    assert asked == [names[0]] * 4 + [names[1]] * 4
+    assert weights[0] != weights[1]  # the policy had learned in between
+    assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
+    assert not list((tmp_path / "run").glob(".policy-*"))
+
+
+def test_a_run_with_its_own_engine_asks_no_server(tmp_path):
+    with answering(lambda *_: (200, {})) as stub:
+        run(config_of(tmp_path))
+    assert stub.asked == []
+
+
+def test_a_server_that_is_not_there_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
+    with pytest.raises(EnvironmentFault, match="cannot be reached") as fault:
+        run(config_of(tmp_path, ppo=ppo))
+    assert fault.value.exit_code == 3
+    assert "\n" not in str(fault.value)
+    assert (tmp_path / "run" / "trainer_log.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("adapter", [None, {"kind": "dora", "rank": 4}])
+def test_a_server_takes_a_lora_adapter_alone(tmp_path, adapter):
+    ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
+    with pytest.raises(InputError, match="takes LoRA adapters alone while it runs"):
+        run(config_of(tmp_path, adapter=adapter, ppo=ppo))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_dropout_of_the_policy_is_a_caution(tmp_path, share):
+    said = run(config_of(tmp_path, adapter={"kind": "lora", "rank": 4, "dropout": share}, duration="1 steps"))
+    assert ("caution: the policy learns with dropout 0.1" in said) == (share > 0)

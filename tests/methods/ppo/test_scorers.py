@@ -1,0 +1,149 @@
+"""Scores from a function or a server of the user's own: what is returned is checked, what is wrong is one line."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from posting_stub import answering
+from surefoot.methods.ppo import scorers
+from surefoot.methods.ppo.scorers import checked, open_scorer
+from surefoot.system.errors import EnvironmentFault, InputError
+
+CODE = """\
+import math
+from dataclasses import dataclass
+
+from beside import FACTOR
+
+
+@dataclass
+class Kind:
+    name: str
+
+
+def length(prompts, responses):
+    return [FACTOR * len(response) for response in responses]
+
+
+def broken(prompts, responses):
+    table = {}
+    return [table[prompt] for prompt in prompts]
+
+
+def short(prompts, responses):
+    return [1.0]
+
+
+def lost(prompts, responses):
+    return [math.nan, math.inf]
+
+
+number = 5
+"""
+PROMPTS, RESPONSES = ["a", "b"], ["xy", "xyz"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    (tmp_path / "beside.py").write_text("FACTOR = 2\n")
+    return path
+
+
+def test_a_function_scores(file):
+    assert open_scorer(f"{file}:length")(PROMPTS, RESPONSES) == [4.0, 6.0]
+
+
+def test_scores_that_are_not_finite_are_handed_on(file):
+    first, second = open_scorer(f"{file}:lost")(PROMPTS, RESPONSES)
+    assert math.isnan(first)
+    assert second == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lenght", r"ppo\.reward: .*mine\.py has no function 'lenght'; did you mean length\?"),
+        ("nothing", "has no function 'nothing'; it has length, broken, short, lost"),
+        ("number", "is no function"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused(file, name, said):
+    with pytest.raises(InputError, match=said):
+        open_scorer(f"{file}:{name}")
+
+
+def test_a_file_that_is_not_there_or_does_not_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="there is no file"):
+        open_scorer(f"{tmp_path}/none.py:f")
+    for code, said in (
+        ("def f(:\n", r"bad\.py:1: cannot be imported: SyntaxError"),
+        ("\n\n1 / 0\n", r"bad\.py:3: .*Zero"),
+    ):
+        (tmp_path / "bad.py").write_text(code)
+        with pytest.raises(InputError, match=said):
+            open_scorer(f"{tmp_path}/bad.py:f")
+
+
+def test_an_error_names_file_and_line(file):
+    with pytest.raises(InputError, match=r"mine\.py:18: the reward raised KeyError: 'a'") as raised:
+        open_scorer(f"{file}:broken")(PROMPTS, RESPONSES)
+    assert "\n" not in str(raised.value)
+
+
+def test_one_number_for_each_answer(file):
+    with pytest.raises(InputError, match="returned 1 scores for 2 answers; return a number for each answer"):
+        open_scorer(f"{file}:short")(PROMPTS, RESPONSES)
+    for found in (torch.tensor([1.0, 2.0]), np.array([1, 2]), [torch.tensor(1.0), np.float32(2)], (1, 2), iter([1, 2])):
+        assert checked(lambda p, r, found=found: found, "mine")(PROMPTS, RESPONSES) == [1.0, 2.0]
+    for found in (None, 3.0, "12", {"a": 1, "b": 2}, [True, False], ["1", "2"], [None, 1]):
+        with pytest.raises(InputError, match="mine: the reward returned"):
+            checked(lambda p, r, found=found: found, "mine")(PROMPTS, RESPONSES)
+
+
+def test_what_is_neither_function_nor_address_is_a_model():
+    assert open_scorer("runs/reward") is None
+    assert open_scorer("org/reward-model") is None
+
+
+def test_a_server_scores(monkeypatch):
+    with answering(lambda path, body: (200, {"scores": [len(one) for one in body["responses"]]})) as stub:
+        assert open_scorer(f"{stub.address}/score")(PROMPTS, RESPONSES) == [2.0, 3.0]
+        assert stub.asked == [("/score", {"prompts": PROMPTS, "responses": RESPONSES})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"scores": [1.0]}, "returned 1 scores for 2 answers"),
+        ({"scores": [1.0, float("nan")]}, "NaN or infinite"),
+        ({"scores": ["1", "2"]}, "returned str for answer 0"),
+        ({"score": [1.0, 2.0]}, "without"),
+        ([1.0, 2.0], "without"),
+        ("hello", "without"),
+    ],
+)
+def test_a_server_that_answers_wrongly_is_named(answer, said):
+    with answering(lambda *_: (200, answer)) as stub:
+        scorer = open_scorer(stub.address)
+        with pytest.raises(InputError, match=said) as raised:
+            scorer(PROMPTS, RESPONSES)
+    assert stub.address in str(raised.value)
+
+
+def test_a_server_that_fails_ends_the_run(monkeypatch):
+    monkeypatch.setattr("surefoot.system.posting.time.sleep", lambda seconds: None)
+    with answering(lambda *_: (500, "no")) as stub, pytest.raises(EnvironmentFault, match="answers 500: no"):
+        open_scorer(stub.address)(PROMPTS, RESPONSES)
+    with pytest.raises(InputError, match="is no address"):
+        open_scorer("http://")
+
+
+def test_twin_without_the_check_a_wrong_number_would_pass(file, monkeypatch):
+    monkeypatch.setattr(scorers, "_one_each", lambda found, count, name: found)
+    assert open_scorer(f"{file}:short")(PROMPTS, RESPONSES) == [1.0]

@@ -1,0 +1,161 @@
+"""Whatever a user points at opens as it was trained, or one line says what is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adapter_runs import a_plan, a_run
+from plans import choice
+from surefoot.data.formats import Turn
+from surefoot.evaluate.measure_loss import as_evaluated, evaluation_settings
+from surefoot.methods import open_model
+from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
+from surefoot.models.load import load_model
+from surefoot.models.save import save_full
+from surefoot.system import hardware
+from surefoot.system.errors import InputError
+from tiny import tiny_llama
+
+CPU = torch.device("cpu")
+QUESTION = [Turn("user", "What is a heron?")]
+IDS = torch.arange(40).reshape(2, 20) * 7 % 300
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("open") / "base")
+
+
+@torch.no_grad()
+def logits(opened: OpenModel) -> torch.Tensor:
+    return opened.model(input_ids=IDS).logits
+
+
+def test_a_base_model_is_asked_as_training_would_ask_it(base):
+    opened = open_for_use(str(base))
+    expected = AutoModelForCausalLM.from_pretrained(base)
+    assert torch.equal(logits(opened), expected(input_ids=IDS).logits)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    chat = [{"role": "user", "content": QUESTION[0].content}]
+    own = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    assert conversation_ids(opened, QUESTION) == own
+    assert set(opened.template.stop_ids) == {321, tokenizer.convert_tokens_to_ids("<|eot_id|>")}
+    assert raw_ids(opened, "Once") == tokenizer("Once")["input_ids"]
+    assert raw_ids(opened, "<|begin_of_text|>Once") == raw_ids(opened, "Once")
+    assert "template tokenizer" in opened.described
+
+
+def test_an_adapter_finds_its_base(base, tmp_path):
+    run = a_run(tmp_path / "run", base)
+    opened = open_for_use(str(run))
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run)
+    assert torch.equal(logits(opened), peft(input_ids=IDS).logits)
+    assert torch.equal(logits(open_for_use(str(base), str(run))), logits(opened))
+    assert not torch.equal(logits(open_for_use(str(base))), logits(opened))
+
+
+def test_a_missing_base_is_named_with_the_way_out(base, tmp_path):
+    run = a_run(tmp_path / "run", base, named=str(tmp_path / "gone"))
+    with pytest.raises(InputError) as error:
+        open_for_use(str(run))
+    assert str(tmp_path / "gone") in str(error.value)
+    assert f"BASE --adapter {run}" in str(error.value)
+    assert "\n" not in str(error.value)
+    open_for_use(str(base), str(run))
+    config = run / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    with pytest.raises(InputError, match="not recorded"):
+        open_for_use(str(run))
+
+
+def test_a_model_is_no_adapter(base):
+    with pytest.raises(InputError, match="is no adapter"):
+        open_for_use(str(base), str(base))
+
+
+@pytest.mark.parametrize("template", ["tokenizer", "llama3", "alpaca", "plain"])
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_run_is_asked_by_the_template_that_trained_it(base, tmp_path, template, bos):
+    run = a_run(tmp_path / "run", base, a_plan(template, bos=bos))
+    checkpoint = a_run(run / "checkpoint-3", base)
+    copied = shutil.copytree(checkpoint, tmp_path / "elsewhere")
+    opened = open_for_use(str(run))
+    ids = conversation_ids(opened, QUESTION)
+    assert opened.template.name == template
+    assert (ids[0] == 320) == bos
+    text = opened.tokenizer.decode(ids)
+    assert ("### Instruction:" in text) == (template == "alpaca")
+    assert ("<|start_header_id|>" in text) == (template in ("tokenizer", "llama3"))
+    assert conversation_ids(open_for_use(str(checkpoint)), QUESTION) == ids
+    twin = conversation_ids(open_for_use(str(copied)), QUESTION)  # without a plan: the tokenizer's template and BOS
+    assert (twin == ids) == (template in ("tokenizer", "llama3") and bos)
+
+
+def test_added_rows_open_with_their_adapter(base, tmp_path):
+    run = a_run(tmp_path / "run", base, rows=331)
+    assert logits(open_for_use(str(run))).shape[-1] == 331
+    weights = load_file(run / "adapter_model.safetensors")
+    opened = open_for_use(str(run)).model.get_base_model()
+    assert torch.equal(opened.lm_head.weight, weights["base_model.model.lm_head.weight"])
+
+
+def test_a_trained_full_model_opens_by_its_own_folder(base, tmp_path):
+    model = load_model(base, dtype=torch.float32, attention_implementation="sdpa", device=CPU)
+    model.lm_head.weight.data += 0.1
+    save_full(model, tmp_path)
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path)
+    assert torch.equal(logits(open_for_use(str(tmp_path))), model(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_weights_keep_their_dtype_where_the_machine_computes_in_it(tmp_path, monkeypatch, fast):
+    folder = tiny_llama(tmp_path / "bf16", dtype=torch.bfloat16)
+    machine = replace(hardware.detect(), bf16=fast)
+    monkeypatch.setattr(open_model.hardware, "detect", lambda: machine)
+    opened = open_for_use(str(folder))
+    assert {p.dtype for p in opened.model.parameters()} == {torch.bfloat16 if fast else torch.float32}
+    with opened.context():
+        assert opened.model(input_ids=IDS).logits.dtype == (torch.bfloat16 if fast else torch.float32)
+
+
+def test_what_the_template_cannot_hold_is_one_line(base, tmp_path):
+    opened = open_for_use(str(a_run(tmp_path / "run", base, a_plan("alpaca"))))
+    with pytest.raises(InputError, match="one prompt and one answer"):
+        conversation_ids(opened, [*QUESTION, Turn("assistant", "A bird."), *QUESTION])
+
+
+def test_room_for_the_answer(base):
+    opened = open_for_use(str(base))  # 512 positions
+    assert room_for(opened, [[1] * 10, [1] * 500], None) == 12
+    assert room_for(opened, [[1] * 10], None) == 256
+    assert room_for(opened, [[1] * 500], 12) == 12
+    for prompt, wanted in ((500, 13), (512, None)):
+        with pytest.raises(InputError, match="more than the model's 512 positions"):
+            room_for(opened, [[1] * prompt], wanted)
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp32"])
+def test_an_evaluation_says_in_what_it_computes(base, tmp_path, compute):
+    """As the run did, whose weights are in fp32; answers are computed in these."""
+    plan = a_plan()
+    precision = replace(plan.precision, compute=choice(compute))
+    run = a_run(tmp_path / "run", base, replace(plan, precision=precision, device=choice("cpu")))
+    opened = open_for_use(str(run), scored=True)
+    evaluated = as_evaluated(opened)
+    with evaluated.context():
+        assert torch.is_autocast_enabled("cpu") == (compute == "bf16")
+    assert ("bf16" in evaluated.described) == (compute == "bf16")
+    with evaluation_settings(opened).forward():  # what `evaluate loss` and `evaluate reward` enter
+        assert torch.is_autocast_enabled("cpu") == (compute == "bf16")
+    with opened.context():
+        assert not torch.is_autocast_enabled("cpu")
+    assert "bf16" not in opened.described

@@ -1,0 +1,281 @@
+"""Stages dpo and kto from data to run folder: where they start, what they compare with, how a step may be split."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import surefoot
+from surefoot.data.batch import Example, collate
+from surefoot.methods import preference as preference_module
+from surefoot.methods import reference_cache
+from surefoot.methods.losses.preference import Constants, preference_loss
+from surefoot.system.errors import InputError
+from surefoot.training.objective import LossSum
+from tiny import tiny_llama
+
+FP32 = 1e-4  # two steps of Adam on fp32 gradients whose sums were taken in another order
+KINDS = ("sky", "heron", "trout", "answer")
+
+
+def pair(number: int) -> dict[str, str]:
+    word = KINDS[number % len(KINDS)]
+    better, worse = " ".join([word] * (1 + number % 5)), " ".join(["question"] * (1 + number % 3))
+    return {"prompt": f"Say {word} {number} times.", "chosen": better, "rejected": worse}
+
+
+def judged(number: int) -> dict[str, object]:
+    one = pair(number)
+    good = number % 3 != 0
+    return {"prompt": one["prompt"], "completion": one["chosen" if good else "rejected"], "label": good}
+
+
+@pytest.fixture
+def world(tmp_path):
+    for name, make, count in (("pairs", pair, 14), ("judged", judged, 14)):
+        (tmp_path / f"{name}.json").write_text(json.dumps([make(number) for number in range(count)]))
+    tiny_llama(tmp_path / "base", pad=True)
+    return tmp_path
+
+
+@pytest.fixture
+def train(world):
+    """Two steps; keys of the config by name. Returns the rows of the log and all_results.json."""
+
+    def run(stage="dpo", *, adapter="lora", objective=None, **changes):
+        config = {
+            "stage": stage,
+            "model": str(world / "base"),
+            "data": {"train": str(world / f"{'pairs' if stage == 'dpo' else 'judged'}.json"), "eval": 4},
+            "batch": {"size": 6},
+            "optim": {"lr": 1e-2},
+            "duration": "2 steps",
+            "eval_every": "1 step",
+            "output": str(world / f"run-{random.randrange(10**9)}"),
+            **({"adapter": {"kind": adapter, "rank": 2}} if adapter else {}),
+            **changes,
+        }
+        result = surefoot.train(config, objective=objective)
+        rows = [json.loads(line) for line in (result.folder / "trainer_log.jsonl").read_text().splitlines()]
+        return rows, result
+
+    return run
+
+
+def steps(rows, *names):
+    return np.array([[row[name] for name in names] for row in rows if "loss" in row])
+
+
+LOGGED = ("loss", "grad_norm", "reward_margin")
+
+
+@pytest.mark.parametrize("adapter", ["lora", None])
+def test_a_run_starts_at_ln_2_without_a_margin(train, adapter):
+    rows, result = train(adapter=adapter, eval_at_start=True)
+    begun, first = (next(row for row in rows if key in row) for key in ("eval_loss", "loss"))
+    for row, prefix in ((begun, "eval_"), (first, "")):
+        assert row[f"{prefix}loss"] == pytest.approx(math.log(2), rel=1e-6)
+        assert row[f"{prefix}reward_margin"] == pytest.approx(0, abs=1e-5)
+    assert "eval_perplexity" not in begun
+    assert (begun["eval_pairs"], first["pairs"]) == (4, 6)
+    assert result.results["eval_reward_margin"] > 0
+    assert not {"perplexity", "eval_tokens", "train_supervised_tokens"} & result.results.keys()
+
+
+def test_twin_another_reference_is_not_where_the_policy_starts(train, world):
+    tiny_llama(world / "other", pad=True, seed=9)
+    rows, _ = train(alignment={"reference": str(world / "other")})
+    assert steps(rows, "loss")[0, 0] != pytest.approx(math.log(2), rel=1e-4)
+
+
+@pytest.mark.parametrize("adapter", ["lora", None])
+def test_every_kind_of_reference_gives_the_same_run(train, world, adapter):
+    kinds = ["model", "cached", str(world / "base"), *(["adapter-off"] if adapter else [])]
+    found = {kind: steps(train(adapter=adapter, alignment={"reference": kind})[0], *LOGGED) for kind in kinds}
+    for kind in kinds[1:]:
+        assert np.allclose(found[kind], found["model"], rtol=FP32, atol=1e-5), kind
+
+
+@pytest.mark.parametrize(
+    ("stage", "alignment"),
+    [("dpo", {"loss": "ipo", "sft": 0.5}), ("dpo", {"loss": "orpo"}), ("kto", {"bad": 0.5})],
+    ids=["ipo", "orpo", "kto"],
+)
+def test_the_split_into_micro_batches_changes_nothing(train, stage, alignment):
+    whole, split = (train(stage, alignment=alignment, batch={"size": 6, "micro": micro})[0] for micro in (6, 2))
+    assert np.allclose(steps(split, "loss", "grad_norm"), steps(whole, "loss", "grad_norm"), rtol=FP32)
+    evaluations = [[row["eval_loss"] for row in rows if "eval_loss" in row] for rows in (whole, split)]
+    assert evaluations[0] == pytest.approx(evaluations[1], rel=FP32)
+
+
+def test_twin_a_kl_for_each_micro_batch_depends_on_the_split(train, monkeypatch):
+    kto = {"alignment": {"beta": 1.0}, "optim": {"lr": 5e-2}, "duration": "3 steps"}
+    whole = steps(train("kto", batch={"size": 6, "micro": 6}, **kto)[0], "loss", "kl")
+    same = steps(train("kto", batch={"size": 6, "micro": 2}, **kto)[0], "loss", "kl")
+    assert np.allclose(same, whole, rtol=FP32, atol=FP32)
+    assert whole[-1, 1] > 0  # there is something to get wrong
+    together = preference_module.step_kl
+
+    def apart(setup, reference, batches):
+        return max(together(setup, reference, [batch]) for batch in batches)
+
+    monkeypatch.setattr(preference_module, "step_kl", apart)
+    wrong = steps(train("kto", batch={"size": 6, "micro": 2}, **kto)[0], "loss", "kl")
+    assert not np.allclose(wrong, whole, rtol=FP32, atol=FP32)
+
+
+@pytest.mark.parametrize("adapter", ["lora", None])
+def test_kto_tells_good_from_bad(train, adapter):
+    rows, result = train("kto", adapter=adapter, eval_at_start=True, duration="8 steps")
+    begun = next(row for row in rows if "eval_loss" in row)
+    assert begun["eval_loss"] == pytest.approx(0.5, rel=1e-5)
+    assert begun["eval_answers"] == 4
+    assert {"reward_good", "reward_bad", "logp_good", "logp_bad", "kl"} <= {key for row in rows for key in row}
+    assert result.results["eval_loss"] < 0.5
+
+
+def test_the_best_checkpoint_by_a_metric_of_the_stage(train):
+    _, result = train(checkpoint={"best": "reward_accuracy"})
+    assert result.results["eval_reward_accuracy"] >= 0.5
+    with pytest.raises(InputError, match=r"checkpoint\.best: reward_margin is no metric of this run"):
+        train("sft", checkpoint={"best": "reward_margin"})
+
+
+def test_a_margin_needs_both_kinds_of_answers(train, world):
+    (world / "good.json").write_text(json.dumps([judged(number) for number in (1, 2, 4, 5)]))
+    data = {"train": str(world / "judged.json"), "eval": str(world / "good.json")}
+    with pytest.raises(InputError, match="all evaluation answers are good"):
+        train("kto", data=data, checkpoint={"best": "reward_margin"})
+    rows, _ = train("kto", data=data)
+    assert not any("eval_reward_margin" in row for row in rows)
+
+
+def test_an_objective_of_the_callers_own_gets_the_reference(train):
+    usual = preference_loss("sigmoid", Constants(0.1))
+
+    def doubled(model, batch):
+        assert batch.reference is not None
+        return LossSum(2 * usual(model, batch).loss)
+
+    rows, _ = train(objective=doubled)
+    assert rows[0]["loss"] == pytest.approx(2 * math.log(2), rel=1e-6)
+
+
+def test_another_tokenizer_is_refused(train, world):
+    other = tiny_llama(world / "other", pad=False)
+    content = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"alignment\.reference: .*another tokenizer"):
+        train(alignment={"reference": str(other)})
+
+
+def test_the_plan_counts_a_second_model(train):
+    plans = {}
+    for kind in ("model", "adapter-off", "cached"):
+        _, result = train(alignment={"reference": kind})
+        plans[kind] = json.loads((result.folder / "plan.json").read_text())["plan"]
+    beside = {kind: plan["memory"]["beside"] for kind, plan in plans.items()}
+    assert beside == {"model": 4 * plans["model"]["parameters"], "adapter-off": 0, "cached": 0}
+    assert "second copy" in plans["model"]["reference"]["reason"]
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(reference_cache.process, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "reference"
+
+
+CACHED = {"alignment": {"reference": "cached"}}
+
+
+def said(result) -> str:
+    return (result.folder / "run.log").read_text()
+
+
+def test_cached_numbers_are_found_again_and_checked(train, cache):
+    first, result = train(**CACHED)
+    assert "computing the log-probabilities of 28 answers" in said(result)
+    second, result = train(**CACHED)
+    assert "log-probabilities of 28 answers found in the cache" in said(result)
+    assert (steps(first, *LOGGED) == steps(second, *LOGGED)).all()
+    (folder,) = cache.iterdir()
+    known = reference_cache._read(folder)
+    assert known is not None
+    reference_cache._write(
+        folder, {key: value - 1 for key, value in known.items()}
+    )  # intact, and not what it should be
+    third, result = train(**CACHED)
+    assert "is not what the base gives; computing it again" in said(result)
+    assert (steps(first, *LOGGED) == steps(third, *LOGGED)).all()
+
+
+def test_twin_numbers_that_nobody_checks_are_believed(train, cache, monkeypatch):
+    first, _ = train(**CACHED)
+    (folder,) = cache.iterdir()
+    known = reference_cache._read(folder)
+    assert known is not None
+    draw = random.Random(1)
+    reference_cache._write(folder, {key: value + draw.uniform(-5, 5) for key, value in known.items()})
+    monkeypatch.setattr(reference_cache, "_checked", lambda known, *rest: known)
+    second, _ = train(**CACHED)
+    assert not np.allclose(steps(first, *LOGGED), steps(second, *LOGGED))
+
+
+def test_a_damaged_cache_is_made_again(train, cache):
+    train(**CACHED)
+    (folder,) = cache.iterdir()
+    values = folder / "values.npy"
+    content = bytearray(values.read_bytes())
+    content[-1] ^= 1
+    values.write_bytes(content)
+    assert reference_cache._read(folder) is None
+    _, result = train(**CACHED)
+    assert "computing the log-probabilities" in said(result)
+
+
+def test_a_blank_batch_has_a_reference_and_an_unknown_answer_has_none():
+    """A rank without a batch of its own computes a blank one, whose rows are in no cache at their full width."""
+    rows = collate([Example(np.array([5, 6, 7]), np.array([False, False, True]), number) for number in (0, 1)], 0)
+    assert reference_cache._look_up({}, rows.blank()).tolist() == [0.0, 0.0]
+    with pytest.raises(KeyError):
+        reference_cache._look_up({}, rows)
+
+
+@pytest.mark.parametrize(("elsewhere", "kept"), [(0.0, True), (1.0, False)])
+def test_a_cache_counts_only_where_every_rank_has_it(elsewhere, kept):
+    """elsewhere: ranks that have none."""
+    engine = SimpleNamespace(totals=lambda values: [value + elsewhere for value in values])
+    assert (reference_cache._agreed({b"answer": 1.0}, engine) is not None) == kept  # pyright: ignore[reportArgumentType]
+    assert reference_cache._agreed(None, engine) is None  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "key"),
+    [
+        ("dpo", {"alignment": {"reference": "adapter-off"}, "adapter": None}, "alignment.reference"),
+        ("dpo", {"alignment": {"loss": "orpo", "reference": "model"}}, "alignment.reference"),
+        ("kto", {"alignment": {"reference": "cached"}}, "alignment.reference"),
+        ("kto", {"batch": {"size": 1}}, "batch.size"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(train, stage, changes, key):
+    with pytest.raises(InputError, match=rf"^{key}"):
+        train(stage, **changes)
+
+
+@pytest.mark.parametrize(("size", "alone"), [(5, False), (3, True)])
+def test_an_example_alone_in_its_step_is_not_compared_with_its_own_answer(train, size, alone):
+    kto = {"alignment": {"beta": 1.0}, "optim": {"lr": 5e-2}, "duration": "1 epoch"}
+    rows, result = train("kto", batch={"size": size}, **kto)  # 10 examples
+    assert ("it counts as 0" in said(result)) == alone
+    found = [row["kl"] for row in rows if "loss" in row]
+    assert any(found)
+    assert found[-1] == 0.0 or not alone

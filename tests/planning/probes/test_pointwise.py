@@ -1,0 +1,63 @@
+"""The accuracy gate for norms and turns: ours pass and are timed, wrong ones do not and are not."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from surefoot.kernels.forms import BLOCKS
+from surefoot.planning.measurements import PointwiseSizes
+from surefoot.planning.probes.attention import GATE
+from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
+from surefoot.runs.kernel_probes import pointwise_ways
+
+CPU = torch.device("cpu")
+
+
+def trials(dtype="fp32", *, norm=None, turn=None):
+    """norm, turn: in place of ours."""
+    ways = pointwise_ways(BLOCKS)
+    if norm:
+        ways = replace(ways, norms=[(plain, norm(ours)) for plain, ours in ways.norms])
+    if turn:
+        ways = replace(ways, turn=(ways.turn[0], turn(ways.turn[1])))
+    request = PointwiseRequest(("norm", "rotary"), PointwiseSizes(96, 4, 24), dtype, "cpu")
+    found = pointwise_trials(request, ways, budget=0.0)
+    return {trial.part: trial for trial in found}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_ours_pass_and_are_timed_beside_the_plain_ones(dtype):
+    found = trials(dtype)
+    assert list(found) == ["norm", "rotary"]
+    for trial in found.values():
+        assert not trial.failure
+        assert min(trial.plain, trial.fused) > 0
+        assert all(0 < error < GATE[dtype] for error in trial.errors.values())
+
+
+def test_twin_a_norm_without_its_eps_is_not_timed():
+    """It shows in the smallest rows alone."""
+
+    def without(ours):
+        form = replace(ours.keywords["form"], eps=1e-12)
+        return partial(ours.func, form=form, by=BLOCKS)
+
+    found = trials(norm=without)
+    assert "is off by" in found["norm"].failure
+    assert "for numbers about 0.001" in found["norm"].failure
+    assert found["norm"].fused == 0
+    assert not found["rotary"].failure
+
+
+def test_twin_a_turn_the_other_way_is_not_timed():
+    found = trials(turn=lambda ours: lambda x, cos, sin: ours(x, cos, -sin))
+    assert "the output is off by" in found["rotary"].failure
+
+
+def test_one_that_fails_is_named():
+    def fail(*given):
+        raise RuntimeError("no such operator\nmore")
+
+    assert trials(norm=lambda ours: fail)["norm"].failure.startswith("cannot run: no such operator for numbers")

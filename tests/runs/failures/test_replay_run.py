@@ -1,0 +1,267 @@
+"""A run whose process was killed, or crashed in native code, in the middle of a step: what is left, and taken again."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import died_runs
+from died_runs import STEP
+from forkserver import ForkServer
+from heron_runs import heron_config, heron_folder
+from rollback_runs import rollback_world, write_config
+from surefoot.commands.main import main
+from surefoot.report.death import death_in_a_step, find_death
+from surefoot.report.flight import FLIGHT, recent
+from surefoot.report.verification import compare_folders
+from surefoot.runs.failures import replay_apart
+from surefoot.runs.failures.replay_apart import Heard
+from surefoot.runs.failures.replay_run import take_again
+from surefoot.system.errors import IntegrityError
+from surefoot.training import loop as loop_module
+from surefoot.training.checkpoint import list_checkpoints
+
+KILLED, CRASHED = -9, -11
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return heron_folder(tmp_path_factory.mktemp("died"))
+
+
+def config(world, name):
+    return str(heron_config(world, name, duration="6 steps", checkpoint={"every": "2 steps"}))
+
+
+@pytest.fixture(scope="module")
+def whole(world, server):
+    assert server.run(["train", config(world, "whole")], world / "whole.log") == 0
+    return world / "whole"
+
+
+@pytest.fixture(scope="module")
+def killed(world, server):
+    """In its fourth step; there is a checkpoint of the second."""
+    assert server.run(["train", config(world, "killed")], world / "killed.log", {"at": "step", "n": STEP}) == KILLED
+    return world / "killed"
+
+
+@pytest.fixture(scope="module")
+def crashed(world, server):
+    """The same by SIGSEGV, in the forward pass of a module."""
+    change = "died_runs:in_forward"
+    assert server.run(["train", config(world, "crashed")], world / "crashed.log", change=change) == CRASHED
+    return world / "crashed"
+
+
+def taken(run, **named):
+    """What is told of the step, by word; the last of each."""
+    heard = {}
+    take_again(run, death_in_a_step(run).begun, heard.__setitem__, **named)
+    return heard
+
+
+def spoilt(engine, *arguments, real=loop_module.train_step, **named):
+    if named["step"] == STEP:
+        with torch.no_grad():
+            next(iter(engine.parameters.values())).fill_(float("nan"))
+    return real(engine, *arguments, **named)
+
+
+def line_of(run, step):
+    return next(line for line in recent(run) if line["step"] == step)
+
+
+def same_numbers(heard, line):
+    return all(json.loads(heard["done"])[name] == line[name] for name in ("loss", "grad_norm", "decision"))
+
+
+def test_a_killed_step_is_taken_again_bit_for_bit(killed, whole, tmp_path):
+    death = death_in_a_step(killed)
+    assert (death.step, death.done, death.trace) == (STEP, STEP - 1, None)
+    heard = taken(killed)
+    assert (heard["starts"], heard["step"]) == ("2", str(STEP))
+    assert "caution" not in heard
+    assert same_numbers(heard, line_of(whole, STEP))
+    assert not same_numbers(heard, line_of(whole, STEP - 1))  # twin
+    bare = tmp_path / "run"
+    shutil.copytree(killed, bare)
+    for one in list_checkpoints(bare):
+        shutil.rmtree(one.folder)
+    heard = taken(bare)
+    assert heard["starts"] == "0"
+    assert "no checkpoint was there yet" in heard["caution"]
+    assert same_numbers(heard, line_of(whole, STEP))
+
+
+def test_twin_another_order_of_the_data_is_noticed(killed, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(killed, other)
+    lines = (other / FLIGHT).read_text().splitlines()
+    begun = json.loads(lines[-1])
+    begun["examples"].reverse()
+    (other / FLIGHT).write_text("\n".join([*lines[:-1], json.dumps(begun), ""]))
+    with pytest.raises(IntegrityError, match=f"step {STEP} would learn from other examples"):
+        taken(other)
+
+
+def test_nothing_intact_to_begin_at_is_one_line(killed, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(killed, other)
+    (checkpoint,) = list_checkpoints(other)
+    (checkpoint.folder / "optimizer.safetensors").write_bytes(b"")
+    with pytest.raises(IntegrityError, match="no checkpoint verifies"):
+        taken(other)
+
+
+def test_a_loss_of_a_python_caller_is_refused_in_one_line(killed, tmp_path):
+    """No code of it lies in the run. By the child that the command line starts."""
+    other = tmp_path / "run"
+    shutil.copytree(killed, other)
+    plan = json.loads((other / "plan.json").read_text())
+    plan["verified"]["objective"] = "mine.loss"
+    (other / "plan.json").write_text(json.dumps(plan))
+    result = CliRunner().invoke(main, ["replay", str(other)])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+    assert "the step was computed with mine.loss, not the loss of its stage" in result.output
+    assert "go on with it from Python, with the same objective and resume=True" in result.output
+
+
+def test_a_checkpoint_that_is_too_new_is_refused(killed, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(killed, other)
+    lines = (other / FLIGHT).read_text().splitlines()
+    early = json.dumps({**json.loads(lines[-1]), "begins": 2})
+    (other / FLIGHT).write_text("\n".join([*lines[:-1], early, ""]))
+    with pytest.raises(IntegrityError, match="checkpoint-2 is not from before step 2"):
+        taken(other)
+
+
+def test_an_exception_and_a_value_that_is_not_finite_are_told(killed, monkeypatch):
+    real = loop_module.train_step
+
+    def refusing(engine, *arguments, **named):
+        if named["step"] == STEP:
+            raise ZeroDivisionError("the step's own")
+        return real(engine, *arguments, **named)
+
+    monkeypatch.setattr(loop_module, "train_step", refusing)
+    assert "ZeroDivisionError: the step's own" in json.loads(taken(killed)["raised"])["error"]
+    monkeypatch.setattr(loop_module, "train_step", spoilt)
+    assert json.loads(taken(killed)["done"])["non_finite"] == "loss"
+
+
+def test_a_crash_is_reproduced_and_its_module_named(crashed, monkeypatch):
+    """By real children: as the run's, and by the command line."""
+    log = (crashed / "run.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in log
+    assert str(Path(died_runs.__file__)) in log
+    assert find_death(crashed).trace.signal == "SIGSEGV"
+    monkeypatch.setattr(replay_apart, "_PROGRAM", (sys.executable, died_runs.__file__, "in_forward"))
+    result = CliRunner().invoke(main, ["replay", str(crashed)])
+    assert result.exit_code == 0, result.output
+    then, now, said = result.output.splitlines()
+    assert then.startswith(f"the last process died during step {STEP} (SIGSEGV in string_at, line ")
+    module = f"base_model.model.model.layers.{died_runs.LAYER}.mlp"
+    assert now.startswith(f"step {STEP}, now, from checkpoint-2: SIGSEGV in the forward pass of {module} (string_at, ")
+    assert said == "reproduced: the step ends its process"
+
+
+def test_twin_a_step_that_lives_is_not_the_same(killed, whole):
+    """The child that the command line starts."""
+    result = CliRunner().invoke(main, ["replay", str(killed), "--json"])
+    assert result.exit_code == 6, result.output
+    told = json.loads(result.stdout)
+    assert (told["step"], told["start"], told["then"]) == (STEP, 2, None)
+    assert told["now"]["loss"] == line_of(whole, STEP)["loss"]
+    assert "somebody else ended the process" in told["verdict"]
+
+
+def test_a_crash_on_the_way_back_is_told_where(killed, server, tmp_path):
+    log = tmp_path / "log.txt"
+    assert server.run([], log, folder=killed, change="died_runs:replayed_in_backward") == CRASHED
+    heard = Heard.of(log.read_text(), STEP)
+    assert heard.inside
+    assert heard.where.startswith("in the backward pass, at or behind base_model.model.model.layers.1.mlp")
+
+
+@pytest.mark.parametrize(
+    ("said", "inside", "where"),
+    [
+        ("starts 2\n", False, "while the run was made ready"),
+        ("step 3\n", False, "before that step, in step 3"),
+        ("part data\nstep 4\n", False, "while its batches were made"),
+        ("part data\nstep 4\npart \n", True, "between its passes"),
+        ("step 4\npart forward\nenters a\nenters a.b\nleaves a.b\n", True, "in the forward pass of a"),
+        ("step 4\npart forward\nenters a\nleaves a\n", True, "in the forward pass, in the loss"),
+        ("step 4\npart backward\nreaches a\nenters a.b\n", True, "in the backward pass, where it computes a.b again"),
+        ("step 4\npart backward\nreaches a\npart optimizer\n", True, "where gradients are summed up"),
+    ],
+)
+def test_how_far_a_step_came_in_words(said, inside, where):
+    heard = Heard.of(said, STEP)
+    assert heard.inside == inside
+    assert heard.where.startswith(where)
+
+
+def test_a_resumed_run_says_how_the_last_process_died_and_ends_the_same(world, crashed, whole, server, tmp_path):
+    run = shutil.copytree(crashed, tmp_path / "run")
+    (tmp_path / "run.yaml").write_text(Path(config(world, "crashed")).read_text().replace(str(crashed), str(run)))
+    words = ["train", str(tmp_path / "run.yaml"), "--resume"]
+    assert server.run(words, tmp_path / "log.txt") == 0
+    (said,) = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "the last process" in line]
+    assert said.startswith(f"the last process died during step {STEP} (SIGSEGV in string_at, line ")
+    assert said.endswith(f"checkpoint-2; should that step end it too, `surefoot replay {run}` runs it alone")
+    assert compare_folders(whole, run) == []
+    assert find_death(run) is None
+    result = CliRunner().invoke(main, ["replay", str(run)])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "its last process ended by itself" in result.output
+
+
+def test_twin_after_a_stop_nothing_is_said(world, server, tmp_path):
+    path = config(world, "stopped")
+    kill = {"at": "step", "n": STEP, "number": 15}
+    assert server.run(["train", path], tmp_path / "log.txt", kill) == 75
+    assert server.run(["train", path, "--resume"], tmp_path / "again.txt") == 0
+    assert "the last process" not in (tmp_path / "again.txt").read_text()
+    assert "Fatal Python error" not in (world / "stopped" / "run.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    return rollback_world(tmp_path_factory.mktemp("others"))
+
+
+def test_a_step_of_answers_is_taken_again_bit_for_bit(others, server):
+    """The third of its cycle's two: its answers are drawn again, by a model that the steps before it made."""
+    whole = write_config(others, "ppo-whole", "ppo")
+    assert server.run(["train", whole], others / "whole.log") == 0
+    path = write_config(others, "ppo", "ppo")
+    assert server.run(["train", path], others / "ppo.log", {"at": "step", "n": 6}) == KILLED
+    heard = taken(others / "ppo")
+    assert heard["starts"] == "3"
+    assert same_numbers(heard, line_of(others / "ppo-whole", 6))
+
+
+def test_a_rank_that_crashes_leaves_the_step_and_no_folder(others, server):
+    """What its end broke in the first rank is not taken for a fault of the step, which one process takes whole."""
+    path, run = write_config(others, "ranks", "sft"), others / "ranks"
+    kill = {"at": "step", "n": 6, "number": 11, "rank": 1}
+    assert server.run(["train", path], others / "ranks.log", kill, ranks=2) == 3
+    assert "Fatal Python error: Segmentation fault" in (others / "ranks.log").read_text()
+    assert not list(run.glob("failure-*"))
+    heard = taken(run)
+    assert (heard["starts"], heard["step"]) == ("4", "6")
+    assert json.loads(heard["done"])["decision"] == "stepped"
+    assert "ranks were 2, are 1" in heard["caution"] or "engine was ddp" in heard["caution"]

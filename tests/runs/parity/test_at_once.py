@@ -1,0 +1,139 @@
+"""Everything that is planned is held against the plain model in two passes; what cannot be seen so is looked at one by
+one."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+
+from layouts import run_config
+from sky import sky_workplace
+from surefoot.models import documents
+from surefoot.models.fast import adapters as fast_adapters
+from surefoot.report.console import Console
+from surefoot.runs.parity import at_once, packed_rows
+from surefoot.runs.parity.passes import one_pass
+from surefoot.runs.run import train_run
+from surefoot.system.errors import EnvironmentFault
+
+ALL = {"adapter", "documents", "last_block", "loss"}
+TOGETHER = 2  # passes: plain and with everything
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    return sky_workplace(tmp_path_factory, 16, hidden=64)
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list[int]:
+    """Grows by one for each forward and backward pass before step 1."""
+    counted: list[int] = []
+    plain = one_pass
+
+    def count(*given):
+        counted.append(1)
+        return plain(*given)
+
+    for module in ("at_once", "fast_paths", "packed_rows"):
+        monkeypatch.setattr(f"surefoot.runs.parity.{module}.one_pass", count)
+    return counted
+
+
+def train(workplace, output, **way):
+    defaults = {"adapter": {"kind": "lora", "rank": 4}, "batch": {"size": 8, "micro": 4}, "duration": "2 steps"}
+    config = run_config(
+        model=str(workplace / "base"),
+        data={"train": str(workplace / "rows.json"), "max_length": 64, "packing": "on"},
+        precision="fp32",
+        output=str(output),
+        **(defaults | way),
+    )
+    screen = io.StringIO()
+    assert train_run(config, "new", Console(screen), typed=()) == 0
+    [rank] = json.loads((output / "environment.json").read_text())["ranks"]
+    return rank["fast_paths"], (output / "adapter_model.safetensors").read_bytes()
+
+
+def test_two_passes_do_for_all_and_the_run_is_the_one_that_looked_one_by_one(workplace, tmp_path, passes, monkeypatch):
+    found, weights = train(workplace, tmp_path / "run")
+    assert len(passes) == TOGETHER
+    assert found.keys() == ALL
+    assert all(one["used"] and one["together"] for one in found.values())
+    assert all(one["differs"][name] < limit for one in found.values() for name, limit in one["limits"].items())
+    assert (found["documents"]["form"], found["documents"]["leak"]) == ("sdpa", 0)
+    monkeypatch.setattr("surefoot.runs.steps.settle_at_once", lambda *_: None)
+    alone, other = train(workplace, tmp_path / "other")
+    assert len(passes) > 2 * TOGETHER
+    assert alone.keys() == ALL
+    assert all(one["used"] and "together" not in one for one in alone.values())
+    assert weights == other
+
+
+def test_twin_one_that_differs_is_found_among_all_and_the_others_stay(workplace, tmp_path, monkeypatch):
+    plain = fast_adapters._up
+    monkeypatch.setattr(fast_adapters, "_up", lambda *given: plain(*given) * 1.5)
+    found, weights = train(workplace, tmp_path / "run")
+    assert {name for name, one in found.items() if not one["used"]} == {"adapter"}
+    assert not any("together" in one for one in found.values())
+    assert weights == train(workplace, tmp_path / "other", kernels={"adapter": "plain"})[1]
+
+
+def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monkeypatch):
+    sdpa, of = documents.FORMS["sdpa"], at_once.leak_of
+    leaks = []
+    monkeypatch.setattr(at_once, "leak_of", lambda *given: leaks.append(of(*given)) or leaks[-1])
+
+    def one_document(q, k, v, found, scale):
+        from surefoot.kernels.documents import documents_of
+
+        return sdpa(q, k, v, documents_of([q.shape[2]], q.device), scale)
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
+    with pytest.raises(Exception, match="lets one document move another"):
+        train(workplace, tmp_path / "run")
+    assert leaks[0][0] > at_once.NO_LEAK
+
+
+def test_where_something_is_dropped_they_are_looked_at_one_by_one(workplace, tmp_path):
+    found, _ = train(workplace, tmp_path / "run", adapter={"kind": "lora", "rank": 4, "dropout": 0.1})
+    assert found["adapter"]["used"]
+    assert "together" not in found["adapter"]
+
+
+def test_one_path_alone_needs_no_look_at_all(workplace, tmp_path, passes):
+    way = {"kernels": {"adapter": "plain", "loss": "plain", "last_block": "plain"}}
+    found, _ = train(workplace, tmp_path / "run", **way)
+    assert found.keys() == {"documents"}
+    assert "together" not in found["documents"]
+    assert len(passes) == TOGETHER
+
+
+ENVIRONMENT = {
+    "cpu failed: CUDA error": torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    "out of memory on cpu": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+}
+
+
+@pytest.mark.parametrize("said", ENVIRONMENT)
+@pytest.mark.parametrize("where", ["together", "packed rows", "packed pass", "alone"])
+def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, tmp_path, monkeypatch, where, said):
+    def fail(*_):
+        raise ENVIRONMENT[said]
+
+    packing, way = "packed" in where, {}
+    if where != "together":
+        monkeypatch.setattr("surefoot.runs.steps.settle_at_once", lambda *_: None)
+    if packing:
+        monkeypatch.setitem(documents.FORMS, "sdpa", fail)
+        way = {"kernels": {"adapter": "plain"}}
+    else:
+        monkeypatch.setattr(fast_adapters, "adapted", fail)
+    if where == "packed pass":
+        monkeypatch.setattr(packed_rows, "leak_of", lambda *_: (0.0, ""))
+    with pytest.raises(EnvironmentFault, match=f"set-up: {said}"):
+        train(workplace, tmp_path / "run", **way)
+    assert not (tmp_path / "run").exists()

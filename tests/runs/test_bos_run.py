@@ -1,0 +1,254 @@
+"""Runs with a scaled BOS from beginning to end: what is written, how it opens, what is refused, resume to the bit."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import surefoot
+import zoo
+from surefoot.commands.pushing import pushed_files
+from surefoot.config.load import load_config
+from surefoot.data.formats import Turn
+from surefoot.data.layout import Layout
+from surefoot.data.loader import all_laid_out
+from surefoot.families.bos_zero import BOS_FILE, bos_file
+from surefoot.methods.examples import prepare_examples
+from surefoot.methods.losses.sft import sft_loss
+from surefoot.methods.open_model import conversation_ids, open_for_use
+from surefoot.models import bos
+from surefoot.models.bos import install_bos_scaling, installed_scaling
+from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.report.verification import compare_folders, verify_folder
+from surefoot.runs.export.parts import find_export_parts
+from surefoot.system.errors import EnvironmentFault, InputError
+from surefoot.training.evaluation import evaluate_loss
+from surefoot.training.step import StepSettings
+
+ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
+LORA = {"kind": "lora", "rank": 4, "dropout": 0.1}
+# Loss per token at the end of training and after reopening: the same fp32 arithmetic in batches of another size.
+FP32_LOSS = 5e-6
+# What the factor is worth in the same figure, at the least: one token of some thirty, in models that hardly know it.
+TELLING = 1e-4
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bos")
+    (folder / "rows.json").write_text(json.dumps(ROWS))
+    for name in ("phi3", "qwen2", "gpt2"):
+        zoo.ZOO[name](folder / name)
+    return folder
+
+
+def asked(place, name, base="phi3", **changes):
+    return {
+        "stage": "sft",
+        "model": str(place / base),
+        "adapter": LORA,
+        "data": {"train": str(place / "rows.json"), "eval": str(place / "rows.json")},
+        "bos": {"scale": 0.1},
+        "precision": "fp32",
+        "batch": {"size": 4, "micro": 2},
+        "optim": {"lr": 1e-2},
+        "duration": "4 steps",
+        "checkpoint": {"every": "2 steps"},
+        "output": str(place / name),
+    } | changes
+
+
+def train(config, **flags):
+    """The run folder and what was said."""
+    said = io.StringIO()
+    result = surefoot.train(config, stream=said, **flags)
+    assert result.finished, said.getvalue()
+    return Path(config["output"]), said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def lora(place):
+    return train(asked(place, "lora"))
+
+
+@pytest.fixture(scope="module")
+def full(place):
+    return train(asked(place, "full", "qwen2", adapter=None, bos={"scale": 0.0}))
+
+
+def read(path):
+    return json.loads(Path(path).read_text())
+
+
+@pytest.mark.parametrize(("run", "scale"), [("lora", 0.1), ("full", 0.0)])
+def test_what_is_written(run, scale, request):
+    folder, said = request.getfixturevalue(run)
+    assert read(folder / BOS_FILE) == bos_file(scale)
+    assert read(folder / "checkpoint-2" / BOS_FILE) == bos_file(scale, 2)
+    assert not any(check.faults for check in verify_folder(folder))
+    for part in (folder, folder / "checkpoint-4"):
+        assert BOS_FILE in read(part / "MANIFEST.json")["files"]
+    seen = read(folder / "plan.json")["verified"]["bos_scale"]
+    assert seen["factor"] == pytest.approx([scale, scale], abs=1e-5)
+    assert seen["sequences"] == 2
+    assert "bos.scale" in said
+    assert "multiplied by" in (folder / "README.md").read_text()
+
+
+def test_a_base_whose_bos_row_is_zero_trains(place):
+    """As an export with a factor of 0 has it."""
+    base = shutil.copytree(place / "phi3", place / "silent")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    bos_id = AutoTokenizer.from_pretrained(base).bos_token_id
+    model.get_input_embeddings().weight.data[bos_id] = 0
+    model.save_pretrained(base)
+    folder, _ = train(asked(place, "on-silent", "silent", duration="1 step"))
+    seen = read(folder / "plan.json")["verified"]["bos_scale"]
+    assert (seen["factor"], seen["left_out_as_zero"]) == (None, 2)
+
+
+def test_without_a_factor_nothing_is_written(place):
+    folder, said = train(asked(place, "plain", bos={"scale": 1.0}, duration="1 step"))
+    assert not list(folder.rglob(BOS_FILE))
+    assert "bos_scale" not in read(folder / "plan.json")["verified"]
+    assert "bos.scale" not in said
+    assert open_for_use(str(folder)).bos_scale == 1.0
+
+
+def loss_of(opened, config):
+    """Evaluation loss by way of the command that opens the folder."""
+    data = prepare_examples(config, opened.tokens, opened.tokenizer)
+    settings = StepSettings(seed=0, max_grad_norm=None, forward=opened.context, kernels=opened.context)
+    batches = all_laid_out(data.eval, Layout(opened.pad_id, most=3))
+    report = evaluate_loss(opened.model, sft_loss, batches, step=0, settings=settings, device=torch.device("cpu"))
+    return report.loss
+
+
+@pytest.mark.parametrize(("run", "base", "scale"), [("lora", "phi3", 0.1), ("full", "qwen2", 0.0)])
+def test_the_opened_folder_has_the_loss_of_the_run(run, base, scale, request, place):
+    folder, _ = request.getfixturevalue(run)
+    config = load_config(folder / "config.yaml").config
+    logged = read(folder / "eval_results.json")["eval_loss"]
+    for path in (folder, folder / "checkpoint-4"):
+        opened = open_for_use(str(path))
+        assert opened.bos_scale == installed_scaling(opened.model).scale == scale
+        assert f"first embedding times {scale:g}" in opened.described
+        assert loss_of(opened, config) == pytest.approx(logged, abs=FP32_LOSS)
+    if run == "lora":
+        by_name = open_for_use(str(place / base), str(folder))
+        assert by_name.bos_scale == scale
+    install_bos_scaling(opened.model, 1.0)  # twin: as PEFT or transformers alone would open it
+    assert abs(loss_of(opened, config) - logged) > TELLING
+
+
+def test_resume_to_the_bit(place, lora):
+    folder, _ = lora
+    killed = place / "killed"
+    shutil.copytree(folder, killed)
+    shutil.rmtree(killed / "checkpoint-4")
+    (killed / "MANIFEST.json").unlink()
+    again, said = train(asked(place, "killed"), resume=True)
+    assert "resuming from" in said
+    assert compare_folders(folder, again) == []
+    assert read(again / BOS_FILE) == bos_file(0.1)
+    with pytest.raises(InputError, match=r"bos\.scale.*was 0\.1.*is 0\.2 now"):
+        train(asked(place, "killed", bos={"scale": 0.2}), resume=True)
+
+
+def test_a_scaling_that_does_not_act_ends_before_step_1(place, monkeypatch):
+    monkeypatch.setattr(bos, "_scaled", lambda embedded, starts, scale: embedded)
+    with pytest.raises(EnvironmentFault, match=r"planned 0\.1, but the first layer gets the first token times 1"):
+        train(asked(place, "broken"))
+    assert not (place / "broken").exists()
+
+
+def test_eos_begins_every_example_where_there_is_no_bos(place, full):
+    folder, said = full
+    assert "the tokenizer has no BOS: its EOS <|im_end|> begins every example instead" in said
+    opened = open_for_use(str(folder))
+    assert conversation_ids(opened, [Turn("user", "Where?")])[0] == opened.tokenizer.eos_token_id
+
+
+def test_a_lost_file_and_an_original_are_refused(place, lora, tmp_path):
+    folder, _ = lora
+    copy = shutil.copytree(folder, tmp_path / "run")
+    (copy / BOS_FILE).unlink()
+    with pytest.raises(InputError, match=r"is missing, and the model was trained with bos\.scale 0\.1"):
+        open_for_use(str(copy))
+    content = bos_file(0.1)
+    del content["scaling_factor"]
+    (copy / BOS_FILE).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="has no scaling_factor"):
+        open_for_use(str(copy))
+
+
+def test_a_factor_that_was_changed_is_refused(lora, tmp_path):
+    copy = shutil.copytree(lora[0], tmp_path / "run")
+    for part in (copy, copy / "checkpoint-2"):
+        opened = open_for_use(str(part))  # twin
+        assert opened.bos_scale == 0.1
+        assert ", first embedding times 0.1, template " in opened.described
+        (part / BOS_FILE).write_text(json.dumps(bos_file(0.5)))
+        told = r"scaling_factor: is 0\.5, and the model was trained with bos\.scale 0\.1.*write 0\.1"
+        with pytest.raises(InputError, match=told):
+            open_for_use(str(part))
+        with pytest.raises(InputError, match=told):
+            find_export_parts(str(part), ())
+
+
+def test_an_adapter_of_another_tool_goes_by_its_file(place, lora, tmp_path):
+    """Such as one that was pushed: without a plan."""
+    folder, _ = lora
+    names = {upload.name for upload in pushed_files(folder, "owner/base")}
+    assert BOS_FILE in names
+    copy = tmp_path / "adapter"
+    copy.mkdir()
+    for name in names:
+        shutil.copy(folder / name, copy / name)
+    opened = open_for_use(str(place / "phi3"), str(copy))
+    assert opened.plan is None
+    assert opened.bos_scale == 0.1
+    assert opened.bos_id is not None  # the factor needs it, whatever the template says
+    (copy / BOS_FILE).unlink()
+    assert open_for_use(str(place / "phi3"), str(copy)).bos_scale == 1.0  # twin
+
+
+def test_a_run_over_a_scaled_base_says_so(place, full):
+    with pytest.raises(InputError, match=r"bos\.scale.*the model was trained with 0"):
+        train(asked(place, "over", "full", bos={"scale": 1.0}))
+    again, _ = train(asked(place, "over", "full", bos={"scale": 0.0}, duration="1 step"))
+    assert open_for_use(str(again)).bos_scale == 0.0
+
+
+def test_plans_saved_before_there_was_a_factor_load(lora):
+    folder, _ = lora
+    saved = read(folder / "plan.json")["plan"]
+    assert plan_from_json(saved).tokenizer.bos_scale.value == 0.1
+    assert plan_to_json(plan_from_json(saved)) == saved
+    del saved["tokenizer"]["bos_scale"]
+    assert plan_from_json(saved).tokenizer.bos_scale.value == 1.0
+
+
+def test_a_factor_and_no_bos_contradict(place):
+    with pytest.raises(InputError, match=r"bos\.scale.*0\.1 scales the BOS.*bos\.prepend: off"):
+        train(asked(place, "never", bos={"scale": 0.1, "prepend": "off"}))
+    with pytest.raises(InputError, match=r"bos\.scale"):
+        train(asked(place, "never", bos={"scale": -1}))
+
+
+@torch.no_grad()
+def test_what_others_load_is_not_scaled(place, full):
+    """Nothing of it is in the weights: the card has to say so."""
+    folder, _ = full
+    ids = torch.tensor([[5, 6, 7, 8]])
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    opened = open_for_use(str(folder))
+    assert not torch.equal(plain(ids).logits, opened.model(ids).logits)
+    surefoot.install_bos_scaling(plain, 0.0)  # the line of the card
+    assert torch.equal(plain(ids).logits, opened.model(ids).logits)

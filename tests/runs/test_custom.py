@@ -1,0 +1,116 @@
+"""What a Python caller brings: checked before step 1, known again on resume, and never the end of a run."""
+
+import json
+
+import pytest
+import torch
+
+import surefoot
+from surefoot.methods.losses.sft import sft_loss
+from surefoot.runs import custom as custom_module
+from surefoot.runs import identity as identity_module
+from surefoot.runs import prepare as prepare_module
+from surefoot.system.errors import InputError, IntegrityError
+from tiny import tiny_llama
+
+ROWS = [{"instruction": f"Say sky {n} times.", "output": "sky " * n} for n in range(1, 13)]
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(ROWS))
+    return {
+        "stage": "sft",
+        "model": str(tiny_llama(tmp_path / "base")),
+        "adapter": {"kind": "lora", "rank": 2},
+        "data": {"train": str(tmp_path / "train.json"), "eval": 4},
+        "batch": {"size": 4},
+        "duration": "2 steps",
+        "output": str(tmp_path / "run"),
+    }
+
+
+TEXTS = [{"text": "The sky is above. " * n} for n in range(1, 13)]
+GENERATE = {"metrics.names": {"metrics": {"names": ["exact_match"]}}, "samples.count": {"samples": {"count": 2}}}
+
+
+@pytest.mark.parametrize("key", GENERATE)
+def test_texts_ask_nothing_so_no_answers_are_generated_to_them(config, tmp_path, key):
+    surefoot.train(config | GENERATE[key])
+    (tmp_path / "train.json").write_text(json.dumps(TEXTS))
+    with pytest.raises(InputError, match=rf"^{key}: answers are .*train\.json holds texts without turns") as caught:
+        surefoot.train(config | GENERATE[key] | {"output": str(tmp_path / "texts")})
+    assert len(caught.value.faults) == 1
+    assert not (tmp_path / "texts").exists()
+
+
+def test_twin_without_the_check_a_metric_of_texts_is_logged(config, tmp_path, monkeypatch):
+    (tmp_path / "train.json").write_text(json.dumps(TEXTS))
+    monkeypatch.setattr(prepare_module, "check_answers", lambda config, data: None)
+    result = surefoot.train(config | GENERATE["metrics.names"])
+    assert any("eval_exact_match" in row for row in rows(result))
+
+
+def doubled(model, batch):
+    found = sft_loss(model, batch)
+    return surefoot.LossSum(2 * found.loss, {"doubled": 2 * found.loss.detach()})
+
+
+def rows(result):
+    return [json.loads(line) for line in (result.folder / "trainer_log.jsonl").read_text().splitlines()]
+
+
+def test_an_objective_takes_the_place_of_the_loss_and_its_sums_are_logged(config, tmp_path):
+    usual = surefoot.train(config)
+    twice = surefoot.train(config | {"output": str(tmp_path / "twice")}, objective=doubled)
+    assert rows(twice)[0]["loss"] == 2 * rows(usual)[0]["loss"]
+    assert twice.results["eval_doubled"] == pytest.approx(twice.results["eval_loss"])
+
+
+def test_a_run_with_its_own_loss_is_not_continued_with_another(config):
+    surefoot.train(config, objective=doubled)
+    longer = config | {"duration": "4 steps"}
+    with pytest.raises(IntegrityError, match=r"another loss: .*doubled, not the stage's own"):
+        surefoot.train(longer, resume=True)
+    assert surefoot.train(longer, resume=True, objective=doubled).finished
+
+
+def test_twin_a_loss_that_is_not_remembered_is_swapped_in_silence(config, monkeypatch):
+    monkeypatch.setattr(custom_module.Custom, "objective_name", None)
+    surefoot.train(config, objective=doubled)
+    first = surefoot.train(config | {"duration": "4 steps"}, resume=True)
+    losses = [row["loss"] for row in rows(first) if "loss" in row]
+    assert losses[1] > 1.5 * losses[2]
+    assert "objective" not in identity_module._MUST_MATCH
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        (lambda model, batch: sft_loss(model, batch).loss, "returned Tensor, not LossSum"),
+        (lambda model, batch: surefoot.LossSum(torch.zeros(2)), "not LossSum"),
+        (lambda model, batch: surefoot.LossSum(torch.zeros(()), {"loss": torch.zeros(())}), r"sums\['loss'\]"),
+    ],
+)
+def test_a_wrong_objective_is_said_before_the_first_step(config, objective, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        surefoot.train(config, objective=objective)
+    assert not (tmp_path / "run" / "trainer_log.jsonl").exists()
+
+
+def test_a_metric_that_fails_is_said_and_ends_nothing(config, capsys):
+    result = surefoot.train(config | {"metrics": {"names": ["broken"]}}, metrics={"broken": lambda answers: 1 / 0})
+    assert result.results["eval_broken"] is None
+    assert "metric broken after step 2: ZeroDivisionError: division by zero" in capsys.readouterr().out
+    (row,) = [row for row in rows(result) if "eval_loss" in row]
+    assert row["eval_broken"] is None
+    assert row["non_finite"] == "eval_broken"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("loss", "is a name that every evaluation uses"), ("exact_mach", "did you mean exact_match")],
+)
+def test_names_of_metrics_are_checked(config, name, said):
+    with pytest.raises(InputError, match=said):
+        surefoot.train(config | {"metrics": {"names": [name]}})

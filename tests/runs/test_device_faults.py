@@ -1,0 +1,62 @@
+"""A device that fails: exit 3, one line, no checkpoint of the step; any other error stays what it is."""
+
+import pytest
+import torch
+
+from layouts import run_config
+from plans import run_plan
+from surefoot.runs.device_faults import device_faults
+from surefoot.system.errors import EnvironmentFault
+from surefoot.training.device_errors import is_device_error, is_out_of_memory
+
+PLAN = run_plan(trainable=1, parameters=1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be …"),
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle)`"),
+    ],
+)
+def test_a_device_that_fails_is_an_environment_fault(error):
+    with pytest.raises(EnvironmentFault) as caught, device_faults("training", run_config(), PLAN):
+        raise error
+    (fault,) = caught.value.faults
+    assert fault.where == "training"
+    assert fault.what == f"cpu failed: {str(error).splitlines()[0]}"
+    assert "--resume" in fault.fix
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be …"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+)
+def test_what_a_driver_or_a_library_cannot_allocate_is_lack_of_memory(error):
+    assert is_out_of_memory(error)
+    assert not is_device_error(error)
+    said = r"training: out of memory on cpu; go on with --resume batch\.micro"
+    with pytest.raises(EnvironmentFault, match=said), device_faults("training", run_config(), PLAN):
+        raise error
+
+
+def test_memory_that_a_device_lacks_is_told_as_memory():
+    with (
+        pytest.raises(EnvironmentFault, match=r"out of memory on cpu: 2\.00 GiB"),
+        device_faults("training", run_config(), PLAN),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. HIP error")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("CUDA error")])
+def test_twin_another_error_stays_what_it_is(error):
+    with pytest.raises(type(error)) as caught, device_faults("training", run_config(), PLAN):
+        raise error
+    assert caught.value is error

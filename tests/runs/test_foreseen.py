@@ -1,0 +1,59 @@
+"""`surefoot plan` shows the plan that `surefoot train` goes by."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from layouts import run_config
+from sky import write_sky
+from surefoot.planning.precision import NARROW
+from surefoot.planning.serial import plan_to_json
+from surefoot.report.console import Console
+from surefoot.runs.custom import NOTHING
+from surefoot.runs.foreseen import foresee
+from surefoot.runs.planned import make_plan
+from surefoot.runs.prepare import prepare
+from surefoot.runs.run_folder import claim
+from tiny import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Of a model that is wide enough to be measured, on examples of many lengths."""
+    folder = tmp_path_factory.mktemp("work")
+    write_sky(folder, 60)
+    tiny_llama(folder / "base", hidden=NARROW)
+    return run_config(
+        model=str(folder / "base"),
+        data={"train": str(folder / "rows.json"), "max_length": 64},
+        adapter={"kind": "lora", "rank": 4},
+        batch={"size": 16},
+        duration="2 steps",
+        output=str(folder / "run"),
+    )
+
+
+def test_what_is_shown_is_what_a_run_goes_by(config):
+    found = claim(config, "new")
+    run = prepare(config, found, Console(io.StringIO()), NOTHING)
+    shown, unread = foresee(config)
+    assert unread == ""
+    assert plan_to_json(shown) == plan_to_json(run.plan)
+    assert shown.measurements is not None
+    assert shown.measurements["documents"]  # lengths were looked at: documents were timed
+    # Twin: a plan that knows no lengths is another one.
+    blind = make_plan(config)
+    assert plan_to_json(blind) != plan_to_json(run.plan)
+
+
+def test_data_that_cannot_be_read_are_told_and_do_not_keep_the_plan(config, tmp_path):
+    away = config.model_copy(update={"data": config.data.model_copy(update={"train": (_elsewhere(config, tmp_path),)})})
+    shown, unread = foresee(away)
+    assert "absent.json" in unread
+    assert plan_to_json(shown) == plan_to_json(make_plan(away))
+
+
+def _elsewhere(config, folder):
+    return config.data.train[0].model_copy(update={"path": str(folder / "absent.json")})

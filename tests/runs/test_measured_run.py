@@ -1,0 +1,60 @@
+"""A run that leaves everything open, on a model wide enough that the machine is measured for it. The other tests train
+narrow models, for which nothing is."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+
+from layouts import run_config
+from sky import sky_workplace
+from surefoot.planning.precision import NARROW
+from surefoot.report.console import Console
+from surefoot.runs import planned
+from surefoot.runs.run import train_run
+from surefoot.runs.run_folder import Mode
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    return sky_workplace(tmp_path_factory, 22, hidden=NARROW)
+
+
+def train(workplace, output, mode: Mode = "new"):
+    wanted = run_config(
+        model=str(workplace / "base"),
+        data={"train": str(workplace / "rows.json"), "eval": 2, "max_length": 64},
+        adapter={"kind": "dora", "rank": 4},
+        batch={"size": 8},
+        duration=f"{STEPS} steps",
+        checkpoint={"every": "1 step", "keep": STEPS},
+        output=str(output),
+    )
+    assert train_run(wanted, mode, Console(io.StringIO()), typed=()) == 0
+    return json.loads((output / "plan.json").read_text())["plan"]
+
+
+def test_what_is_left_open_is_measured_and_kept(workplace, tmp_path, monkeypatch):
+    plan = train(workplace, tmp_path / "run")
+    seen = plan["measurements"]
+    assert {trial["form"] for trial in seen["documents"]} >= {"padded", "sdpa", "matmul"}
+    assert {trial["part"] for trial in seen["pointwise"]} == {"norm", "rotary"}
+    assert plan["kernels"]["pointwise"]["source"] == "measured"
+    assert seen["products"]
+    assert seen["attention"]
+    assert plan["kernels"]["documents"]["source"] == "measured"
+    assert plan["kernels"]["last_block"]["value"] == "pruned"
+    weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run" / f"checkpoint-{STEPS}")
+
+    def measured_again(*asked):
+        raise AssertionError("a run that goes on measures nothing")
+
+    monkeypatch.setattr(planned, "_measure", measured_again)
+    assert train(workplace, tmp_path / "run", "resume") == plan
+    assert (tmp_path / "run" / "adapter_model.safetensors").read_bytes() == weights

@@ -1,0 +1,118 @@
+"""Out of memory: exit 3 with what helps, the run folder intact; any other error stays what it is."""
+
+import dataclasses
+import io
+
+import pytest
+import torch
+
+from layouts import run_config
+from plans import adapter_plan, precision_plan, run_plan
+from sky import write_sky
+from surefoot.report.console import Console
+from surefoot.runs import run as stage
+from surefoot.runs import steps
+from surefoot.runs.memory_faults import advice, memory_faults
+from surefoot.system.errors import EnvironmentFault
+from surefoot.training.device_errors import is_out_of_memory
+from tiny import tiny_llama
+
+HUGE = 2**62 // 4  # numbers that no machine holds
+
+
+def plan(**changes):
+    return dataclasses.replace(run_plan(trainable=1, parameters=1, adapter=adapter_plan(["q_proj"])), **changes)
+
+
+def real_cpu_error():
+    try:
+        torch.empty(HUGE, dtype=torch.float32)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("that much memory exists?")
+
+
+def test_torchs_cpu_allocator_is_recognised():
+    assert is_out_of_memory(real_cpu_error())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
+def test_so_are_the_others(error):
+    assert is_out_of_memory(error)
+
+
+def test_the_fault_names_the_phase_and_what_was_asked_for():
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …")
+    with pytest.raises(EnvironmentFault) as caught, memory_faults("training", run_config(), plan()):
+        raise error
+    (fault,) = caught.value.faults
+    assert (fault.where, fault.what) == ("training", "out of memory on cpu: 2.00 GiB more were asked for")
+    assert caught.value.exit_code == 3
+    assert caught.value.__cause__ is error
+
+
+def test_twin_another_error_stays_what_it_is():
+    with pytest.raises(RuntimeError, match="shapes"), memory_faults("training", run_config(), plan()):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_advice_is_what_this_run_can_still_do():
+    said = advice(run_config(), plan())
+    assert said.startswith("go on with --resume batch.micro=2 (was 4) or gradient_checkpointing=on")
+    assert "precision.base: nf4" in said
+    packed = plan(precision=precision_plan("bf16", "nf4"))
+    assert "nf4" not in advice(run_config(), packed)
+    full = plan(adapter=None)
+    assert "an adapter" in advice(run_config(), full)
+    smallest = run_plan(trainable=1, parameters=1, gradient_checkpointing=True)
+    smallest = dataclasses.replace(smallest, batch=dataclasses.replace(smallest.batch, micro=smallest.batch.size))
+    smallest = dataclasses.replace(
+        smallest, batch=dataclasses.replace(smallest.batch, micro=dataclasses.replace(smallest.batch.micro, value=1))
+    )
+    assert "--resume" not in advice(run_config(), smallest)
+    assert "data.max_length" in advice(run_config(), smallest)
+
+
+@pytest.fixture
+def config(tmp_path):
+    write_sky(tmp_path, 8)
+    return run_config(
+        model=str(tiny_llama(tmp_path / "base")),
+        data={"train": str(tmp_path / "rows.json")},
+        duration="4 steps",
+        checkpoint={"every": "1 step"},
+        batch={"size": 4},
+        output=str(tmp_path / "run"),
+    )
+
+
+def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
+    step, calls = steps.train, []
+
+    def train(job, state, observer, stop):
+        objective = job.objective
+
+        def hungry(model, batch):
+            calls.append(1)
+            if len(calls) == 3:
+                torch.empty(HUGE)
+            return objective(model, batch)
+
+        return step(dataclasses.replace(job, objective=hungry), state, observer, stop)
+
+    monkeypatch.setattr(steps, "train", train)
+    with pytest.raises(EnvironmentFault, match="training: out of memory"):
+        stage.train_run(config, "new", Console(io.StringIO()), typed=())
+    assert (tmp_path / "run" / "checkpoint-2" / "MANIFEST.json").is_file()
+    assert not (tmp_path / "run" / "checkpoint-3").exists()
+    assert "out of memory" in (tmp_path / "run" / "run.log").read_text()
+    monkeypatch.undo()
+    assert stage.train_run(config, "resume", Console(io.StringIO()), typed=()) == 0
+    assert (tmp_path / "run" / "checkpoint-4").is_dir()
+
+
+def test_a_run_that_runs_out_in_set_up_leaves_no_folder(config, monkeypatch, tmp_path):
+    monkeypatch.setattr(steps, "set_up", lambda *_: torch.empty(HUGE))
+    with pytest.raises(EnvironmentFault, match="set-up: out of memory"):
+        stage.train_run(config, "new", Console(io.StringIO()), typed=())
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,282 @@
+"""Packed runs as whole runs: the losses of padded ones, the same bytes when resumed, padded rows where they must be."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+
+from layouts import run_config
+from sky import write_sky
+from surefoot.kernels import documents as kernels
+from surefoot.models import documents
+from surefoot.planning import packing
+from surefoot.report.console import Console
+from surefoot.runs.run import train_run
+from surefoot.runs.run_folder import Mode
+from surefoot.system.errors import EnvironmentFault, InputError
+from tiny import tiny_llama
+
+STEPS, CUT = 4, 2
+LORA = {"kind": "lora", "rank": 8}
+# Losses of four steps in fp32: sums in another order, carried on by the optimizer.
+FP32_LOSS = 1e-4
+WAYS = {
+    "lora": {"adapter": LORA},
+    "full": {"adapter": None},
+    "checkpointed": {"adapter": LORA, "gradient_checkpointing": "on"},
+    "pretrain": {"adapter": None, "stage": "pretrain"},
+    "a row of at most two": {"adapter": LORA, "batch": {"size": 4, "micro": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    write_sky(folder, 22)
+    (folder / "texts.json").write_text(json.dumps([{"text": "the heron sees the sky " * n} for n in range(1, 13)]))
+    tiny_llama(folder / "base", hidden=64)
+    return folder
+
+
+def config(workplace, output, *, packing="on", data=(), steps=STEPS, **way):
+    file = "texts.json" if way.get("stage") == "pretrain" else "rows.json"
+    given = {"train": str(workplace / file), "eval": 2, "max_length": 64, "packing": packing}
+    settings = {"batch": {"size": 8}, "optim": {"lr": 1e-3}, "precision": "fp32"} | way
+    return run_config(
+        model=str(workplace / "base"),
+        data=given | dict(data),
+        duration=f"{steps} steps",
+        eval_every=f"{CUT} steps",
+        checkpoint={"every": "1 step", "keep": STEPS},
+        output=str(output),
+        **settings,
+    )
+
+
+def train(wanted, mode: Mode = "new"):
+    screen = io.StringIO()
+    assert train_run(wanted, mode, Console(screen), typed=()) == 0
+    return screen.getvalue()
+
+
+def losses(folder):
+    rows = [json.loads(line) for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row] + [row["eval_loss"] for row in rows if "eval_loss" in row]
+
+
+def ends(folder):
+    """What a finished run leaves of its numbers: weights, moments, counts."""
+    last = folder / f"checkpoint-{STEPS}"
+    state = json.loads((last / "state.json").read_text())
+    del state["seconds"], state["beside"]
+    return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
+
+
+def chosen(folder):
+    return json.loads((folder / "plan.json").read_text())["plan"]["kernels"]["documents"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_packed_run_has_the_losses_of_a_padded_one(workplace, tmp_path, way):
+    train(config(workplace, tmp_path / "packed", **WAYS[way]))
+    train(config(workplace, tmp_path / "padded", packing="off", **WAYS[way]))
+    assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=FP32_LOSS)
+    assert (chosen(tmp_path / "packed")["value"], chosen(tmp_path / "padded")["value"]) == ("sdpa", "plain")
+    counts = [ends(tmp_path / name)[1]["tokens"] for name in ("packed", "padded")]
+    assert counts[0] == counts[1]
+    found = json.loads((tmp_path / "packed" / "environment.json").read_text())
+    assert '"documents"' in json.dumps(found)
+
+
+def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, tmp_path, monkeypatch):
+    def one_document(q, k, v, found, scale):
+        return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing.*lets one document move another"):
+        train(config(workplace, tmp_path / "asked", adapter=LORA))
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    screen = train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA))
+    assert "rows are padded" in screen
+    assert chosen(tmp_path / "open")["value"] == "plain"
+    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
+    assert losses(tmp_path / "open") == losses(tmp_path / "padded")
+    train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA), "resume")  # stays so
+
+
+def test_twin_that_leaks_is_found_where_no_two_documents_of_a_row_are_compared(workplace, tmp_path, monkeypatch):
+    def one_document(q, k, v, found, scale):
+        return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
+
+    monkeypatch.setattr("surefoot.runs.parity.passes._COMPARED", 1)
+    train(config(workplace, tmp_path / "right", adapter=LORA))
+    monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing.*lets one document move another"):
+        train(config(workplace, tmp_path / "wrong", adapter=LORA))
+
+
+def _left_open(forms):
+    from surefoot.planning.plan import Choice
+
+    return Choice(forms[0], "for this test", "measured")
+
+
+@pytest.mark.parametrize("way", ["lora", "pretrain"])
+def test_a_packed_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, way):
+    noisy = WAYS[way] | {"optim": {"lr": 1e-3, "neftune_alpha": 5.0}}
+    if way == "lora":
+        noisy |= {"adapter": LORA | {"dropout": 0.1}}
+    wanted = config(workplace, tmp_path / "run", **noisy)
+    train(wanted)
+    uninterrupted = ends(tmp_path / "run")
+    assert uninterrupted[1]["step"] == STEPS
+    forget_the_last_steps(tmp_path / "run")
+    train(wanted, "resume")
+    assert ends(tmp_path / "run") == uninterrupted
+    shutil.rmtree(tmp_path / "run")
+    train(config(workplace, tmp_path / "run", packing="off", **noisy))
+    assert ends(tmp_path / "run") != uninterrupted  # twin: bytes tell rounding apart
+
+
+def forget_the_last_steps(folder):
+    for step in range(CUT + 1, STEPS + 1):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+    for file in ("train_results.json", "all_results.json"):
+        (folder / file).unlink(missing_ok=True)
+
+
+def loses_documents(monkeypatch):
+    """As in a family whose layers do not hand on what they are called with."""
+
+    def lost(*_):
+        raise documents._lost("lost on the way to the layer")
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", lost)
+
+
+def fails(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("shapes do not match\nmore")
+
+    monkeypatch.setitem(documents.FORMS, "sdpa", broken)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "why"),
+    [(loses_documents, "the documents of a packed row are lost on the way"), (fails, "shapes do not match)")],
+)
+def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_asked_by_name(
+    workplace, tmp_path, monkeypatch, breaks, why
+):
+    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
+    breaks(monkeypatch)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing: sdpa fails on this model.*auto or off"):
+        train(config(workplace, tmp_path / "asked", adapter=LORA))
+    assert not (tmp_path / "asked").exists()
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
+    assert f"caution: data.packing: sdpa fails on this model ({why}" in screen
+    assert chosen(tmp_path / "run")["value"] == "plain"
+    assert losses(tmp_path / "run") == losses(tmp_path / "padded")
+
+
+def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, tmp_path, monkeypatch):
+    """As under fsdp2 and deepspeed, whose ranks wait for one another within the pass over real examples: there a fault
+    ends the run."""
+    for module in ("setup", "parity.packed_rows"):
+        monkeypatch.setattr(f"surefoot.runs.{module}.CUTTING", ("single",))
+    usual = packing._unmeasured
+    monkeypatch.setattr(
+        packing, "_unmeasured", lambda request, forms: usual(request, forms) if request == "on" else _left_open(forms)
+    )
+    train(config(workplace, tmp_path / "sound", packing="auto", adapter=LORA))
+    assert chosen(tmp_path / "sound")["value"] == "sdpa"
+    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
+    loses_documents(monkeypatch)
+    screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
+    assert "caution: data.packing: sdpa fails on this model (the documents of a packed row are lost" in screen
+    assert chosen(tmp_path / "run")["value"] == "plain"
+    assert losses(tmp_path / "run") == losses(tmp_path / "padded")
+    with pytest.raises(EnvironmentFault, match=r"data\.packing: sdpa fails on this model.*auto or off"):
+        train(config(workplace, tmp_path / "asked", adapter=LORA))
+    monkeypatch.setattr("surefoot.runs.setup.documents_fault", lambda model: "")  # twin
+    with pytest.raises(EnvironmentFault, match="lost on the way"):
+        train(config(workplace, tmp_path / "untried", packing="auto", adapter=LORA))
+
+
+def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(workplace, tmp_path, monkeypatch):
+    wanted = config(workplace, tmp_path / "run", packing="auto", adapter=LORA)
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    train(wanted)
+    uninterrupted, plan = ends(tmp_path / "run"), chosen(tmp_path / "run")
+    forget_the_last_steps(tmp_path / "run")
+    with monkeypatch.context() as strict:
+        strict.setattr("surefoot.runs.parity.differences.LIMITS", {"fp32": -1.0})
+        screen = " ".join(train(wanted, "resume").split())
+        assert "caution: data.packing: sdpa differs from padded rows by" in screen
+        assert "allowed is -1; it stays, as the run began with it" in screen
+        assert (ends(tmp_path / "run"), chosen(tmp_path / "run")) == (uninterrupted, plan)
+        [rank] = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
+        found = rank["fast_paths"]["documents"]
+        assert (found["used"], found["outside"], found["limits"]["gradient"]) == (True, True, -1.0)
+        train(config(workplace, tmp_path / "fresh", packing="auto", adapter=LORA))  # twin: a fresh start falls back
+        assert chosen(tmp_path / "fresh")["value"] == "plain"
+        assert ends(tmp_path / "fresh") != uninterrupted
+    forget_the_last_steps(tmp_path / "run")
+    fails(monkeypatch)
+    with pytest.raises(EnvironmentFault, match=r"data\.packing: sdpa fails on this model.*start another run"):
+        train(wanted, "resume")
+    assert chosen(tmp_path / "run") == plan
+
+
+def with_dropout(wanted):
+    return wanted.model_copy(update={"model": wanted.model.model_copy(update={"dropout": 0.1})})
+
+
+def test_dropout_that_comes_on_resume_ends_packing_and_it_is_said(workplace, tmp_path, monkeypatch):
+    monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
+    train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
+    assert chosen(tmp_path / "run")["value"] == "sdpa"
+    longer = with_dropout(config(workplace, tmp_path / "run", packing="auto", steps=STEPS + 1, adapter=LORA))
+    with monkeypatch.context() as broken:  # twin
+        broken.setattr("surefoot.runs.resumed_plan._plain_as", lambda anew, plan, *names: plan)
+        with pytest.raises(EnvironmentFault, match=r"data\.packing"):
+            train(longer, "resume")
+    screen = " ".join(train(longer, "resume").split())
+    assert "not bit for bit: data.packing was sdpa, is plain: no form has dropout" in screen
+    assert chosen(tmp_path / "run")["value"] == "plain"
+
+
+def test_dropout_that_packing_by_name_forbids_is_refused_with_what_can_be_done(workplace, tmp_path):
+    train(config(workplace, tmp_path / "run", adapter=LORA))
+    longer = with_dropout(config(workplace, tmp_path / "run", steps=STEPS + 1, adapter=LORA))
+    with pytest.raises(InputError, match=r"data\.packing: is on.*leave model\.dropout as it was"):
+        train(longer, "resume")
+
+
+def test_a_bos_that_is_scaled_is_scaled_in_every_document(workplace, tmp_path):
+    scaled = {"adapter": LORA, "bos": {"scale": 0.1}}
+    train(config(workplace, tmp_path / "packed", **scaled))
+    train(config(workplace, tmp_path / "padded", packing="off", **scaled))
+    assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=FP32_LOSS)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ({"attention": "eager"}, "eager was asked for"),
+        ({"compile": "default"}, "torch.compile"),
+        ({"model": {"dropout": 0.1}}, "attention_dropout 0.1"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_by_name(workplace, tmp_path, way, why):
+    wanted = config(
+        workplace, tmp_path / "run", adapter=LORA, **{key: one for key, one in way.items() if key != "model"}
+    )
+    if "model" in way:
+        wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update=way["model"])})
+    with pytest.raises(InputError, match=why):
+        train(wanted)

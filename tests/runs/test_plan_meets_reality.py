@@ -1,0 +1,76 @@
+"""What the plan says of a run is what set-up finds: counts, types, targets, kernels, over all kinds of runs."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from layouts import run_config
+from surefoot.models.attention import observe_kernels
+from surefoot.runs.planned import make_plan
+from surefoot.runs.setup import planned_tokenizer, set_up
+from surefoot.system.errors import EnvironmentFault
+from tiny import tiny_llama
+
+SHORT = {"train": "unused.jsonl", "max_length": 64}
+LORA = {"kind": "lora", "rank": 4}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases")
+    return {
+        "plain": tiny_llama(folder / "plain"),
+        "tied": tiny_llama(folder / "tied", tied=True),
+        "spare": tiny_llama(folder / "spare", spare_rows=4),
+    }
+
+
+def carried_out(base, change=lambda plan: plan, **request):
+    """Plan, set up (which verifies), run one forward pass; the plan and the kernels that ran."""
+    config = run_config(model=str(base), data=SHORT, **request)
+    plan = change(make_plan(config))
+    setup = set_up(config, plan, Path(base), planned_tokenizer(Path(base), plan.tokenizer), None)
+    ids = torch.tensor([[plan.tokenizer.pad_id, 1, 2, 3]])
+
+    def forward():
+        with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
+            setup.model(input_ids=ids, use_cache=False)
+
+    return plan, observe_kernels(forward)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"adapter": None},
+        {"adapter": None, "precision": "fp16"},
+        {"adapter": None, "tokenizer": {"pad": "add"}},
+        {"adapter": LORA, "precision": "bf16"},
+        {"adapter": LORA, "precision": {"compute": "bf16", "base": "fp32"}, "attention": {"flash": "off"}},
+        {"adapter": LORA | {"kind": "dora"}, "precision": "fp16", "attention": "eager"},
+        {"adapter": LORA | {"modules_to_save": ["lm_head"]}, "gradient_checkpointing": "on"},
+        {"adapter": LORA | {"targets": ["q_proj", "model.layers.1.mlp.up_proj"], "modules_to_save": ["norm"]}},
+        {"adapter": LORA, "tokenizer": {"pad": "add"}},
+        {"adapter": LORA | {"modules_to_save": ["lm_head"]}, "tokenizer": {"pad": "add"}},
+        {"adapter": LORA | {"modules_to_save": ["embed_tokens"]}, "tokenizer": {"pad": "add"}},
+    ],
+)
+@pytest.mark.parametrize("name", ["plain", "tied", "spare"])
+def test_the_plan_holds(bases, name, request_):
+    plan, kernels = carried_out(bases[name], **request_)
+    assert kernels == {plan.attention.expected.value}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: dataclasses.replace(plan, trainable=plan.trainable + 1),
+        lambda plan: dataclasses.replace(plan, adapter=dataclasses.replace(plan.adapter, rank=plan.adapter.rank + 1)),
+    ],
+    ids=["a count that is off by one", "another rank than was counted"],
+)
+def test_a_plan_that_does_not_hold_is_found(bases, change):
+    with pytest.raises(EnvironmentFault):
+        carried_out(bases["plain"], change, adapter=LORA)

@@ -1,0 +1,171 @@
+"""`surefoot train --profile N`: what lies in the run folder afterwards, and that the run is the same without."""
+
+import dataclasses
+import gzip
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from heron_runs import heron_folder, heron_trained
+from plans import run_plan
+from surefoot.data.batch import collate
+from surefoot.families.model_facts import read_model_facts
+from surefoot.planning.limits import Work, step_flops
+from surefoot.report.html import write_report
+from surefoot.report.pictures import profile as profile_picture
+from surefoot.report.pictures.profile import _LONGEST, _fitted
+from surefoot.report.profile import ProfileReport, headline, notes, profile_table
+from surefoot.report.rows import without_timing
+from surefoot.report.trainer_log import read_rows
+from surefoot.runs import profiling
+from surefoot.runs.arithmetic import Arithmetic, step_work
+from surefoot.system.counters import Counters
+from surefoot.training.window import Operator, Recorded
+from toy import toy_examples
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return heron_folder(tmp_path_factory.mktemp("profiling"))
+
+
+def run(folder, name, *arguments, **changes):
+    ways = {"duration": "7 steps", "checkpoint": {"every": "4 steps"}} | changes
+    return heron_trained(folder, name, *arguments, **ways)
+
+
+def test_a_profiled_run_is_the_same_run_and_leaves_table_trace_and_picture(folder):
+    run(folder, "plain")
+    output = run(folder, "profiled", "--profile", "3")
+    one, other = (load_file(folder / name / "adapter_model.safetensors") for name in ("plain", "profiled"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    logs = [
+        [without_timing(row) for row in read_rows(folder / name / "trainer_log.jsonl")]
+        for name in ("plain", "profiled")
+    ]
+    assert logs[0] == logs[1]
+    assert not (folder / "plain" / "profile").exists()
+    written = folder / "profiled" / "profile"
+    report = ProfileReport.from_json(json.loads((written / "profile.json").read_text()))
+    assert (report.first, report.last, report.traced) == (3, 5, 2)
+    assert report.between["checkpoint"] > 0  # after step 4
+    assert 0 < report.limit.of_step < 1
+    assert report.parts["forward"] > 0
+    assert report.parts["optimizer"] > 0
+    assert sum(report.parts.values()) == pytest.approx(report.step_seconds)
+    assert "profile of steps 3 to 5: " in output
+    assert "of the arithmetic limit" in output
+    assert "aten::" in output
+    assert (written / "profile.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(gzip.decompress((written / "trace.json.gz").read_bytes()))["traceEvents"]
+    page = (folder / "profiled" / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "Profile of steps 3 to 5" in page
+    assert "data:image/png" not in (folder / "plain" / "report.html").read_text()
+
+
+def test_a_damaged_profile_is_left_out_of_the_report(folder):
+    run(folder, "damaged", "--profile", "1")
+    (folder / "damaged" / "profile" / "profile.json").write_text('{"first": 1}')
+    page = write_report(folder / "damaged").read_text()
+    assert "the profile is left out" in page
+
+
+def test_a_profile_that_cannot_be_written_ends_nothing(folder, monkeypatch):
+    def full(*arguments, **named):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(profiling, "draw_profile", full)
+    output = run(folder, "full", "--profile", "1")
+    assert "the profile was not written" in output
+    assert not (folder / "full" / "profile").exists()
+
+
+@pytest.fixture(scope="module")
+def arithmetic(folder):
+    return Arithmetic(read_model_facts(folder / "base"), run_plan(trainable=10, parameters=100), "sft")
+
+
+def recorded(**changes):
+    parts = {"data": 0.1, "forward": 1.0, "backward": 2.0, "optimizer": 0.4, "evaluation": 0.0, "checkpoint": 9.0}
+    operators = (Operator("aten::mm", 3.0, 40), Operator("aten::add", 1.0, 10))
+    made = Recorded(3, 4, parts, 4.0, Counters(seconds=4.0, own=7.9), 2, operators, lambda path: None)
+    return dataclasses.replace(made, **changes)
+
+
+def test_a_report_worked_out_by_hand(arithmetic, monkeypatch):
+    work = Work(1000, 20_000, 400)
+    flops = step_flops(arithmetic.model, work, arithmetic.plan.adapter).needed
+    monkeypatch.setattr(profiling, "product_rate", lambda arithmetic: flops)  # one second of work
+    report = profiling.profile_report(recorded(), work, arithmetic)
+    assert report.tokens_per_second == 250
+    assert report.parts == pytest.approx(
+        {"data": 0.05, "forward": 0.5, "backward": 1.0, "optimizer": 0.2, "other": 0.25}
+    )
+    assert report.limit.of_step == pytest.approx(0.25)  # in four
+    assert report.limit.of_forward * 1.0 + report.limit.of_backward * 2.0 == pytest.approx(1.0, rel=0.05)  # but norms
+    assert [(one.name, one.seconds, one.calls) for one in report.operators] == [
+        ("aten::mm", 1.5, 20),
+        ("aten::add", 0.5, 5),
+    ]
+    assert ProfileReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert headline(report).startswith("profile of steps 3 to 4: 250 tok/s, 2,000.0 ms per step, 25% of the arithmetic")
+    profile_table(report)
+
+
+def test_it_is_said_that_others_had_the_processor(arithmetic):
+    def told(**counted):
+        one = recorded(counted=Counters(seconds=4.0, own=5.5, **counted))
+        lines = notes(profiling.profile_report(one, Work(10, 100, 5), arithmetic))
+        return [line for line in lines if line.startswith("other programs")]
+
+    (line,) = told(waited=2.0, throttled=0.5)
+    assert "in 4.0 s the run's threads had it for 5.5 s and waited for it 2.5 s" in line
+    assert told(waited=0.3) == []  # twin: a little is nothing
+
+
+@pytest.mark.parametrize(("waited", "disturbed"), [(2.0, True), (0.3, False)])
+def test_the_picture_says_it_too(arithmetic, monkeypatch, waited, disturbed):
+    monkeypatch.setattr(profile_picture, "png", lambda figure: figure)
+    one = recorded(counted=Counters(seconds=4.0, own=5.5, waited=waited))
+    figure = profile_picture.draw_profile(profiling.profile_report(one, Work(10, 100, 5), arithmetic))
+    first, *more = figure.get_suptitle().splitlines()
+    assert first.startswith("profile of steps 3 to 4")
+    assert ("these times are too long" in " ".join(more)) == disturbed
+    assert all(len(line) < 100 for line in more)
+
+
+def test_a_profile_has_what_the_system_counted(folder):
+    run(folder, "counted", "--profile", "2")
+    report = ProfileReport.from_json(json.loads((folder / "counted" / "profile" / "profile.json").read_text()))
+    assert report.clocked >= 2 * report.step_seconds > 0
+    assert report.processor > 0
+    before = {key: value for key, value in report.to_json().items() if key not in ("clocked", "processor", "waited")}
+    assert ProfileReport.from_json(before).clocked == 0  # of a version that did not count
+
+
+def test_long_names_are_whole_in_the_picture():
+    long = "autograd::engine::evaluate_function: MmBackward0Backward"
+    assert _fitted(long) == "autograd::engine::evaluate_function:\nMmBackward0Backward"
+    kernel = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    assert _fitted(kernel) == "aten::_scaled_dot_product_flash_attention\n_for_cpu_backward"
+    assert _fitted("aten::mm") == "aten::mm"
+    lines = _fitted("a" * 200).split("\n")
+    assert [len(line) for line in lines] == [_LONGEST, _LONGEST]
+    assert lines[1].endswith("…")  # twin: what is too long for two is cut, and shows it
+
+
+def test_a_stage_with_other_passes_is_told_no_limit(arithmetic):
+    report = profiling.profile_report(recorded(), Work(10, 100, 5), dataclasses.replace(arithmetic, stage="dpo"))
+    assert report.limit is None
+    assert "stage dpo is not told" in headline(report)
+
+
+def test_work_counts_real_tokens_and_labels():
+    examples = toy_examples(5)
+    lengths = [len(example.ids) for example in examples]
+    labels = sum(int(example.supervised[1:].sum()) for example in examples)
+    batches = [collate(examples[:3], 0), collate(examples[3:], 0, side="left")]
+    assert step_work(batches) == Work(sum(lengths), sum(one * one for one in lengths), labels)

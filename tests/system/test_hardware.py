@@ -1,0 +1,109 @@
+"""Presets, this machine, its environment; and what is never written down about it."""
+
+import getpass
+import json
+import platform
+import socket
+from pathlib import Path
+
+import pytest
+
+from surefoot.system import hardware
+from surefoot.system.errors import InputError
+from surefoot.system.hardware import GIB, describe, detect, preset, versions
+
+
+def test_presets_are_described_and_not_present():
+    for name in ("h100", "h200", "a100", "rtx4090", "cpu"):
+        assert preset(name).preset
+        assert preset(name).memory > 8 * GIB
+    assert preset("h200").memory > preset("h100").memory
+    assert preset("cpu").capability is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("h10", "did you mean h100?"),
+        ("RTX4090", "rtx4090"),
+        ("mainframe", "known: h100"),
+        ("mi300", "known: h100, h200, a100, rtx4090, cpu"),
+    ],
+)
+def test_an_unknown_preset_suggests_the_nearest(name, fix):
+    with pytest.raises(InputError) as caught:
+        preset(name)
+    assert fix in caught.value.faults[0].fix
+
+
+def test_this_machine():
+    found = detect()
+    assert not found.preset
+    assert found.memory > 0
+    assert found.cores >= 1
+    assert 0 < found.free <= found.memory
+    assert found.name
+
+
+@pytest.mark.parametrize(
+    ("variable", "limit", "fast"),
+    [
+        ("ONEDNN_MAX_CPU_ISA", "AVX2", False),
+        ("DNNL_MAX_CPU_ISA", "avx512_core", False),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True),  # twin: a limit that leaves bf16
+        ("ONEDNN_MAX_CPU_ISA", "", True),
+    ],
+)
+def test_16_bits_that_a_limit_of_instructions_has_emulated_are_not_fast(monkeypatch, variable, limit, fast):
+    monkeypatch.setattr(hardware, "_cpu_flags", lambda: {"amx_bf16", "avx512_bf16", "amx_fp16"})
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setenv(variable, limit)
+    assert (detect().bf16, detect().fp16) == (fast, fast)
+
+
+class TestContainerLimit:
+    def limits(self, tmp_path, membership, files):
+        root = tmp_path / "cgroup"
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        own = tmp_path / "membership"
+        own.write_text(membership)
+        return sorted(hardware._cgroup_limits(own, root))
+
+    def test_version_2_counts_the_groups_above(self, tmp_path):
+        files = {"a/b/memory.max": "max\n", "a/memory.max": "1000\n"}
+        assert self.limits(tmp_path, "0::/a/b\n", files) == [1000]
+
+    def test_version_1(self, tmp_path):
+        files = {"memory/docker/memory.limit_in_bytes": "2000", "memory/memory.limit_in_bytes": "9223372036854771712"}
+        membership = "5:cpu:/docker\n4:memory:/docker\n"
+        assert self.limits(tmp_path, membership, files) == [2000, 9223372036854771712]
+
+    def test_a_group_that_is_not_mounted_falls_back_to_the_root(self, tmp_path):
+        assert self.limits(tmp_path, "0::/elsewhere/x\n", {"memory.max": "3000"}) == [3000]
+
+    def test_no_groups_at_all(self, tmp_path):
+        assert hardware._cgroup_limits(tmp_path / "nothing", tmp_path) == []
+
+    def test_the_limit_bounds_total_and_free(self, monkeypatch):
+        monkeypatch.setattr(hardware, "_cgroup_limits", lambda membership, root: [10 * 2**20])
+        assert hardware.host_memory() == (10 * 2**20, 10 * 2**20)
+
+
+def test_versions_come_without_imports():
+    found = versions()
+    assert found["python"] == platform.python_version()
+    assert {"torch", "transformers", "peft", "surefoot"} <= set(found)
+
+
+def test_the_description_names_neither_host_nor_user_nor_folder(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    text = json.dumps(describe())
+    found = json.loads(text)
+    assert found["environment"]["OMP_NUM_THREADS"] == "2"
+    assert found["versions"]["torch"]
+    assert found["cpu"]
+    private = [socket.gethostname(), str(Path.home()), str(Path.cwd()), "hf_secret", f"/{getpass.getuser()}"]
+    assert not [word for word in private if word in text]

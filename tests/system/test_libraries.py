@@ -1,0 +1,130 @@
+"""Optional libraries are tried before they are promised, and imported without noise or downloads."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from surefoot.system import libraries as module
+from surefoot.system.libraries import bitsandbytes_obstacle, compiler_obstacle, import_bitsandbytes, is_installed
+
+FETCHES = """
+import pathlib
+def get_kernel(*_, **__):
+    pathlib.Path("fetched").write_text("")
+    raise RuntimeError("no network")
+"""
+
+_OURS = "from surefoot.system.libraries import import_bitsandbytes; import_bitsandbytes()"
+
+
+def _forget():
+    bitsandbytes_obstacle.cache_clear()
+    compiler_obstacle.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _ask_again():
+    """Before: another file's test in this process may have asked. After: what a broken library said is not kept."""
+    _forget()
+    yield
+    _forget()
+
+
+def test_bitsandbytes_works_here():
+    assert is_installed("bitsandbytes")
+    assert bitsandbytes_obstacle("cpu") == ""
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(module, "is_installed", lambda name: False)
+    assert bitsandbytes_obstacle("cpu") == "needs bitsandbytes, which is not installed"
+
+
+def test_a_native_library_that_does_not_load_is_named(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("Native code method attempted to call:\n lib.cquantize()")
+
+    monkeypatch.setattr(import_bitsandbytes().functional, "quantize_4bit", broken)
+    said = bitsandbytes_obstacle("cpu")
+    assert said.endswith("does not work on this cpu: Native code method attempted to call: lib.cquantize()")
+
+
+def test_wrong_numbers_are_noticed(monkeypatch):
+    functional = import_bitsandbytes().functional
+    monkeypatch.setattr(functional, "dequantize_4bit", lambda packed, state: torch.zeros(64, 64))
+    assert "does not give back" in bitsandbytes_obstacle("cpu")
+
+
+def test_a_missing_compiler_is_one_line():
+    import torch._inductor.config as inductor
+
+    assert compiler_obstacle("cpu") == ""  # what this leaves behind does not answer for it
+    compiler_obstacle.cache_clear()
+    with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+        said = compiler_obstacle("cpu")
+    assert said.startswith("needs a compiler that works, and torch says: InvalidCxxCompiler")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(("line", "fetches"), [(_OURS, False), ("import bitsandbytes", True)])
+def test_bitsandbytes_comes_without_noise_and_without_a_look_at_the_hub(tmp_path, line, fetches):
+    """The second line is the twin: what it does alone, on CPUs with AVX512-BF16."""
+    if fetches and not import_bitsandbytes().functional.has_avx512bf16():
+        pytest.skip("bitsandbytes looks for kernels on CPUs with AVX512-BF16 only")
+    (tmp_path / "kernels.py").write_text(FETCHES)
+    done = subprocess.run([sys.executable, "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (tmp_path / "fetched").exists() == fetches
+    assert ("kernels-community" in done.stdout + done.stderr) == fetches
+
+
+def _is_imported(name: str, line: str) -> bool:
+    """In a fresh process, after `line`."""
+    program = f"import sys\n{line}\nprint({name!r} in sys.modules)"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "True\n"
+
+
+@pytest.mark.parametrize(("line", "imports"), [(_OURS, False), ("import bitsandbytes", True)])
+def test_bitsandbytes_comes_without_the_compiler(line, imports):
+    assert _is_imported("torch._inductor.compile_fx", line) is imports
+
+
+def test_what_is_compiled_later_is_compiled_once_and_with_its_settings(monkeypatch):
+    asked = []
+
+    def compile_now(function, **settings):
+        asked.append(settings)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_now)
+    with module._compiled_when_called():
+        double = torch.compile(lambda x: 2 * x, dynamic=False)
+    assert (torch.compile, asked) == (compile_now, [])
+    assert (double(2), double(x=3), asked) == (4, 6, [{"dynamic": False}])
+
+
+def test_what_is_left_alone_passes_for_missing_unless_it_is_there_already():
+    with module.left_alone("deepspeed_of_nobody"):
+        assert not is_installed("deepspeed_of_nobody")
+    assert "deepspeed_of_nobody" not in sys.modules
+    with module.left_alone("torch"):
+        assert is_installed("torch")
+
+
+_SAVES = """
+import tempfile
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+from surefoot.models import save
+{change}
+shape = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+save.save_full(LlamaForCausalLM(LlamaConfig(**shape)), Path(tempfile.mkdtemp()))
+"""
+_TWIN = "from contextlib import nullcontext; save.left_alone = nullcontext"
+
+
+@pytest.mark.skipif(not is_installed("deepspeed"), reason="needs deepspeed")
+@pytest.mark.parametrize(("change", "imports"), [("", False), (_TWIN, True)])
+def test_a_model_is_saved_without_deepspeed(change, imports):
+    assert _is_imported("deepspeed", _SAVES.format(change=change)) is imports
