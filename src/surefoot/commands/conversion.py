@@ -27,8 +27,7 @@ from surefoot.models.convert.target import Target
 from surefoot.models.convert.tensors import LazyTensor, Tensors
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.layout import expected_tensors
-from surefoot.models.load import model_config
-from surefoot.models.tree import facts_of
+from surefoot.models.tree import facts_of, model_config
 from surefoot.system import durable, hardware
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.out_folder import require_replaceable

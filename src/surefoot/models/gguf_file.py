@@ -19,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from surefoot.families.gguf_rows import GgufRow, find_gguf_row
 from surefoot.models.folder import stored_tensors
 from surefoot.models.gguf_vocabulary import GgufVocabulary, NotInGguf, gguf_vocabulary
-from surefoot.models.load import model_config
+from surefoot.models.tree import model_config
 
 _ROTARY_FACTORS = "rope_freqs.weight"
 

@@ -7,16 +7,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,10 +26,10 @@ from transformers import (
 from surefoot.data.text_encoder import panics_told
 from surefoot.models.convert.safetensors_file import StoredTensor, unread
 from surefoot.models.convert.tensors import Tensors
-from surefoot.models.folder import read_config, stored_tensors
+from surefoot.models.folder import stored_tensors
 from surefoot.models.layout import other_layout, said
 from surefoot.models.quiet import quiet_libraries
-from surefoot.models.tree import facts_of
+from surefoot.models.tree import facts_of, model_config, one_line
 from surefoot.models.value_head import is_of_value_head
 from surefoot.models.vocabulary import check_tied, resize_vocabulary
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
@@ -48,7 +45,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except InputError:
         raise
     except Exception as error:  # tokenizers raises nothing narrower for a file that it cannot read
-        what = f"no tokenizer can be read: {_one_line(error)}"
+        what = f"no tokenizer can be read: {one_line(error)}"
         raise InputError(Fault(str(folder), what, "tokenizer.json must stand beside the weights")) from error
 
 
@@ -99,21 +96,6 @@ def layout_caution(folder: Path) -> str | None:
     return said(folder, found.layouts, value_head=bool(found.value_head)) if found else None
 
 
-def model_config(folder: Path) -> PreTrainedConfig:
-    """config.json as transformers' class, defaults filled in. Raises InputError for a class that it does not know."""
-    fields = read_config(folder)
-    where = str(folder / "config.json")
-    family = fields.pop("model_type", None)
-    if family not in CONFIG_MAPPING:
-        what = f"unknown model_type {family!r}; code that comes with a model is never run"
-        raise InputError(Fault(where, what, "use a model that transformers knows"))
-    try:
-        with quiet_libraries():
-            return CONFIG_MAPPING[family].from_dict(fields)
-    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
-        raise InputError(Fault(where, _one_line(error))) from error
-
-
 def _open(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype, attention_implementation: str, converted: Tensors | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -143,9 +125,9 @@ def _library_faults(folder: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise EnvironmentFault(Fault("attention", _one_line(error), "choose sdpa or eager")) from error
+        raise EnvironmentFault(Fault("attention", one_line(error), "choose sdpa or eager")) from error
     except (ValueError, OSError, TypeError, AssertionError, KeyError) as error:
-        raise InputError(Fault(str(folder), _one_line(error))) from error
+        raise InputError(Fault(str(folder), one_line(error))) from error
 
 
 def _generation_config(folder: Path) -> GenerationConfig | None:
@@ -203,9 +185,3 @@ def _place(names: Collection[str], stored: Mapping[str, StoredTensor], folder: P
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-
-
-def _one_line(error: BaseException) -> str:
-    """A library's message without its line breaks; the type too where the message is only a key."""
-    text = textwrap.shorten(str(error), 240, placeholder=" …")
-    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()

@@ -6,6 +6,7 @@ seconds, most of them the import, so it is done only for a family without a row.
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # What facts are made of; a class whose names differ maps these to its own (`attribute_map`).
 _KEYS = (
@@ -48,12 +49,31 @@ def facts_of(folder: Path) -> ModelFacts:
     return read_model_facts(folder, None if find(str(config.get("model_type"))) else module_tree(folder))
 
 
+def model_config(folder: Path) -> PreTrainedConfig:
+    """config.json as transformers' class, defaults filled in. Raises InputError for a class that it does not know."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    from surefoot.models.quiet import quiet_libraries
+
+    fields = read_config(folder)
+    where = str(folder / "config.json")
+    family = fields.pop("model_type", None)
+    if family not in CONFIG_MAPPING:
+        what = f"unknown model_type {family!r}; code that comes with a model is never run"
+        raise InputError(Fault(where, what, "use a model that transformers knows"))
+    try:
+        with quiet_libraries():
+            return CONFIG_MAPPING[family].from_dict(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+        raise InputError(Fault(where, one_line(error))) from error
+
+
 def module_tree(folder: Path) -> ModuleTree:
     """The tree of modules that transformers would build for folder/config.json."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    from surefoot.models.load import model_config
     from surefoot.models.quiet import quiet_libraries
 
     config = model_config(folder)
@@ -110,3 +130,9 @@ def _fact(name: str, module: nn.Module) -> ModuleFact | None:
     if isinstance(module, Conv1D):
         return ModuleFact(name, own, (module.nx, module.nf))
     return ModuleFact(name, own)
+
+
+def one_line(error: BaseException) -> str:
+    """A library's message without its line breaks; the type too where the message is only a key."""
+    text = textwrap.shorten(str(error), 240, placeholder=" …")
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()

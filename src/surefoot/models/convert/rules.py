@@ -13,9 +13,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from surefoot.models.convert import adapter_rules as a
-from surefoot.models.convert import model_rules as m
-from surefoot.models.convert.model_rules import Settings
+from surefoot.models.convert.adapter_rules import (
+    fuse_adapter,
+    name_adapter,
+    new_magnitude,
+    old_magnitude,
+    split_adapter,
+    unname_adapter,
+)
+from surefoot.models.convert.model_rules import (
+    Settings,
+    add_value_bias,
+    copy_head,
+    drop_buffers,
+    drop_head,
+    drop_value_bias,
+    fuse,
+    split,
+    transpose,
+    unwrap,
+    wrap,
+)
 from surefoot.models.convert.tensors import LazyTensor, Tensors
 from surefoot.system.errors import Fault, InputError
 
@@ -51,20 +69,20 @@ def inverse(rule: Rule) -> Rule:
 
 
 KINDS: dict[str, Kind] = {
-    "unwrap": Kind("wrap", "takes a wrapper's piece out of the names", m.unwrap),
-    "wrap": Kind("unwrap", "puts a wrapper's piece into the names", m.wrap),
-    "split": Kind("fuse", "splits a fused matrix and its bias into their parts", m.split),
-    "fuse": Kind("split", "puts the parts of a fused matrix and its bias together", m.fuse),
-    "transpose": Kind("transpose", "turns the weights of linear layers, as Conv1D has them", m.transpose),
-    "drop tied head": Kind("copy tied head", "leaves out an output head that is the embedding", m.drop_head),
-    "copy tied head": Kind("drop tied head", "writes the embedding a second time, as output head", m.copy_head),
-    "add value bias": Kind("drop value bias", "gives a value head without bias one of zero", m.add_value_bias),
-    "drop value bias": Kind("add value bias", "leaves out a value head's bias of zero", m.drop_value_bias),
-    "drop buffers": Kind(None, "leaves out tables that the model computes by itself", m.drop_buffers),
-    "unname adapter": Kind("name adapter", "takes the adapter's name out of the names", a.unname_adapter),
-    "name adapter": Kind("unname adapter", "puts the adapter's name into the names", a.name_adapter),
-    "new magnitude": Kind("old magnitude", "renames DoRA's magnitudes, [outputs, 1] to [outputs]", a.new_magnitude),
-    "old magnitude": Kind("new magnitude", "renames DoRA's magnitudes, [outputs] to [outputs, 1]", a.old_magnitude),
-    "split adapter": Kind("fuse adapter", "splits the adapter of a fused matrix", a.split_adapter),
-    "fuse adapter": Kind("split adapter", "puts the adapters of its parts together", a.fuse_adapter),
+    "unwrap": Kind("wrap", "takes a wrapper's piece out of the names", unwrap),
+    "wrap": Kind("unwrap", "puts a wrapper's piece into the names", wrap),
+    "split": Kind("fuse", "splits a fused matrix and its bias into their parts", split),
+    "fuse": Kind("split", "puts the parts of a fused matrix and its bias together", fuse),
+    "transpose": Kind("transpose", "turns the weights of linear layers, as Conv1D has them", transpose),
+    "drop tied head": Kind("copy tied head", "leaves out an output head that is the embedding", drop_head),
+    "copy tied head": Kind("drop tied head", "writes the embedding a second time, as output head", copy_head),
+    "add value bias": Kind("drop value bias", "gives a value head without bias one of zero", add_value_bias),
+    "drop value bias": Kind("add value bias", "leaves out a value head's bias of zero", drop_value_bias),
+    "drop buffers": Kind(None, "leaves out tables that the model computes by itself", drop_buffers),
+    "unname adapter": Kind("name adapter", "takes the adapter's name out of the names", unname_adapter),
+    "name adapter": Kind("unname adapter", "puts the adapter's name into the names", name_adapter),
+    "new magnitude": Kind("old magnitude", "renames DoRA's magnitudes, [outputs, 1] to [outputs]", new_magnitude),
+    "old magnitude": Kind("new magnitude", "renames DoRA's magnitudes, [outputs] to [outputs, 1]", old_magnitude),
+    "split adapter": Kind("fuse adapter", "splits the adapter of a fused matrix", split_adapter),
+    "fuse adapter": Kind("split adapter", "puts the adapters of its parts together", fuse_adapter),
 }
