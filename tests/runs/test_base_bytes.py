@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
-from surefoot.models.fingerprint import base_fingerprint, tensor_places, weight_files
+from surefoot.models.fingerprint import base_fingerprint, tensor_places, safetensors_files
 from surefoot.runs import base_bytes
 from surefoot.runs.base_bytes import (
     RECORD,
@@ -51,7 +51,7 @@ def test_each_tensor_is_hashed_as_its_bytes(base, monkeypatch):
             name: hashlib.sha256(one.view(torch.uint8).numpy().tobytes() if one.numel() else b"").hexdigest()
             for name, one in load_file(file).items()
         }
-        for file in weight_files(base)
+        for file in safetensors_files(base)
     }
     assert tensor_digests(base) == expected
     monkeypatch.setattr(base_bytes, "_CHUNK", 7)

@@ -22,7 +22,7 @@ def base_fingerprint(folder: Path) -> str:
     """
     settings = folder / "config.json"
     digest = hashlib.sha256(plain_files.read_bytes(settings if settings.exists() else folder / ADAPTER_CONFIG))
-    for path in weight_files(folder):
+    for path in safetensors_files(folder):
         header, places = tensor_places(path)
         digest.update(f"{path.name}:".encode() + header)
         with path.open("rb") as file:
@@ -32,7 +32,8 @@ def base_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def weight_files(folder: Path) -> list[Path]:
+def safetensors_files(folder: Path) -> list[Path]:
+    """Every safetensors file directly in `folder`, by name; hidden ones included, so that none escapes the digest."""
     return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 

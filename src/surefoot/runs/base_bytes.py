@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-from surefoot.models.fingerprint import tensor_places, weight_files
+from surefoot.models.fingerprint import tensor_places, safetensors_files
 from surefoot.runs.sealed_record import read_sealed
 from surefoot.system import durable
 from surefoot.system.errors import Fault, IntegrityError
@@ -30,7 +30,7 @@ def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -
     """Of all weight files. given_up: asked now and then; what is returned after a yes is not complete."""
     found: Digests = {}
     buffer = memoryview(bytearray(_CHUNK))
-    for file in weight_files(folder):
+    for file in safetensors_files(folder):
         own = found[file.name] = {}
         with file.open("rb", buffering=0) as stream:
             for name, (start, end) in tensor_places(file)[1].items():
