@@ -34,7 +34,7 @@ from peers import arguments, parity_steps
 from surefoot.config.load import load_config
 from surefoot.families.model_facts import ModelFacts
 from surefoot.methods.examples import prepare_examples
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work, step_flops, work_of
 from surefoot.planning.plan import AdapterPlan, RunPlan
 from surefoot.runs.lengths import lengths_of

@@ -74,7 +74,7 @@ def least(world: World, asked: argparse.Namespace) -> dict[str, float]:
     import torch
 
     from surefoot.config.load import load_config
-    from surefoot.models.tree import facts_of
+    from surefoot.models.facts import facts_of
     from surefoot.planning.limits import attention_flops, step_flops, work_of
     from surefoot.planning.probes.copy import copy_rate
     from surefoot.runs.planned import make_plan

@@ -9,7 +9,7 @@ import pytest
 
 from bench_words import RECORDS, asked
 from plans import adapter_plan
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work, step_flops
 
 import bases  # isort: skip

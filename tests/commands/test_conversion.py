@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 import zoo
 from surefoot.commands.main import main
 from surefoot.families.bos_zero import bos_file, read_bos_scale
+from surefoot.models.facts import facts_of
 from surefoot.models.load import load_model
 from surefoot.models.saved_adapter import fitted, open_adapter, read_adapter
-from surefoot.models.tree import facts_of
 from surefoot.system.errors import InputError
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 300

@@ -250,7 +250,7 @@ def test_a_terminal_gets_a_prompt_and_a_hint(model, monkeypatch):
 def test_a_misspelt_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "my-run").mkdir(parents=True)
-    monkeypatch.setattr("surefoot.models.hub.look_up", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.setattr("surefoot.models.folder.look_up", lambda *_: pytest.fail("asked the hub"))
     result = call("chat", "runs/my-rum")
     assert result.exit_code == 2
     assert result.stderr == "error: runs/my-rum: no such folder; did you mean runs/my-run?\n"
@@ -263,9 +263,9 @@ def test_a_misspelt_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
 def test_twin_a_hub_id_is(tmp_path, monkeypatch):
     asked = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("surefoot.models.hub.fetch", lambda *_: tmp_path)
+    monkeypatch.setattr("surefoot.models.folder.fetch", lambda *_: tmp_path)
     monkeypatch.setattr(
-        "surefoot.models.hub.look_up",
+        "surefoot.models.folder.look_up",
         lambda name, *_: asked.append(name) or Repository(name, "model", None, "", tmp_path, {}),
     )
     call("chat", "runs/my-rum")

@@ -11,10 +11,10 @@ import zoo
 from adapter_runs import CPU
 from surefoot.evaluate import norms as module
 from surefoot.evaluate.norms import measure_norms
+from surefoot.models.facts import facts_of
 from surefoot.models.generate import left_padded
-from surefoot.models.layer_parts import layer_parts
+from surefoot.models.instrument import layer_parts
 from surefoot.models.load import load_model
-from surefoot.models.tree import facts_of
 
 CLOSE = 1e-5  # relative; fp32 passes of other batch shapes, summed in float64 here
 TEXTS = [[1, 9, 33, 7, 12, 8, 40, 21, 22], [1, 50, 51], [1, 60, 61, 62, 63, 64], [1]]

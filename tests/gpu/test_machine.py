@@ -12,8 +12,8 @@ import torch
 from doctor_runs import clean_base, clean_run
 from gpu.devices import CUDA, DEVICES, take
 from surefoot.commands.doctor.examine import examine
-from surefoot.kernels.documents import FORMS, documents_of
 from surefoot.kernels.forms import arithmetic_for
+from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.kernels import ORDER
 from surefoot.planning.measurements import PointwiseSizes
 from surefoot.planning.probes.attention import attention_trials

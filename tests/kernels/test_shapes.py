@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.kernels.shapes import even_rows, even_tokens
+from surefoot.kernels.operands import even_rows, even_tokens
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from plans import adapter_plan, linear_names
 from surefoot.models import adapters
 from surefoot.models.adapters import adapted_modules, add_adapter, compact_targets, zero_norm_rows
-from surefoot.models.vocabulary import embedding_and_head
+from surefoot.models.embeddings import embedding_and_head
 from surefoot.system.errors import InputError
 from tiny import tiny_llama
 

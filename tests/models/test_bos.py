@@ -25,12 +25,12 @@ from surefoot.models.bos import (
     installed_scaling,
     other_scale,
     sequence_starts,
+    verify_bos_scaling,
 )
-from surefoot.models.bos_check import verify_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.embeddings import embedding_noise, noisy_embeddings
 from surefoot.models.forward import hidden_states
 from surefoot.models.generate import generate_answers
-from surefoot.models.neftune import embedding_noise, noisy_embeddings
 from surefoot.models.save import save_full
 from surefoot.system.errors import EnvironmentFault, InputError
 

@@ -11,10 +11,10 @@ import zoo
 from adapter_runs import CPU
 from plans import adapter_plan, choice
 from surefoot.models.adapters import add_adapter
-from surefoot.models.effective import weights_of
+from surefoot.models.facts import facts_of
 from surefoot.models.load import load_model
+from surefoot.models.merge import weights_of
 from surefoot.models.peft import LoraLayer
-from surefoot.models.tree import facts_of
 
 TOLERANCE = 1e-6  # fp32 sums in another order; weights are about 0.2
 

@@ -17,10 +17,10 @@ from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import adapters, generate
 from surefoot.models.adapters import add_adapter, zero_norm_rows
 from surefoot.models.attention import attention_context, verify_attention
+from surefoot.models.embeddings import is_tied, resize_vocabulary
 from surefoot.models.generate import Decoding, decode
 from surefoot.models.save import save_adapter
 from surefoot.models.verify import verify_head
-from surefoot.models.vocabulary import is_tied, resize_vocabulary
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.kernels import mask_reason

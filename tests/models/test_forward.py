@@ -12,7 +12,7 @@ import zoo
 from pages import ROOT, table
 from plans import adapter_plan, linear_names
 from surefoot.data.batch import Batch, Example, collate
-from surefoot.kernels import documents
+from surefoot.kernels import packed_attention as documents
 from surefoot.models import forward
 from surefoot.models.adapters import add_adapter
 from surefoot.models.forward import hidden_states, output_head

@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 
 from hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, environment, go_offline, point_at, serve
-from surefoot.models import hub as module
-from surefoot.models.hub import find_model, resolve_folder
+from surefoot.models import folder as module
+from surefoot.models.folder import find_model, resolve_folder
 from surefoot.system import hardware
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.system.hub import faults, fetch

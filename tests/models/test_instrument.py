@@ -12,12 +12,11 @@ import zoo
 from adapter_runs import CPU, a_run
 from surefoot.families.model_facts import read_model_facts
 from surefoot.methods.asked_model import chosen_layers
+from surefoot.models.facts import facts_of, module_tree
 from surefoot.models.forward import causal_model, narrowed_logits
-from surefoot.models.instrument import by_token, watched
-from surefoot.models.layer_parts import layer_parts
+from surefoot.models.instrument import by_token, layer_parts, watched
 from surefoot.models.load import load_model
 from surefoot.models.saved_adapter import open_adapter, read_adapter
-from surefoot.models.tree import facts_of, module_tree
 from surefoot.system.errors import EnvironmentFault
 
 IDS = torch.tensor([[5, 9, 33, 7, 12, 8, 40]])

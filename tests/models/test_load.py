@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from surefoot.models import load
+from surefoot.models.embeddings import is_tied
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.quiet import quiet_libraries
-from surefoot.models.vocabulary import is_tied
 from surefoot.system.errors import EnvironmentFault, InputError
 from tiny import tiny_llama
 

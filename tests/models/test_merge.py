@@ -16,12 +16,12 @@ import zoo
 from plans import adapter_plan
 from surefoot.models import merge
 from surefoot.models.adapters import ADAPTER, add_adapter
-from surefoot.models.agreement import compare_logits, logits_of, rounding_noise
+from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.load import load_model
 from surefoot.models.merge import cast_weights, merge_adapter, tensor_digests
 from surefoot.models.peft import LoraLayer, PeftModel
 from surefoot.models.save import save_full
-from surefoot.models.vocabulary import embedding_and_head, is_tied
+from surefoot.models.verify import compare_logits, logits_of, rounding_noise
 from surefoot.runs.export.certificate import MERGED_LIMIT, NOISE_LIMIT
 from surefoot.system.errors import InputError
 

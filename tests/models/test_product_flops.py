@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.kernels.documents import documents_of, matmul
+from surefoot.kernels.packed_attention import documents_of, matmul
 from surefoot.models.product_flops import ProductFlops
 
 ROWS, WIDTH = 8, 64

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from plans import adapter_plan, linear_names, precision_plan, run_plan
-from surefoot.models import quantised as module
+from surefoot.models import precision as module
 from surefoot.models.adapters import add_adapter
 from surefoot.models.load import load_model
-from surefoot.models.quantised import is_quantised, plain_weight, quantise
+from surefoot.models.precision import is_quantised, plain_weight, quantise
 from surefoot.models.save import save_adapter
 from surefoot.models.verify import verify_model
 from surefoot.system.errors import EnvironmentFault

@@ -12,7 +12,7 @@ import zoo
 from casting import adapted
 from surefoot.data.batch import Example, collate
 from surefoot.models import generate
-from surefoot.models.dora_norms import HeldNorms
+from surefoot.models.adapters import HeldNorms
 from surefoot.models.forward import causal_model, logits_at
 from surefoot.models.generate import Decoding, draw_steps
 from surefoot.models.rollout import EmbeddedRollouts, Rollout

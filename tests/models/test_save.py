@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from plans import adapter_plan, linear_names
 from surefoot.models.adapters import add_adapter
+from surefoot.models.embeddings import resize_vocabulary
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
-from surefoot.models.vocabulary import resize_vocabulary
 from surefoot.system.errors import InputError
 from tiny import tiny_llama
 

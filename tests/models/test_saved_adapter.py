@@ -11,9 +11,9 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from surefoot.models.facts import facts_of
 from surefoot.models.load import load_model
 from surefoot.models.saved_adapter import fitted, is_adapter, open_adapter, read_adapter
-from surefoot.models.tree import facts_of
 from surefoot.system.errors import InputError
 from tiny import tiny_llama
 

@@ -16,19 +16,18 @@ from surefoot.data.pack import pack, unpacked
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.decoder import decoder_layers
+from surefoot.models.decoder import decoder_layers, last_layer
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
-from surefoot.models.last_layer import last_layer
 from surefoot.models.peft import LoraLayer
 from surefoot.models.product_flops import ProductFlops
 
 # Angles of rotary positions are products of an outer form, 2 * T * d / 2 in all, which the arithmetic leaves out.
 TOLERANCE = 1e-3
-LENGTHS, SUPERVISED = (64, 64, 64, 64), 0.125  # such as need no filling, see `surefoot.kernels.shapes`
+LENGTHS, SUPERVISED = (64, 64, 64, 64), 0.125  # such as need no filling, see `surefoot.kernels.operands`
 RANK = 4
 HIDDEN, MLP, VOCAB, LAYERS, HEADS, KV, HEAD = 256, 640, 70, 3, 4, 2, 64
 

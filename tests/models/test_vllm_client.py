@@ -9,7 +9,7 @@ import pytest
 
 from posting_stub import answering
 from surefoot.models.generate import Decoding
-from surefoot.models.vllm_client import VllmRollouts
+from surefoot.models.rollout import VllmRollouts
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.system.posting import server
 

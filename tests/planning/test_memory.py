@@ -16,7 +16,7 @@ from layouts import LLAMA31_8B, model_facts, run_config
 from surefoot.data.batch import Example
 from surefoot.data.pack import pack
 from surefoot.kernels.chunked_loss import Head, summed_loss
-from surefoot.kernels.documents import SHORT
+from surefoot.kernels.packed_attention import SHORT
 from surefoot.kernels.pointwise import stored_bytes
 from surefoot.models.fast.adapters import _Made, adapter_path
 from surefoot.models.fast.packing import packed_attention

@@ -10,7 +10,7 @@ import pytest
 import zoo
 from surefoot.families import counterpart, find
 from surefoot.families.model_facts import ModelFacts
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
 from surefoot.planning import migration as module
 from surefoot.planning.migration import migrate
 

@@ -10,7 +10,7 @@ from layouts import LLAMA31_8B, model_facts, run_config
 from plans import adapter_plan, attention_plan, precision_plan
 from surefoot.config.contradictions import contradictions
 from surefoot.families import find
-from surefoot.models.quantised import is_quantised, quantise
+from surefoot.models.precision import is_quantised, quantise
 from surefoot.planning import memory
 from surefoot.planning.notes import Notes
 from surefoot.planning.quantisation import check_packed_base

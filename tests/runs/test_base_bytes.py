@@ -12,15 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
-from surefoot.models.fingerprint import base_fingerprint, tensor_places, safetensors_files
+from surefoot.models.folder import base_fingerprint, safetensors_files, tensor_places
 from surefoot.runs import base_bytes
-from surefoot.runs.base_bytes import (
-    RECORD,
-    check_base,
-    hashed_beside,
-    keep_base,
-    tensor_digests,
-)
+from surefoot.runs.base_bytes import RECORD, check_base, hashed_beside, keep_base, tensor_digests
 from surefoot.system.errors import IntegrityError
 
 FURTHER = 5000  # bytes into a tensor: behind the 4 KiB that `base_fingerprint` reads

@@ -15,7 +15,7 @@ import surefoot
 import zoo
 from surefoot.config.schema import RunConfig
 from surefoot.methods.policy import load_policy, trained_dropout
-from surefoot.models.dropout import highest_dropout
+from surefoot.models.modes import highest_dropout
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.planned import make_plan
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surefoot.kernels import documents, pointwise
+from surefoot.kernels import packed_attention as documents
+from surefoot.kernels import pointwise
 from surefoot.planning.measurements import AttentionTrial, PointwiseSizes
 from surefoot.planning.probes import child
 from surefoot.planning.probes.child import run_in_child, run_request

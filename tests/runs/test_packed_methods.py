@@ -18,7 +18,7 @@ from surefoot.methods import reference_cache
 from surefoot.methods.asked_data import DataRequest
 from surefoot.methods.open_model import open_for_use
 from surefoot.methods.open_reward import open_reward
-from surefoot.models import documents
+from surefoot.models import forward as documents
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
 from surefoot.runs import evaluating

@@ -10,8 +10,8 @@ import pytest
 
 from layouts import run_config
 from sky import write_sky
-from surefoot.kernels import documents as kernels
-from surefoot.models import documents
+from surefoot.kernels import packed_attention as kernels
+from surefoot.models import forward as documents
 from surefoot.planning import packing
 from surefoot.report.console import Console
 from surefoot.runs.run import train_run

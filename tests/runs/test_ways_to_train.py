@@ -9,8 +9,8 @@ import pytest
 from layouts import run_config
 from sky import sky_workplace
 from surefoot.methods.open_model import open_for_use
-from surefoot.models.neftune import embedding_noise
-from surefoot.models.quantised import is_quantised
+from surefoot.models.embeddings import embedding_noise
+from surefoot.models.precision import is_quantised
 from surefoot.report.console import Console
 from surefoot.runs import required
 from surefoot.runs.planned import make_plan
@@ -110,7 +110,7 @@ def test_twin_other_draws_would_not_end_with_the_same_bytes(workplace, tmp_path,
     train(wanted, "new")
     first = ends(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
-    monkeypatch.setattr("surefoot.models.neftune.embedding_noise", lambda *given: -embedding_noise(*given))
+    monkeypatch.setattr("surefoot.models.embeddings.embedding_noise", lambda *given: -embedding_noise(*given))
     train(wanted, "new")
     assert ends(tmp_path / "run") != first
 

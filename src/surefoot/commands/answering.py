@@ -89,8 +89,7 @@ def check_models(
     from surefoot.config.paths import nearest_path
     from surefoot.methods.asked_model import named_model, require_positions, require_side
     from surefoot.methods.provenance import require_weights
-    from surefoot.models.folder import check_folder, require_adapter
-    from surefoot.models.hub import resolve_folder
+    from surefoot.models.folder import check_folder, require_adapter, resolve_folder
     from surefoot.system.locations import looks_local
 
     for path, is_adapter in ((model, False), (adapter, True)):

@@ -17,17 +17,16 @@ from typing import Any
 
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.files import read_json
-from surefoot.models.convert.outgoing import ADAPTER_TARGETS, MODEL_TARGETS, adapter_rules_to, rules_to
-from surefoot.models.convert.recognise import VALUE_HEAD, recognise
+from surefoot.models.convert.layouts import ADAPTER_TARGETS, MODEL_TARGETS, adapter_rules_to, rules_to
+from surefoot.models.convert.recognise import VALUE_HEAD, Target, recognise
 from surefoot.models.convert.recognise_adapter import fit_to_base, halves, recognise_adapter
 from surefoot.models.convert.rules import Rule, apply
 from surefoot.models.convert.safetensors_file import unread, write_file, write_model
 from surefoot.models.convert.source import VALUE_HEAD_FILE, Scratch, Source, open_source
-from surefoot.models.convert.target import Target
 from surefoot.models.convert.tensors import LazyTensor, Tensors
+from surefoot.models.facts import facts_of, model_config
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
-from surefoot.models.layout import expected_tensors
-from surefoot.models.tree import facts_of, model_config
+from surefoot.models.load import expected_tensors
 from surefoot.system import durable, hardware
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.out_folder import require_replaceable

@@ -29,7 +29,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     loaded = load_or_exit(config, overrides)
 
     from surefoot.methods.examples import prepare_examples
-    from surefoot.models.hub import resolve_folder
+    from surefoot.models.folder import resolve_folder
     from surefoot.planning.notes import Notes
     from surefoot.report.console import open_console
     from surefoot.report.data_audit import audit_report, audit_to_json
@@ -52,7 +52,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 def plan_tokens(config: RunConfig, folder: Path, notes: Notes) -> TokenizerPlan:
     """The tokenizer's part of the plan: that of another machine may be looked at here."""
     from surefoot.families.tokenizer_facts import read_tokenizer_facts
-    from surefoot.models.tree import facts_of
+    from surefoot.models.facts import facts_of
     from surefoot.planning.tokenizer import plan_tokenizer
     from surefoot.system.errors import InputError
 

@@ -14,8 +14,8 @@ from surefoot.config.load import check_config
 from surefoot.config.nested import value
 from surefoot.config.schema import RunConfig
 from surefoot.families import FAMILIES
-from surefoot.models.hub import resolve_folder
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.migration import Migration, migrate
 from surefoot.planning.plan import RunPlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
-from surefoot.models.hub import resolve_folder
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
 from surefoot.planning.plainest import plain_kernels
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.scale import Forecasts, ScaleRow, scale_rows

@@ -20,8 +20,8 @@ from surefoot.data.formats import kind_of_record, look
 from surefoot.data.kind import Kind
 from surefoot.data.rows import read_rows
 from surefoot.data.sources import SourceSpec, open_sources
-from surefoot.models.hub import resolve_folder
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.planned import make_plan

@@ -25,10 +25,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.evaluate.statistics import as_json, first_mass, relative_difference, split_first, summarise
-from surefoot.models.effective import weights_of
 from surefoot.models.forward import causal_model
-from surefoot.models.instrument import Place, by_token
-from surefoot.models.layer_parts import LayerParts, Part
+from surefoot.models.instrument import LayerParts, Part, Place, by_token
+from surefoot.models.merge import weights_of
 from surefoot.models.peft import LoraLayer
 from surefoot.system.errors import EnvironmentFault, Fault
 

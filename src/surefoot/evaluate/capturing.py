@@ -36,11 +36,10 @@ from surefoot.evaluate.measure_loss import read_evaluation_data
 from surefoot.methods.asked_data import DataRequest
 from surefoot.methods.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
 from surefoot.methods.open_model import OpenModel, open_for_use
+from surefoot.models.facts import facts_of
 from surefoot.models.forward import causal_model, narrowed_logits
-from surefoot.models.instrument import watched
-from surefoot.models.layer_parts import layer_parts
+from surefoot.models.instrument import layer_parts, watched
 from surefoot.models.precision import TORCH_DTYPE
-from surefoot.models.tree import facts_of
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
 

@@ -23,9 +23,9 @@ from surefoot.evaluate.norms import NormReport, measure_norms
 from surefoot.evaluate.side_by_side import sides
 from surefoot.methods.asked_data import DataRequest, norms_request
 from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
+from surefoot.models.facts import facts_of
 from surefoot.models.generate import generate_answers, left_padded
-from surefoot.models.layer_parts import layer_parts
-from surefoot.models.tree import facts_of
+from surefoot.models.instrument import layer_parts
 from surefoot.report.pictures.norms import attention_picture, layer_picture, position_picture
 from surefoot.report.pictures.plots import png
 from surefoot.system import durable

@@ -24,10 +24,9 @@ import torch
 from torch import nn
 
 from surefoot.evaluate.statistics import Summary, summarise
-from surefoot.models.effective import weights_of
 from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
-from surefoot.models.instrument import Place, by_token, watched
-from surefoot.models.layer_parts import LayerParts
+from surefoot.models.instrument import LayerParts, Place, by_token, watched
+from surefoot.models.merge import weights_of
 from surefoot.models.modes import evaluating
 
 

@@ -17,10 +17,10 @@ from surefoot.data.layout import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.layout import whole_layout
 from surefoot.methods.open_model import OpenModel
+from surefoot.models.facts import facts_of
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath
-from surefoot.models.tree import facts_of
 from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.kernels import mask_reason
 from surefoot.planning.packing import without_packing

@@ -1,7 +1,7 @@
 """The shape of a model, read from config.json alone: enough to plan precision, adapter targets and memory.
 
 No weights, no torch. Counts are exact. For a family that no row describes, the caller gives what the model shows of
-itself when it is built without weights (`surefoot.models.tree`).
+itself when it is built without weights (`surefoot.models.facts`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.kernels.types import wide_type
+from surefoot.kernels.operands import wide_type
 
 # Numbers of a block: 384 KiB in fp32, so that a handful of them fit into a second-level cache of 2 MiB. Measured from
 # 16 to 4,096 rows of 768; half or twice as many take about as long.

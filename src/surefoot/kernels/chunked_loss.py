@@ -28,7 +28,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from surefoot.kernels.types import operand_type, wide_type
+from surefoot.kernels.operands import operand_type, wide_type
 
 _WIDENED = 1024  # rows of a product that are in fp32 at once, before they are added to a sum
 _HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest number

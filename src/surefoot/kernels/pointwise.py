@@ -36,7 +36,7 @@ from torch.nn import functional as F
 
 from surefoot.kernels.blocks import NormForm
 from surefoot.kernels.forms import BLOCKS, Arithmetic, Gates
-from surefoot.kernels.types import wide_type
+from surefoot.kernels.operands import wide_type
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm, by: Arithmetic = BLOCKS) -> torch.Tensor:

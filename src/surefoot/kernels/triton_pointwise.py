@@ -27,7 +27,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from surefoot.kernels.blocks import NormForm
-from surefoot.kernels.types import wide_type
+from surefoot.kernels.operands import wide_type
 
 VERSION: str = triton.__version__
 _TILE = 4096  # numbers that a program holds at once: 256 threads with 16 each. A wider row is one program's alone.

@@ -16,9 +16,8 @@ from typing import Literal
 from surefoot.families.files import read_json, read_text
 from surefoot.families.model_facts import ModelFacts
 from surefoot.methods.provenance import recorded_base
-from surefoot.models.folder import ADAPTER_CONFIG
-from surefoot.models.hub import resolve_folder
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import ADAPTER_CONFIG, resolve_folder
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.sizes import size_text
 

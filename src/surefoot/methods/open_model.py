@@ -28,14 +28,11 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.provenance import cautions_about, recorded_base, require_weights, saved_plan
 from surefoot.methods.same_tokens import require_same_tokens
 from surefoot.models.bos import install_bos_scaling
-from surefoot.models.folder import require_adapter
-from surefoot.models.hub import resolve_folder
-from surefoot.models.layout import said
-from surefoot.models.load import load_model, load_tokenizer
-from surefoot.models.precision import TORCH_DTYPE
-from surefoot.models.quantised import quantise
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import require_adapter, resolve_folder
+from surefoot.models.load import load_model, load_tokenizer, said
+from surefoot.models.precision import TORCH_DTYPE, quantise
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
-from surefoot.models.tree import facts_of
 from surefoot.models.value_head import has_value_head
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan

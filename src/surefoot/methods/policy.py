@@ -11,12 +11,11 @@ from transformers import PreTrainedModel
 from surefoot.config.schema import RunConfig
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.dropout import set_dropout
 from surefoot.models.forward import causal_model
 from surefoot.models.load import load_model
+from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
-from surefoot.models.precision import TORCH_DTYPE
-from surefoot.models.quantised import quantise
+from surefoot.models.precision import TORCH_DTYPE, quantise
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.value_head import freeze_output_head
 from surefoot.planning.plan import OWN_DROPOUT, RunPlan

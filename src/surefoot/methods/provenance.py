@@ -13,8 +13,7 @@ from pathlib import Path
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import read_json
-from surefoot.models.fingerprint import base_fingerprint
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import base_fingerprint, resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError

@@ -21,10 +21,10 @@ from surefoot.methods.open_model import open_for_use
 from surefoot.methods.policy import load_policy
 from surefoot.methods.reference_cache import cached_reference
 from surefoot.models.bos import install_bos_scaling
+from surefoot.models.facts import facts_of
 from surefoot.models.fast.packing import documents_fault, packed_attention
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import resolve_folder
 from surefoot.models.peft import PeftModel
-from surefoot.models.tree import facts_of
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.system.errors import Fault, InputError

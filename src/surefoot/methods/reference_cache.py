@@ -31,8 +31,7 @@ from surefoot.data.pack import in_rows
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.layout import whole_layout
 from surefoot.methods.losses.reference import Reference
-from surefoot.models.fingerprint import base_fingerprint
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import base_fingerprint, resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.report.wording import duration_text
 from surefoot.system import durable, hardware, plain_files, process

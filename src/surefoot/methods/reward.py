@@ -18,7 +18,7 @@ from surefoot.methods.items import stage_of_items
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.methods.method import ONE_GROUP, Built, Stage
 from surefoot.methods.policy import write_policy
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import resolve_folder
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
 from surefoot.planning.plan import RewardPlan, RunPlan
 from surefoot.system.errors import EnvironmentFault, Fault

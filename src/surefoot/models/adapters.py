@@ -4,12 +4,21 @@ LoRA (Hu et al. 2021):  y = W x + s B A x.  DoRA (Liu et al. 2024):  y = m / |W 
 The base is frozen; A, B and m are fp32 whatever the base is held in. What differs from plain PEFT: the draw of A
 depends on the seed alone, and m starts as the fp32 norm of W (PEFT rounds it to the base's dtype, so that a bf16 base
 would change before its first step).
+
+DoRA's row norms computed once for many forward passes whose weights stay the same.
+
+    y = (m / |W + s B A| - 1) * W x + m / |W + s B A| * s B A x     (W x without its bias)
+
+PEFT forms B A and the norm in every forward pass. In decoding that is most of the work: a whole matrix for one token.
+Its own cache keeps B A as well, which takes as much memory as the model; only the norms are kept here, and the
+arithmetic is PEFT's, to the bit.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +28,19 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.models.checkpointing import leave_inputs_constant
-from surefoot.models.peft import LoraConfig, LoraLayer, ModulesToSaveWrapper, PeftModel, TaskType, get_peft_model
-from surefoot.models.precision import hold_in_fp32
-from surefoot.models.quantised import plain_weight
+from surefoot.models.embeddings import is_tied
+from surefoot.models.peft import (
+    DoraLinearLayer,
+    LoraConfig,
+    LoraLayer,
+    ModulesToSaveWrapper,
+    PeftModel,
+    TaskType,
+    dequantize_module_weight,
+    get_peft_model,
+)
+from surefoot.models.precision import hold_in_fp32, plain_weight
 from surefoot.models.quiet import quiet_libraries
-from surefoot.models.vocabulary import is_tied
 from surefoot.planning.plan import AdapterPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.nearest import nearest_word
@@ -203,3 +220,52 @@ def _linear(module: nn.Module) -> nn.Module:
 def _row_norms(layer: nn.Module) -> torch.Tensor:
     """|W| by outputs, [outputs] in fp32, as DoRA's forward computes it. Conv1D holds W as [inputs, outputs]."""
     return torch.linalg.norm(plain_weight(layer).float(), dim=0 if isinstance(layer, Conv1D) else 1)
+
+
+class HeldNorms:
+    """For one stretch in which no weight of `model` changes and nothing trains. A norm is computed when its layer runs
+    first, where sharded weights are gathered."""
+
+    def __init__(self, model: nn.Module):
+        self._layers = [module for module in model.modules() if type(module) is DoraLinearLayer]
+        self._scales: dict[DoraLinearLayer, torch.Tensor] = {}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, forward passes of the model use the norms; outside, nothing is left in it."""
+        for layer in self._layers:
+            layer.forward = self._forward(layer)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                del layer.forward
+
+    def _forward(self, layer: DoraLinearLayer) -> Any:
+        def forward(
+            x: torch.Tensor,
+            *,
+            lora_A: nn.Module,
+            lora_B: nn.Module,
+            scaling: float,
+            base_layer: nn.Module,
+            base_result: torch.Tensor,
+            adapter_name: str = "default",
+        ) -> torch.Tensor:
+            if layer not in self._scales:
+                self._scales[layer] = _scale(layer, x.dtype, lora_A, lora_B, scaling, base_layer)
+            scale = self._scales[layer]
+            bias = getattr(base_layer, "bias", None)
+            plain = base_result if bias is None else base_result - bias
+            return (scale - 1) * plain + scale * lora_B(lora_A(x)) * scaling
+
+        return forward
+
+
+def _scale(
+    layer: DoraLinearLayer, dtype: torch.dtype, lora_A: nn.Module, lora_B: nn.Module, scaling: float, base: nn.Module
+) -> torch.Tensor:
+    """m / |W + s B A|, [1, outputs], as PEFT's forward computes it."""
+    change = layer.get_lora_weight(lora_A=lora_A, lora_B=lora_B).to(dtype)
+    norm = layer.get_weight_norm(weight=dequantize_module_weight(base).to(dtype), lora_weight=change, scaling=scaling)
+    return (layer.get_parameter("weight") / norm).view(1, -1)

@@ -1,13 +1,25 @@
-"""What stands inside the decoder layers, whatever a family calls them."""
+"""What stands inside the decoder layers, whatever a family calls them.
+
+The last decoder layer of a model: which of its modules is the attention, what that reads and what it ends with.
+
+Found by looking: one forward pass shows which tensor each module was given and which it returned. No model is asked for
+its name, and of a layer that is built otherwise it is said what is in the way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from surefoot.models.forward import causal_model, language_models
+from surefoot.models.modes import evaluating
+from surefoot.models.peft import LoraLayer
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -51,3 +63,94 @@ def _of_each_make(layers: Sequence[nn.Module], types: Sequence[str] | None) -> l
         shapes = tuple((name, one.shape) for name, one in layer.named_parameters())
         first.setdefault((modules, shapes, types[place] if types else ""), place)
     return [layers[place] for place in sorted({*first.values(), len(layers) - 1})]
+
+
+_LINEAR = (nn.Linear, Conv1D, LoraLayer)
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """norm: what stands before its attention, None where that reads the layer's own input.
+    projection: the linear layer that attention ends with. final: the norm that reads the layer's output, None where
+    another kind of module does."""
+
+    layer: nn.Module
+    norm: nn.Module | None
+    attention: nn.Module
+    projection: nn.Module
+    final: nn.Module | None
+
+
+def last_layer(model: nn.Module) -> LastLayer:
+    """Of the one language model in `model`. Raises ValueError with the reason where the attention cannot be told from
+    the rest, or stands otherwise in the layer than in those that are known."""
+    base, layer = causal_model(model), decoder_layers(model)[-1]
+    calls = _calls(base, layer)
+    begin, *inside = calls
+    if not isinstance(begin.output, torch.Tensor):
+        raise ValueError("its last layer returns more than hidden states")
+    attention = next((one for one in inside if one.parent is layer and isinstance(one.output, tuple)), None)
+    if attention is None or not isinstance(attention.output[0], torch.Tensor):
+        raise ValueError("its last layer has no attention that can be told from the rest")
+    norm = None
+    if attention.given is not begin.given:
+        norms = [one for one in inside if one.given is begin.given and one.output is attention.given]
+        if not norms:
+            raise ValueError("the attention of its last layer reads something else than the layer's input or its norm")
+        norm = norms[0].module
+    own = {id(module) for module in attention.module.modules()}
+    linears = [one for one in inside if id(one.module) in own and isinstance(one.module, _LINEAR)]
+    if not linears or linears[-1].output.shape != attention.output[0].shape:
+        raise ValueError("the attention of its last layer does not end with a linear layer")
+    # An adapted layer calls the one that it adapts, and ends after it.
+    final = [one.module for one in calls if one.given is begin.output and _is_behind(base, one.module)]
+    return LastLayer(layer, norm, attention.module, linears[-1].module, final[0] if final else None)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """given: the tensor that a module was called with first."""
+
+    module: nn.Module
+    parent: nn.Module | None
+    given: torch.Tensor | None
+    output: Any
+
+
+@torch.no_grad()
+def _calls(base: nn.Module, layer: nn.Module) -> list[_Call]:
+    """The layer's, then those of the modules in it and of the decoder's other children, in the order in which they
+    ended. All tensors are kept, so that no two are the same by chance."""
+    decoder = causal_model(base).get_decoder()
+    parents = {child: parent for parent in layer.modules() for child in parent.children()}
+    watched = dict.fromkeys(
+        [layer, *parents, *(one for one in decoder.children() if not isinstance(one, nn.ModuleList))]
+    )
+    seen: list[_Call] = []
+
+    def see(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        seen.append(_Call(module, parents.get(module), _first(inputs, named), output))
+
+    first = next(base.parameters())
+    ids = torch.zeros(1, 2, dtype=torch.long, device=first.device)
+    mixed = first.dtype in (torch.bfloat16, torch.float16)  # adapters are fp32, whatever the base is
+    with ExitStack() as stack:
+        for module in watched:
+            stack.callback(module.register_forward_hook(see, with_kwargs=True).remove)
+        stack.enter_context(evaluating(base))
+        stack.enter_context(torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed))
+        base(input_ids=ids, use_cache=False)
+    own = [one for one in seen if one.module is layer]
+    if len(own) != 1:
+        raise ValueError("its last layer is called more than once")
+    return [*own, *(one for one in seen if one.module is not layer)]
+
+
+def _is_behind(base: nn.Module, module: nn.Module) -> bool:
+    """Whether it is a norm of the decoder's own, with nothing in it."""
+    return not any(module.children()) and type(module).__name__.endswith("Norm")
+
+
+def _first(inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor | None:
+    given = inputs[0] if inputs else named.get("hidden_states")
+    return given if isinstance(given, torch.Tensor) else None

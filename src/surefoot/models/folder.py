@@ -1,19 +1,103 @@
-"""What a model folder holds, checked before any library opens it.
+"""From a model's name to a folder: a local one as it is, a hub id by way of Hugging Face's cache.
+
+Only files that surefoot reads are fetched, those of an adapter among them; pickled weights never. How the hub's
+refusals are worded stands in `surefoot.system.hub.faults`.
+
+What a model folder holds, checked before any library opens it.
 
 Reads `config.json` and the headers of the safetensors files in plain Python: a few kilobytes, no torch. That finds a
 missing shard, a truncated file, pickled weights and a config that would fetch code, each with one clear line. What it
 cannot find is a flipped bit: safetensors keeps no checksum.
+
+Which base model this is: a digest of its settings and of the first bytes of every tensor, without loading it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import shlex
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from surefoot.families.files import read_json
-from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, StoredTensor, stored_in
-from surefoot.system.errors import Fault, InputError
+from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, StoredTensor, read_header, stored_in
+from surefoot.system import plain_files
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.hub.fetch import fetch, look_up
+from surefoot.system.locations import looks_local
+
+_FACTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "adapter_config.json",
+    "plan.json",
+    "bos_zero_config.json",
+)
+# Not *.safetensors: some repositories hold the same weights twice, under consolidated.safetensors or original/.
+_WEIGHTS = (
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "adapter_model.safetensors",
+)
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """commit: of a model from the hub, which `folder` holds; None for a folder of the user's own."""
+
+    folder: Path
+    commit: str | None
+
+
+def find_model(path: str, revision: str | None = None, *, weights: bool) -> FoundModel:
+    """A model or adapter. path: a folder, or a hub id such as org/name. weights: fetch those as well.
+
+    Raises InputError for a folder that does not exist or a model or revision that the hub does not have,
+    EnvironmentFault for a hub that cannot be reached or denies access, and for a disk without room.
+    """
+    if Path(path).is_dir():
+        if revision is not None:
+            what = f"{path} is a folder, and only hub models have revisions"
+            raise InputError(Fault("model.revision", what, "leave it out"))
+        return FoundModel(Path(path), None)
+    if looks_local(path):
+        fix = "give a folder, or a hub id such as org/name"
+        raise InputError(Fault("model.path", f"folder {path} does not exist", fix))
+    repository = look_up(path, "model", revision)
+    patterns = (*_FACTS, *(_WEIGHTS if weights else ()))
+    wanted = [name for name in repository.files if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    _require_all_shards(path, wanted)
+    return FoundModel(fetch(repository, wanted), repository.commit)
+
+
+def resolve_folder(path: str, revision: str | None = None, *, weights: bool) -> Path:
+    """The folder of `find_model`."""
+    return find_model(path, revision, weights=weights).folder
+
+
+def _require_all_shards(path: str, names: Collection[str]) -> None:
+    """A cache without a listing may hold some of them only."""
+    there: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for name in names:
+        if shard := _SHARD.fullmatch(name):
+            there[shard[1], int(shard[3])].add(int(shard[2]))
+    for (stem, count), numbers in there.items():
+        if len(numbers) < count:
+            what = f"its weights are not all in the cache: {len(numbers)} of {count} files of {stem}"
+            raise EnvironmentFault(Fault(path, what, "start again while the hub can be reached"))
+
 
 ADAPTER_CONFIG = "adapter_config.json"
 _DISTRIBUTED = "shard-*-model-*-of-*.safetensors"  # transformers would prefer these to model.safetensors
@@ -113,3 +197,42 @@ def _without_code(value: Any) -> Any:
             if key not in _DROPPED and not key.startswith(_CODE_PREFIXES)
         }
     return [_without_code(item) for item in value] if isinstance(value, list) else value
+
+
+_SAMPLE = 4096  # bytes hashed of each tensor
+
+
+def base_fingerprint(folder: Path) -> str:
+    """SHA-256 over config.json, or an adapter's adapter_config.json, and, of every weight file, its header and the
+    first bytes of each of its tensors.
+
+    Read before the model is loaded, on every rank. Whatever trained or merged a tensor changed its first bytes as
+    well, so another base is noticed; a single flipped bit further on is the business of `surefoot.runs.base_bytes`.
+    """
+    settings = folder / "config.json"
+    digest = hashlib.sha256(plain_files.read_bytes(settings if settings.exists() else folder / ADAPTER_CONFIG))
+    for path in safetensors_files(folder):
+        header, places = tensor_places(path)
+        digest.update(f"{path.name}:".encode() + header)
+        with path.open("rb") as file:
+            for start, end in places.values():
+                file.seek(start)
+                digest.update(file.read(min(end - start, _SAMPLE)))
+    return digest.hexdigest()
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Every safetensors file directly in `folder`, by name; hidden ones included, so that none escapes the digest."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+
+
+def tensor_places(file: Path) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The header of a safetensors file as it is, and of each tensor the first byte in the file and the one after its
+    last. Raises InputError for a file that is none."""
+    read_header(file)
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = stream.read(size)
+    entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+    ends = {name: entry["data_offsets"] for name, entry in entries.items()}
+    return header, {name: (8 + size + start, 8 + size + end) for name, (start, end) in ends.items()}

@@ -1,4 +1,12 @@
-"""The forward pass, with logits of those positions alone that somebody asked for.
+"""How the documents of a packed row reach every attention layer of a transformers model.
+
+transformers looks up the attention function of a layer in a registry, by a name in the config, and hands it whatever
+keywords the model's forward was called with. Under a name of ours it finds a function that takes the documents; the
+mask that goes with the name is none. A family that drops keywords on the way raises; it never mixes documents.
+
+Calls without documents go through SDPA and its masks, as under transformers' own name.
+
+The forward pass, with logits of those positions alone that somebody asked for.
 
 Instruction data supervises a tenth of its tokens. A head applied to those alone saves most of its arithmetic and
 nearly all of its memory, and each logit is the same dot product as before. The model's own forward runs, so whatever
@@ -18,15 +26,90 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from surefoot.data.batch import Batch
 from surefoot.data.pack import position_ids
-from surefoot.kernels.documents import documents_of
-from surefoot.kernels.shapes import even_rows
-from surefoot.kernels.types import operand_type
-from surefoot.models.documents import packed_forward, takes_documents
+from surefoot.kernels.operands import even_rows, operand_type
+from surefoot.kernels.packed_attention import FORMS, Attend, Documents, documents_of
 from surefoot.system.errors import EnvironmentFault, Fault
+
+_PREFIX = "surefoot_documents_"  # of the form's name, among transformers' attention functions
+_packed: ContextVar[bool] = ContextVar("packed", default=False)
+
+
+def register(form: str) -> str:
+    """form: a key of `kernels.documents.FORMS`. Returns the name under which transformers finds it."""
+    name = _PREFIX + form
+    AttentionInterface.register(name, _attention(FORMS[form]))
+    AttentionMaskInterface.register(name, _mask)
+    return name
+
+
+def takes_documents(model: PreTrainedModel) -> bool:
+    """Whether an attention function of ours is in force in the model."""
+    return (model.config._attn_implementation or "").startswith(_PREFIX)
+
+
+@contextmanager
+def packed_forward() -> Iterator[None]:
+    """Inside, no mask is made: the documents themselves go to every layer."""
+    token = _packed.set(True)
+    try:
+        yield
+    finally:
+        _packed.reset(token)
+
+
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    return None if _packed.get() else sdpa_mask(*args, **kwargs)
+
+
+def _attention(attend: Attend) -> Any:
+    """As transformers calls it: q [1, H, N, D], k and v [1, K, N, D] -> [1, N, H, D], and no probabilities."""
+
+    def forward(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        documents: Documents | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        if documents is None:
+            if _packed.get():
+                raise _lost("lost on the way to the layer")
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+            )
+        if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
+            raise _lost("given to a layer that drops, caps or adds to its attention")
+        window = others.get("sliding_window")
+        if window is not None and documents.longest > window:
+            raise _lost(f"of up to {documents.longest} tokens, and the layer sees {window}")
+        query, key, value = _as_autocast((query, key, value))
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend(query, key, value, documents, scale).transpose(1, 2), None
+
+    return forward
+
+
+def _lost(what: str) -> EnvironmentFault:
+    return EnvironmentFault(Fault("data.packing", f"the documents of a packed row are {what}", "set data.packing: off"))
+
+
+def _as_autocast(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """In the type that autocast gives SDPA its inputs in."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+
 
 _read: ContextVar[torch.Tensor | None] = ContextVar("read", default=None)
 
@@ -107,7 +190,7 @@ def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Without a mask (right padding) none is passed on, so SDPA runs its causal kernels and no [T, T] mask exists.
     With one (left padding) positions count real tokens from 0, as they would without padding. In a packed row they
     begin anew in each document, and the documents go along; the row may end with some that nobody reads, so that its
-    products find their kernels (`surefoot.kernels.shapes`). Raises EnvironmentFault where nothing would take them."""
+    products find their kernels (`surefoot.kernels.operands`). Raises EnvironmentFault where nothing would take them."""
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "use_cache": False}
     if batch.documents:
         if not takes_documents(causal_model(model)):

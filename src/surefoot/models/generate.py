@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedTokenizerBase
 
+from surefoot.models.adapters import HeldNorms
 from surefoot.models.attention import decoding_context
-from surefoot.models.dora_norms import HeldNorms
 from surefoot.models.forward import narrowed_logits, positions_from_mask
 from surefoot.models.modes import evaluating
 from surefoot.models.roomy_cache import roomy_cache

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from surefoot.kernels.documents import logits_are_wider
+from surefoot.kernels.packed_attention import logits_are_wider
 
 _ATEN = torch.ops.aten
 # torch counts no product that is added in place, and no flash attention of a CPU.

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.adapters import ADAPTER
+from surefoot.models.convert.recognise import Target
 from surefoot.models.convert.recognise_adapter import PEFT_FRONT, RecognisedAdapter, fit_to_base, recognise_adapter
 from surefoot.models.convert.safetensors_file import read_header, unread
-from surefoot.models.convert.target import Target
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG, convert_command
 from surefoot.models.load import is_finite

@@ -22,10 +22,10 @@ from surefoot.data.batch import Batch
 from surefoot.models.convert.recognise import VALUE_HEAD
 from surefoot.models.convert.safetensors_file import StoredTensor, unread
 from surefoot.models.convert.source import VALUE_HEAD_FILE
+from surefoot.models.embeddings import is_tied
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.forward import causal_model, hidden_states, output_head
 from surefoot.models.shared_prefix import states_behind
-from surefoot.models.vocabulary import is_tied
 from surefoot.system.errors import Fault, InputError
 
 SCORE = "score."

@@ -24,7 +24,7 @@ from surefoot.planning.workload import BYTES, Workload
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
 # Linear layers whose output is kept as it is by what comes behind them.
 _KEPT_ANYWAY = ("v_proj", "gate_proj", "up_proj", "gate_up_proj")
-# `surefoot.kernels.documents.SHORT`: up to how many tokens the form matmul writes a document into the row itself.
+# `surefoot.kernels.packed_attention.SHORT`: the form matmul writes documents of so many tokens at most into the row.
 _SHORT = 384
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-from surefoot.models.fingerprint import tensor_places, safetensors_files
+from surefoot.models.folder import safetensors_files, tensor_places
 from surefoot.runs.sealed_record import read_sealed
 from surefoot.system import durable
 from surefoot.system.errors import Fault, IntegrityError

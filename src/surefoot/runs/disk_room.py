@@ -7,8 +7,8 @@ from pathlib import Path
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.files import TOKENIZER_FILES
-from surefoot.models.hub import resolve_folder
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
 from surefoot.planning.disk import DiskForecast, disk_forecast, model_bytes
 from surefoot.planning.plan import RunPlan
 from surefoot.system import durable, hardware

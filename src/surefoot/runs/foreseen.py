@@ -10,7 +10,7 @@ from __future__ import annotations
 from surefoot.config.schema import RunConfig
 from surefoot.methods.by_record import settled
 from surefoot.methods.table import KINDS
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.lengths import lengths_of
 from surefoot.runs.planned import make_plan

@@ -11,7 +11,7 @@ from rich.text import Text
 from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.prepare import PreparedData
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.planning.memory import usable

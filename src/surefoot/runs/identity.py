@@ -14,8 +14,7 @@ from typing import Any
 from surefoot.config.load import dump_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
-from surefoot.models.fingerprint import base_fingerprint
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import base_fingerprint, resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.runs.run_folder import saved_identity

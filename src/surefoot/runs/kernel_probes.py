@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 
-from surefoot.kernels.documents import FORMS, Attend, documents_of
 from surefoot.kernels.forms import Arithmetic, arithmetic_for
+from surefoot.kernels.packed_attention import FORMS, Attend, documents_of
 from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.probes.attention import Form
 from surefoot.planning.probes.child import Begin, Probe, answer

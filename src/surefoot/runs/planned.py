@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.models.hub import resolve_folder
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
 from surefoot.planning.dropout import as_trained
 from surefoot.planning.kernels import ORDER, mask_reason, obstacle
 from surefoot.planning.measurements import (

@@ -15,8 +15,7 @@ from surefoot.families.files import read_json
 from surefoot.methods.losses.neftune import with_neftune
 from surefoot.methods.method import Stage
 from surefoot.methods.table import KINDS
-from surefoot.models.folder import stored_tensors
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import resolve_folder, stored_tensors
 from surefoot.models.load import layout_caution
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import Origin, RunPlan

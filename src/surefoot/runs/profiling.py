@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.data.batch import Weighted
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
 from surefoot.planning.limits import NO_WORK, Work, fraction_of_limit
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.probes.matmul import product_rates

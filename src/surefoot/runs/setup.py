@@ -20,10 +20,10 @@ from surefoot.methods.policy import load_policy, write_policy
 from surefoot.methods.table import KINDS
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
-from surefoot.models.compiled import as_written
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.fast.packing import documents_fault
 from surefoot.models.load import load_tokenizer
+from surefoot.models.modes import as_written
 from surefoot.models.precision import autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import CUTTING

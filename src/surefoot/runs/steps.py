@@ -13,7 +13,7 @@ from surefoot.data.comparable import longest_row
 from surefoot.data.loader import dealt, prefetched
 from surefoot.methods.table import with_models
 from surefoot.models.attention import verify_attention
-from surefoot.models.bos_check import verify_bos_scaling
+from surefoot.models.bos import verify_bos_scaling
 from surefoot.models.forward import hidden_states
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver

@@ -15,7 +15,7 @@ from surefoot.data.batch import Weighted
 from surefoot.data.loader import prefetched
 from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models
-from surefoot.models.dropout import without_draws
+from surefoot.models.modes import without_draws
 from surefoot.planning.plan import RunPlan
 from surefoot.report.silent import silent_console
 from surefoot.runs.custom import NOTHING

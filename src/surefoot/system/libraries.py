@@ -34,7 +34,7 @@ def import_bitsandbytes() -> Any:
     compiler, which it asks for in its first lines: that comes when it is needed.
 
     On CPUs with AVX512-BF16 it downloads and runs a kernel at import where the `kernels` package is installed. What it
-    would be used for, generation from repacked weights, is switched off here (see `surefoot.models.quantised`).
+    would be used for, generation from repacked weights, is switched off here (see `surefoot.models.precision`).
     """
     if "bitsandbytes" in sys.modules:
         return sys.modules["bitsandbytes"]

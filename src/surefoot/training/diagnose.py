@@ -26,8 +26,8 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from surefoot.data.batch import RecordName, Weighted
-from surefoot.models.compiled import as_written
 from surefoot.models.fast.chunked_head import watched_logits
+from surefoot.models.modes import as_written
 from surefoot.training.engine import Engine
 from surefoot.training.objective import Objective
 from surefoot.training.ranks import text_from

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from surefoot.data.batch import Weighted
-from surefoot.models.compiled import is_compiled
+from surefoot.models.modes import is_compiled
 from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, agreed_origin, find_origin, source_of
 from surefoot.training.engine import Engine

@@ -8,7 +8,8 @@ import torch
 from doctor_runs import clean_base, clean_run
 from surefoot.commands.doctor import parity
 from surefoot.commands.doctor.parity import own_pass, parity_lines
-from surefoot.kernels import adapters, documents
+from surefoot.kernels import adapters
+from surefoot.kernels import packed_attention as documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.forward import causal_model

@@ -15,7 +15,7 @@ from surefoot.data import tokenise
 from surefoot.data.prepare import PreparedData
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.examples import prepare_examples
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.runs.setup import planned_tokenizer

@@ -14,9 +14,9 @@ from surefoot.methods.losses.neftune import with_neftune
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.embeddings import embedding_noise
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
-from surefoot.models.neftune import embedding_noise
 from surefoot.training.randomness import seed_micro_batch
 from tiny import tiny_llama
 

@@ -25,7 +25,7 @@ from surefoot.methods.ppo import start as ppo_start
 from surefoot.methods.ppo.average import Average
 from surefoot.methods.ppo.stage import actor_logits, critic_values
 from surefoot.methods.provenance import saved_plan
-from surefoot.models.cast import Cast, Part, ScoredPart
+from surefoot.models.ppo_models import Cast, Part, ScoredPart
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.report.verification import verify_folder

@@ -25,7 +25,7 @@ from surefoot.data.batch import Batch
 from surefoot.methods import table as kinds
 from surefoot.methods.open_reward import open_reward
 from surefoot.methods.ppo import models, parts
-from surefoot.models.roles import Trunk
+from surefoot.models.shared_backbone import Trunk
 from surefoot.planning.plan import Choice
 from surefoot.system.errors import EnvironmentFault, IntegrityError
 from surefoot.training.manifest import read_manifest

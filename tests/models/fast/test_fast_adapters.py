@@ -20,7 +20,7 @@ from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast.adapters import install
 from surefoot.models.forward import causal_model, logits_at
 from surefoot.models.peft import PeftModel
-from surefoot.models.roles import Trunk
+from surefoot.models.shared_backbone import Trunk
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 
 FAMILIES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "opt", "gpt2")

@@ -20,14 +20,14 @@ from surefoot.methods.losses.sft import sft_loss, supervised_places
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
-from surefoot.models.dropout import set_dropout
+from surefoot.models.embeddings import noisy_embeddings
 from surefoot.models.fast import last_block as last_block_module
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.last_block import last_block_path, obstacle
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.models.forward import hidden_at, hidden_states, logits_at, narrowed_logits
-from surefoot.models.neftune import noisy_embeddings
+from surefoot.models.modes import set_dropout
 from surefoot.models.product_flops import ProductFlops
 from surefoot.models.value_head import ScoredModel, ValueHead
 

@@ -9,8 +9,7 @@ import zoo
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack
 from surefoot.methods.losses.sft import sft_loss
-from surefoot.models.bos import install_bos_scaling
-from surefoot.models.bos_check import verify_bos_scaling
+from surefoot.models.bos import install_bos_scaling, verify_bos_scaling
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import model_inputs
 from surefoot.system.errors import EnvironmentFault

@@ -11,13 +11,13 @@ import torch
 from architectures import TINY, build
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack, unpacked
-from surefoot.kernels import documents as kernels
+from surefoot.kernels import packed_attention as kernels
 from surefoot.methods.losses.sft import sft_loss
-from surefoot.models import documents
+from surefoot.models import forward as documents
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.embeddings import embedding_noise, noisy_embeddings
 from surefoot.models.fast.packing import documents_fault, obstacle, packed_attention
 from surefoot.models.forward import hidden_states
-from surefoot.models.neftune import embedding_noise, noisy_embeddings
 from surefoot.system.errors import EnvironmentFault
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.

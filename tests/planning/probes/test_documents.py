@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from surefoot.kernels.documents import FORMS, documents_of
+from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.probes import documents as module
 from surefoot.planning.probes.attention import GATE
 from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surefoot.kernels.documents import FORMS, documents_of
+from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.measurements import times_of
 from surefoot.planning.probes import attention
 from surefoot.planning.probes import documents as documents_module

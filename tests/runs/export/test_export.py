@@ -24,8 +24,8 @@ from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
 from surefoot.methods.open_model import open_for_use
 from surefoot.models import merge
 from surefoot.models.bos import install_bos_scaling
-from surefoot.models.effective import weights_of
-from surefoot.models.fingerprint import base_fingerprint
+from surefoot.models.folder import base_fingerprint
+from surefoot.models.merge import weights_of
 from surefoot.report.cards.export import check_lines
 from surefoot.runs.export import certificate
 from surefoot.runs.export import merge as export_merge

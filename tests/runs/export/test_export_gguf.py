@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM
 
 import zoo
 from adapter_runs import a_plan, a_run
-from surefoot.models import gguf_file
-from surefoot.models.gguf_file import pair_rotary_rows
-from surefoot.models.gguf_vocabulary import CONTROL, NotInGguf, gguf_vocabulary
+from surefoot.models import gguf as gguf_file
+from surefoot.models.gguf import CONTROL, NotInGguf, gguf_vocabulary, pair_rotary_rows
 from surefoot.models.load import load_tokenizer
 from surefoot.runs.export.whole import export_model
 from surefoot.system.errors import EnvironmentFault

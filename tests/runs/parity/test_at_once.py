@@ -11,7 +11,7 @@ import torch
 
 from layouts import run_config
 from sky import sky_workplace
-from surefoot.models import documents
+from surefoot.models import forward as documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.report.console import Console
 from surefoot.runs.parity import at_once, packed_rows
@@ -88,7 +88,7 @@ def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monk
     monkeypatch.setattr(at_once, "leak_of", lambda *given: leaks.append(of(*given)) or leaks[-1])
 
     def one_document(q, k, v, found, scale):
-        from surefoot.kernels.documents import documents_of
+        from surefoot.kernels.packed_attention import documents_of
 
         return sdpa(q, k, v, documents_of([q.shape[2]], q.device), scale)
 

@@ -38,7 +38,7 @@ from surefoot.commands.doctor.steps import STEPS, number_lines, product_line, ta
 from surefoot.commands.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
 from surefoot.config.schema import ParallelConfig, RunConfig
 from surefoot.data.audit import Audit, cautions
-from surefoot.models.tree import facts_of
+from surefoot.models.facts import facts_of
 from surefoot.planning.attention import EAGER_ROUNDS
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.kernels import ORDER, mask_reason

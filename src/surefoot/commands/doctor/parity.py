@@ -18,10 +18,10 @@ from surefoot.commands.doctor.numbers import within_rounding
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
-from surefoot.models.dropout import without_draws
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model
+from surefoot.models.modes import without_draws
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import usable
 from surefoot.planning.plainest import plainly

@@ -10,7 +10,7 @@ from surefoot.data.batch import Weighted
 from surefoot.data.loader import prefetched
 from surefoot.methods.table import KINDS
 from surefoot.models.attention import attention_context, observe_kernels
-from surefoot.models.compiled import as_written
+from surefoot.models.modes import as_written
 from surefoot.models.product_flops import ProductFlops
 from surefoot.planning.plan import Choice, SdpaKernel
 from surefoot.runs.parity.rehearsal import rehearsal

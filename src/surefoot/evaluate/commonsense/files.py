@@ -20,8 +20,7 @@ from surefoot.evaluate.side_by_side import Side
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.files import read_json
 from surefoot.methods.open_model import OpenModel
-from surefoot.models.fingerprint import base_fingerprint
-from surefoot.models.folder import ADAPTER_CONFIG
+from surefoot.models.folder import ADAPTER_CONFIG, base_fingerprint
 from surefoot.models.forward import causal_model
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.system import durable

@@ -19,7 +19,7 @@ from surefoot.data.batch import Batch, JudgedBatch, PairBatch
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.models.modes import evaluating
 from surefoot.models.peft import PeftModel
-from surefoot.models.roles import Trunk
+from surefoot.models.shared_backbone import Trunk
 from surefoot.training.objective import LossSum, Objective
 
 Reference = Callable[[Batch], torch.Tensor]  # B rows on the model's device -> [B] fp32

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.config.schema import RunConfig
 from surefoot.methods.policy import write_policy
-from surefoot.models.rollout import EmbeddedRollouts, Rollouts
-from surefoot.models.vllm_client import VllmRollouts
+from surefoot.models.rollout import EmbeddedRollouts, Rollouts, VllmRollouts
 from surefoot.planning.plan import RunPlan
 from surefoot.system.posting import server
 

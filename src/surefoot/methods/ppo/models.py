@@ -22,14 +22,14 @@ from surefoot.methods.policy import trained_dropout, write_policy
 from surefoot.methods.ppo.parts import Source, critic_source, policy_base, reward_source
 from surefoot.models.adapters import ADAPTER, add_adapter
 from surefoot.models.bos import install_bos_scaling
-from surefoot.models.cast import Cast, Part, ScoredPart
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.dropout import set_dropout
 from surefoot.models.load import load_model
+from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
+from surefoot.models.ppo_models import Cast, Part, ScoredPart
 from surefoot.models.precision import TORCH_DTYPE, hold_in_fp32
-from surefoot.models.roles import Trunk
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
+from surefoot.models.shared_backbone import Trunk
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import DType, PpoPlan, RunPlan

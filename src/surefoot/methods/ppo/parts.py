@@ -18,10 +18,10 @@ from surefoot.methods.open_model import find_parts, saved_bos_scale
 from surefoot.methods.open_reward import OpenReward, open_reward
 from surefoot.methods.ppo.scores import reward_model
 from surefoot.methods.provenance import saved_plan
-from surefoot.models.fingerprint import base_fingerprint
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import base_fingerprint
 from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
-from surefoot.models.tree import facts_of
 from surefoot.models.value_head import ValueHead, load_value_head, value_head_tensors, value_width
 from surefoot.planning.plan import DType, PpoPlan
 from surefoot.planning.ppo import RoleFacts, Roles

@@ -15,8 +15,8 @@ from surefoot.families.files import read_json_if_there
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.method import Say
 from surefoot.methods.ranking import Ranking, evaluated_ranking
-from surefoot.models.cast import Cast
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import resolve_folder
+from surefoot.models.ppo_models import Cast
 from surefoot.planning.plan import RunPlan
 from surefoot.report.results import ALL
 from surefoot.system.errors import InputError

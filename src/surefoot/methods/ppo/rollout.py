@@ -31,7 +31,7 @@ from surefoot.methods.ppo.advantages import (
     whiten,
 )
 from surefoot.methods.ppo.brakes import Figures
-from surefoot.models.cast import Cast
+from surefoot.models.ppo_models import Cast
 from surefoot.models.rollout import Rollout
 from surefoot.training.gather import gather_rows
 from surefoot.training.step import Context

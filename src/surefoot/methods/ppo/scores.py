@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import RewardFunction
 from surefoot.methods.ppo.scorers import Scorer, checked, is_address, is_function, open_scorer
-from surefoot.models.hub import resolve_folder
+from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
 from surefoot.models.value_head import value_head_tensors
 from surefoot.system import durable

@@ -24,7 +24,7 @@ from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.method import Stage
 from surefoot.methods.ppo.scores import named_scorer, reward_model
 from surefoot.methods.ppo.texts import prepare_texts
-from surefoot.models.cast import Cast
+from surefoot.models.ppo_models import Cast
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 
 

@@ -27,9 +27,9 @@ from surefoot.methods.ppo.rollout import Asked, Terms, Weighing, answer_and_weig
 from surefoot.methods.ppo.scores import Scores, make_scores
 from surefoot.methods.ppo.stage import cycles_of
 from surefoot.methods.ppo.texts import TextBatches, read_texts
-from surefoot.models.cast import Cast
-from surefoot.models.dropout import highest_dropout
 from surefoot.models.generate import Decoding
+from surefoot.models.modes import highest_dropout
+from surefoot.models.ppo_models import Cast
 from surefoot.models.rollout import Rollout
 from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER
 from surefoot.training.checkpoint import load_carried

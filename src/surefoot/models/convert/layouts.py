@@ -1,8 +1,19 @@
-"""The layouts that are recognised, in one table: how each is told, and what becomes of it. docs/convert.md shows it."""
+"""The layouts that are recognised, in one table: how each is told, and what becomes of it. docs/convert.md shows it.
+
+From the family's own layout to another: the rules of recognition, the other way round.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from surefoot.models.convert.recognise import Target, groups
+from surefoot.models.convert.recognise_adapter import regrouped_config, regrouping
+from surefoot.models.convert.rules import Rule, apply
+from surefoot.models.convert.tensors import LazyTensor, Tensors
+from surefoot.system.errors import Fault, InputError
 
 
 @dataclass(frozen=True)
@@ -56,3 +67,78 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("old-dora", "`weight_m_wdecomp.weight` of [outputs, 1]: DoRA's first code", ("new magnitude",), to=True),
 )
 TARGETS = tuple(layout.name for layout in LAYOUTS if layout.to)
+
+
+MODEL_TARGETS = ("hf", "fused", "split", "transposed", "tied-head", "deepspeed-chat")
+ADAPTER_TARGETS = ("peft", "live-peft", "old-dora", "fused", "split")
+
+
+def rules_to(layout: str, tensors: Tensors, target: Target, value_head: bool) -> list[Rule]:
+    """From hf to `layout`, for a model. Raises InputError where the model has no such layout."""
+    there = target.head in tensors
+    tied = {"head": target.head, "embedding": target.embedding}
+    drop = [Rule("drop tied head", tied)] if target.facts.tied and there else []
+    if layout == "hf":
+        return drop
+    if layout == "tied-head":
+        if not target.facts.tied:
+            raise InputError(Fault("--to tied-head", "config.json does not tie the head to the embedding"))
+        return [] if there else [Rule("copy tied head", tied)]
+    if layout == "deepspeed-chat":
+        if not value_head:
+            raise InputError(Fault("--to deepspeed-chat", "the model has no value head", "convert a reward model"))
+        if not target.facts.tied:
+            what = "a DeepSpeed-Chat reward model has no output head, and this one's is not tied to the embedding"
+            raise InputError(Fault("--to deepspeed-chat", what))
+        front = {"piece": target.facts.embedding.partition(".")[0], "at": [""], "but": ["v_head."]}
+        outer = {"piece": "rwtransformer", "at": [""], "but": ["v_head."]}
+        return [*drop, Rule("drop value bias", {}), Rule("unwrap", front), Rule("wrap", outer)]
+    if not target.linears:
+        raise InputError(Fault(f"--to {layout}", f"no family row describes {target.facts.model_type}'s layers"))
+    if layout == "transposed":
+        modules = [linear.path for linear in target.linears]
+        return [*drop, Rule("transpose", {"layers": target.layers, "modules": modules})]
+    rules = []
+    for group in groups(target):
+        settings = {"layers": target.layers, "sizes": list(group.sizes), "dim": int(target.transposed)}
+        settings |= {"fused": group.fused[0], "parts": list(group.parts[0])}
+        if group.own_is_fused != (layout == "fused"):
+            rules.append(Rule("fuse" if layout == "fused" else "split", settings))
+    return [*drop, *_some_rules(rules, layout, target)]
+
+
+def adapter_rules_to(
+    layout: str, tensors: Tensors, config: Mapping[str, Any], target: Target | None, where: str
+) -> tuple[list[Rule], dict[str, LazyTensor], dict[str, Any]]:
+    """From peft to `layout`, for an adapter: the rules, the tensors after them and adapter_config.json's settings.
+
+    target: of the base model, wanted for fused and split.
+    """
+    after, settings = dict(tensors), dict(config)
+    if layout == "peft":
+        return [], after, settings
+    if layout in ("live-peft", "old-dora"):
+        rule = Rule("name adapter", {"name": "default"}) if layout == "live-peft" else Rule("old magnitude", {})
+        return [rule], apply(rule, after), settings
+    if target is None:
+        what = "the sizes of the base model's matrices are wanted"
+        raise InputError(Fault(f"--to {layout}", what, "give its folder: --base FOLDER"))
+    rules = []
+    for group in groups(target):
+        rule = regrouping(after, group, fuse=layout == "fused")
+        if rule is not None:
+            settings = regrouped_config(settings, rule, where)
+            after = apply(rule, after)
+            rules.append(rule)
+    if not rules:
+        kind = "the parts of" if layout == "fused" else "a matrix for all of"
+        what = f"the adapter is on none of {target.facts.model_type}'s layers that would change: not on {kind} q, k, v "
+        raise InputError(Fault(f"--to {layout}", f"{what}nor of gate, up"))
+    return rules, after, settings
+
+
+def _some_rules(rules: list[Rule], layout: str, target: Target) -> list[Rule]:
+    if not rules:
+        what = f"nothing here is to be {layout}: {target.facts.model_type} has its matrices so, or has none such"
+        raise InputError(Fault(f"--to {layout}", what))
+    return rules

@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.models.convert.adapter_rules import OLD_MAGNITUDE, is_stacked, shares_a
-from surefoot.models.convert.naming import some
-from surefoot.models.convert.recognise import WRAPPERS, places
-from surefoot.models.convert.rules import Rule, apply
-from surefoot.models.convert.target import Group, Target, groups
-from surefoot.models.convert.tensors import LazyTensor, Tensors
+from surefoot.models.convert.recognise import WRAPPERS, Group, Target, groups, places
+from surefoot.models.convert.rules import OLD_MAGNITUDE, Rule, apply, is_stacked, shares_a
+from surefoot.models.convert.tensors import LazyTensor, Tensors, some
 from surefoot.system.errors import Fault, InputError
 
 PEFT_FRONT = "base_model.model"

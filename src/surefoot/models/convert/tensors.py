@@ -2,17 +2,23 @@
 
 Rules rearrange these, so that converting a model costs the memory of one tensor, whatever its size: a part of a fused
 matrix is read as the rows that it is, when it is written or put into a model. Reading changes no bit.
+
+Names of weights: shown, changed one by one, and picked out of the decoder layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.system.errors import Fault, InputError
+
 if TYPE_CHECKING:
     import torch
+
 
 TORCH_NAMES = {
     "F64": "float64",
@@ -130,3 +136,34 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+SHOWN = 3  # names per message: enough to see the pattern
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names, and that there are more."""
+    listed = sorted(names)
+    return ", ".join(listed[:SHOWN]) + (", …" if len(listed) > SHOWN else "")
+
+
+def renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, LazyTensor]:
+    """Every name through `rename`. Raises InputError where two become one."""
+    result: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        new = rename(name)
+        if new in result:
+            raise InputError(Fault(name, f"two weights would be called {new}"))
+        result[new] = tensor
+    return result
+
+
+def require_free(name: str, tensors: Tensors) -> None:
+    if name in tensors:
+        raise InputError(Fault(name, "is there already: the file holds a weight both fused and split"))
+
+
+def in_layers(layers: str, paths: Iterable[str]) -> re.Pattern[str]:
+    """Weights and biases of these modules in every decoder layer."""
+    either = "|".join(map(re.escape, paths))
+    return re.compile(rf"(?P<front>{re.escape(layers)}\.\d+)\.(?P<path>{either})\.(?P<kind>weight|bias)")

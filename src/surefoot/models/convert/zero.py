@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.models.convert.naming import some
-from surefoot.models.convert.tensors import LazyTensor
+from surefoot.models.convert.tensors import LazyTensor, some
 from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:

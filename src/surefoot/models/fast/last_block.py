@@ -31,13 +31,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.kernels.shapes import even_rows
-from surefoot.kernels.types import operand_type
+from surefoot.kernels.operands import even_rows, operand_type
 from surefoot.models.checkpointing import computed_once, recomputes
-from surefoot.models.dropout import highest_dropout
+from surefoot.models.decoder import LastLayer, last_layer
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import language_models, rows_read
-from surefoot.models.last_layer import LastLayer, last_layer
+from surefoot.models.modes import highest_dropout
 
 NAME = "last_block"
 WORTH_IT = 0.9  # of all rows; where more are read, there is next to nothing to leave out

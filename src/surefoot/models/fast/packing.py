@@ -1,6 +1,6 @@
 """Packed rows as a fast path: attention that keeps the documents of a row apart, in any family that can have it.
 
-    undo = packed_attention("matmul").install(model)      # a form of `surefoot.kernels.documents`
+    undo = packed_attention("matmul").install(model)      # a form of `surefoot.kernels.packed_attention`
 
 Without it a packed row is refused (`forward.model_inputs`). transformers would tell documents by their positions, with
 a mask of N x N, but not in every family: in its OPT each document sees those before it.
@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import IGNORE, Batch
-from surefoot.models.documents import register
 from surefoot.models.fast.path import FastPath, Undo
-from surefoot.models.forward import causal_model, hidden_states
+from surefoot.models.forward import causal_model, hidden_states, register
 from surefoot.models.modes import evaluating
 from surefoot.system.errors import EnvironmentFault
 

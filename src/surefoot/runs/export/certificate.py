@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from surefoot.models.agreement import Agreement
+from surefoot.models.verify import Agreement
 from surefoot.planning.plan import DType
 from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault, Fault, InputError

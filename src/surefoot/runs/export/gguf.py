@@ -14,11 +14,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from surefoot.families.gguf_rows import CONVERTER
-from surefoot.models.agreement import compare_logits, logits_of
-from surefoot.models.gguf_file import AskedWith, write_gguf
-from surefoot.models.gguf_vocabulary import NotInGguf
+from surefoot.models.gguf import AskedWith, NotInGguf, write_gguf
 from surefoot.models.load import load_tokenizer
 from surefoot.models.quiet import quiet_libraries
+from surefoot.models.verify import compare_logits, logits_of
 from surefoot.planning.plan import DType
 from surefoot.runs.export.certificate import MERGED_LIMIT, check_record
 from surefoot.runs.export.parts import ExportParts

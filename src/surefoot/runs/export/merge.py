@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from surefoot.models.agreement import compare_logits, logits_of, rounding_noise
 from surefoot.models.bos import bake, bake_obstacle, install_bos_scaling
+from surefoot.models.embeddings import embedding_and_head, is_tied, resize_vocabulary
 from surefoot.models.load import load_model
 from surefoot.models.merge import merge_adapter
 from surefoot.models.saved_adapter import SavedAdapter, open_adapter
-from surefoot.models.vocabulary import embedding_and_head, is_tied, resize_vocabulary
+from surefoot.models.verify import compare_logits, logits_of, rounding_noise
 from surefoot.runs.export.certificate import MERGED_LIMIT, check_record, merged_limit, require_merged
 from surefoot.runs.export.parts import ExportParts
 from surefoot.runs.export.prompts import PromptSet

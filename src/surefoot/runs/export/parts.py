@@ -12,10 +12,10 @@ from surefoot.data.text_encoder import TextEncoder
 from surefoot.families.model_facts import ModelFacts
 from surefoot.methods.open_model import find_parts, find_tokens, saved_bos_scale, template_name
 from surefoot.methods.provenance import changed_files, over_another_base, saved_plan
+from surefoot.models.facts import facts_of
 from surefoot.models.folder import check_folder
 from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
-from surefoot.models.tree import facts_of
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import looks_local

@@ -17,12 +17,12 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from surefoot.methods.asked_model import require_mergeable
-from surefoot.models.agreement import compare_logits, logits_of
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.merge import cast_weights, tensor_digests
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import save_full
+from surefoot.models.verify import compare_logits, logits_of
 from surefoot.planning.disk import model_bytes
 from surefoot.planning.plan import DType
 from surefoot.report.cards.export import CERTIFICATE

@@ -17,9 +17,9 @@ from typing import Any
 
 from surefoot.data.batch import Weighted
 from surefoot.data.comparable import in_padded_rows
-from surefoot.models.dropout import highest_dropout
 from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.modes import highest_dropout
 from surefoot.planning.plan import PLAIN
 from surefoot.runs.parity.differences import Differences, differences
 from surefoot.runs.parity.fast_paths import (

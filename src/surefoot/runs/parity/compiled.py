@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from surefoot.models.compiled import as_written
-from surefoot.models.dropout import without_draws
 from surefoot.models.fast.packing import reason_of
+from surefoot.models.modes import as_written, without_draws
 from surefoot.runs.parity.differences import Pass, differences
 from surefoot.runs.parity.fast_paths import STAYS, judged, said_of
 from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from surefoot.data.batch import Weighted
 from surefoot.methods.method import Stage
-from surefoot.models.dropout import without_draws
 from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.modes import without_draws
 from surefoot.runs.parity.differences import LIMITS, largest_difference
 from surefoot.runs.parity.passes import nothing_at_zero, one_pass
 from surefoot.runs.setup import Setup

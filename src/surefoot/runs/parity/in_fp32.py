@@ -25,10 +25,10 @@ from torch import nn
 
 from surefoot.data.batch import Weighted
 from surefoot.methods.method import Stage
-from surefoot.models.compiled import as_written
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath
+from surefoot.models.modes import as_written
 from surefoot.models.precision import exact_products, widened
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.memory import usable

@@ -24,10 +24,10 @@ import torch
 from surefoot.data.batch import Batch
 from surefoot.data.comparable import in_padded_rows
 from surefoot.methods.method import Stage
-from surefoot.models.dropout import without_draws
 from surefoot.models.fast.packing import NAME, NO_LEAK, leak, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import hidden_states
+from surefoot.models.modes import without_draws
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batch import JudgedBatch, PairBatch, PromptBatch, Weighted
 from surefoot.methods.losses.reference import frozen
-from surefoot.models.cast import Cast
+from surefoot.models.ppo_models import Cast
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import NONE
 from surefoot.training.objective import LossSum, Objective

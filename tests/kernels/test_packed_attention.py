@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surefoot.kernels import documents
-from surefoot.kernels.documents import FORMS, SHORT, documents_of, plain
+from surefoot.kernels import packed_attention as documents
+from surefoot.kernels.packed_attention import FORMS, SHORT, documents_of, plain
 
 CPU = torch.device("cpu")
 HEADS, WIDTH = 6, 16

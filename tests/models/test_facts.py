@@ -13,8 +13,8 @@ from layouts import run_config
 from surefoot.data.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward, verify
+from surefoot.models.facts import facts_of
 from surefoot.models.forward import hidden_states, output_head
-from surefoot.models.tree import facts_of
 from surefoot.models.verify import verify_head
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes

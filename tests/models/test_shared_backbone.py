@@ -10,12 +10,12 @@ import torch
 import zoo
 from casting import a_batch, adapted, base_model, saved, stir
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.facts import facts_of
 from surefoot.models.forward import hidden_states, logits_at
 from surefoot.models.peft import LoraLayer
-from surefoot.models.roles import Trunk
 from surefoot.models.save import load_adapter_weights, save_adapter
 from surefoot.models.saved_adapter import fitted, open_adapter, read_adapter
-from surefoot.models.tree import facts_of
+from surefoot.models.shared_backbone import Trunk
 from surefoot.system.errors import InputError
 from tiny import tiny_llama
 
@@ -181,7 +181,7 @@ def test_layers_are_computed_again_by_the_part_that_ran_them(folder, monkeypatch
     assert plain.keys() == again.keys()
     assert all(torch.equal(again[name], plain[name]) for name in plain)
     # Twin: without its context, a layer is computed again by whatever plays during the backward pass.
-    monkeypatch.setattr("surefoot.models.roles._Again", lambda trunk, adapter: nullcontext())
+    monkeypatch.setattr("surefoot.models.shared_backbone._Again", lambda trunk, adapter: nullcontext())
     wrong = gradients_of_both(folder, checkpointed=True)
     assert not all(name in wrong and torch.equal(wrong[name], plain[name]) for name in plain)
 

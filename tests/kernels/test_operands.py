@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.kernels.types import operand_type, wide_type
+from surefoot.kernels.operands import operand_type, wide_type
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 

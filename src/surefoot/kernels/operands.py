@@ -1,4 +1,6 @@
-"""How many rows to give a product, so that its kernel is at hand.
+"""In which type a kernel computes.
+
+How many rows to give a product, so that its kernel is at hand.
 
 On a CPU oneDNN makes a kernel for each new shape of 16-bit operands and keeps the last ones: 1,024, of which surefoot
 leaves it 256. That takes 5 to 10 ms of a core for a product as wide as a 125 M model's, and about a millisecond for a
@@ -12,6 +14,19 @@ Products of fp32 (MKL) and of GPUs have no such cost, and get no filling.
 from __future__ import annotations
 
 import torch
+
+
+def operand_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What a product's operand of this type is computed in here: autocast leaves fp64 as it is."""
+    if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
+        return torch.get_autocast_dtype(device.type)
+    return dtype
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """For sums and exponents: fp32, and fp64 for fp64."""
+    return torch.promote_types(dtype, torch.float32)
+
 
 _FEWEST = 8
 _SHARE = 32  # one part in so many at most is filling

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from surefoot.kernels.shapes import even_tokens
-from surefoot.kernels.types import wide_type
+from surefoot.kernels.operands import even_tokens, wide_type
 
 # Of a document's products half are masked and computed in vain. Measured on a CPU in bf16, docs/evidence/packing.md.
 SHORT = 384

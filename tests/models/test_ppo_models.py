@@ -7,11 +7,11 @@ import torch
 
 import zoo
 from casting import a_batch, adapted, base_model, head_of, saved
-from surefoot.models.cast import Cast, Part, ScoredPart, last_places
 from surefoot.models.forward import logits_at
-from surefoot.models.roles import Trunk
+from surefoot.models.ppo_models import Cast, Part, ScoredPart, last_places
 from surefoot.models.save import load_adapter_weights
 from surefoot.models.saved_adapter import open_adapter, read_adapter
+from surefoot.models.shared_backbone import Trunk
 from surefoot.models.value_head import ScoredModel
 from tiny import tiny_llama
 

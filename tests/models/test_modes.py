@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import zoo
-from surefoot.models.dropout import set_dropout
+from surefoot.models.modes import set_dropout
 
 IDS = torch.tensor([[5, 9, 12, 40, 33]])
 

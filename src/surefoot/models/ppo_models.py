@@ -24,7 +24,7 @@ from torch import nn
 from surefoot.data.batch import Batch
 from surefoot.models.forward import logits_at, output_head
 from surefoot.models.modes import evaluating
-from surefoot.models.roles import Trunk
+from surefoot.models.shared_backbone import Trunk
 from surefoot.models.value_head import ScoredModel
 
 

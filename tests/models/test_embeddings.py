@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from surefoot.models import vocabulary
-from surefoot.models.vocabulary import embedding_and_head, is_tied, resize_vocabulary
+from surefoot.models import embeddings as vocabulary
+from surefoot.models.embeddings import embedding_and_head, is_tied, resize_vocabulary
 from tiny import tiny_llama
 
 
