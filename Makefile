@@ -9,7 +9,7 @@ TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint types contracts test-older-cpus test-slow soak audit lock harness conformance bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-slow soak audit lock harness conformance bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -43,9 +43,12 @@ test-older-cpus: $(SETUP) $(TRITON_SETUP)  ## the same tests as processors witho
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(SUITE)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(SUITE)
 
-lint: $(SETUP)
+lint: $(SETUP) site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+site: $(SETUP)  ## the documents as a web site in build/site; a link that leads nowhere is an error
+	$(BIN)/mkdocs build --strict --quiet
 
 types: $(SETUP)
 	$(BIN)/pyright

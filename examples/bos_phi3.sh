@@ -5,7 +5,7 @@
 #   examples/bos_phi3.sh models/phi3 data/alpaca.json bos-phi3    your own folder or hub id, records and place
 #   examples/bos_phi3.sh models/phi3 data/alpaca.json bos-phi3 duration='20 steps' precision=fp32
 #
-# What follows the third argument goes to both runs as it is. docs/bos-walkthrough.md shows what all this prints and
+# What follows the third argument goes to both runs as it is. docs/bos.md shows what all this prints and
 # draws. Called again, it keeps finished runs, goes on with interrupted ones and measures anew.
 set -euo pipefail
 

@@ -1,4 +1,4 @@
-"""What README.md and docs/*.md quote: YAML blocks, commands, tables, links."""
+"""What README.md, its neighbours and docs/ quote: YAML blocks, commands, tables, links."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-README, GUIDE, CONFIGURATION = (ROOT / name for name in ("README.md", "docs/guide.md", "docs/configuration.md"))
-PAGES = (README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "evidence").glob("*.md")))
+README, CONFIGURATION = ROOT / "README.md", ROOT / "docs" / "configuration.md"
+SITE = tuple(sorted((ROOT / "docs").rglob("*.md")))  # mkdocs.yml lists them
+PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *SITE)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`(surefoot [^`\n]*)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
@@ -39,9 +40,12 @@ def blocks(language: str) -> list[Quote]:
 
 
 def commands() -> list[Quote]:
-    """Every `surefoot` command in a bash block; equal ones once."""
-    lines = [Quote(block.page, line) for block in blocks("bash") for line in block.text.splitlines()]
-    return list({tuple(line.words): line for line in lines if line.text.startswith("surefoot ")}.values())
+    """Every `surefoot` command in a bash block; equal ones once, where they come first."""
+    first: dict[tuple[str, ...], Quote] = {}
+    for line in (Quote(block.page, line) for block in blocks("bash") for line in block.text.splitlines()):
+        if line.text.startswith("surefoot "):
+            first.setdefault(tuple(line.words), line)
+    return list(first.values())
 
 
 def mentions() -> list[Quote]:

@@ -1,4 +1,4 @@
-"""docs/ppo.md says what is logged, what is a default, and what the example prints."""
+"""docs/ppo.md: what is logged, tolerances, limits of a server that scores, and a function that scores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pages import ROOT, table
 from surefoot.methods.losses.ppo import policy_loss
 from surefoot.methods.ppo.brakes import Figures
 from surefoot.methods.ppo.checks import START_TOLERANCE
+from surefoot.methods.ppo.scorers import open_scorer
+from surefoot.system.posting import Server
 
 PAGE = ROOT / "docs" / "ppo.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -27,3 +29,20 @@ def test_its_tolerances_are_those_of_the_code():
     sentence = " ".join(re.findall(r"\(1e-3 nats.*?\)", TEXT, flags=re.DOTALL)[0].split())
     assert sentence == "(1e-3 nats per token in fp32, 2e-2 in fp16, 1e-1 in bf16)"
     assert START_TOLERANCE == {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
+
+
+def test_the_function_of_the_page_scores(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.+?)```", TEXT, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward.py").write_text(code)
+    (named,) = re.findall(r"`ppo\.reward: (\S+)`", TEXT)
+    scorer = open_scorer(named)
+    assert scorer is not None
+    assert scorer(["a", "b"], ["Thank you", "No"]) == [1 - 0.09, -0.02]
+
+
+def test_its_limits_are_those_of_the_code():
+    server = Server("http://127.0.0.1")
+    assert f"It has {server.timeout:.0f} seconds" in TEXT
+    assert server.tries == 3
+    assert "three times in all" in TEXT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from forkserver import ForkServer
-from pages import CONFIGURATION, PAGES, README, ROOT, Quote, anchors, blocks, commands, links, mentions
+from pages import CONFIGURATION, PAGES, README, ROOT, SITE, Quote, anchors, blocks, commands, links, mentions
 from surefoot.commands.main import COMMANDS, main
 from surefoot.commands.quickstart.world import write_data
 from surefoot.config.load import load_config
@@ -34,6 +35,7 @@ ELSEWHERE = (
     "sharegpt.json",
 )
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".gz", ".jinja")
+LARGEST_PICTURE = 150_000  # bytes: a readme loads at once
 NOT_RUN = {
     "quickstart": "tests/quickstart runs it",
     "chat": "reads what is typed; tests/commands/test_generate.py",
@@ -288,10 +290,46 @@ def test_the_site_has_every_page():
             target = next(iter(entry.values())) if isinstance(entry, dict) else entry
             yield from pages(target) if isinstance(target, list) else [target]
 
-    listed = set(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
-    written = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page != README}
-    assert [name for name in listed if not (ROOT / "docs" / name).is_file()] == []
-    assert written <= listed
+    listed = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in SITE)
+
+
+def first_screen(text: str) -> list[str]:
+    """What the first 60 lines of a readme show, in this order: a picture, bash blocks and YAML blocks."""
+    shown = re.findall(
+        r"^!\[[^]]+\]\((docs/pictures/[^)]+)\)|^```(bash|yaml)$", "\n".join(text.splitlines()[:60]), re.MULTILINE
+    )
+    return [picture or language for picture, language in shown]
+
+
+def test_the_first_screen_of_the_readme_is_a_picture_how_to_try_and_how_to_train():
+    picture, *shown = first_screen(README.read_text(encoding="utf-8"))
+    assert shown[:3] == ["bash", "yaml", "bash"]
+    content = (ROOT / picture).read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < LARGEST_PICTURE
+
+
+def test_twin_a_readme_that_begins_with_text_has_no_such_screen():
+    text = README.read_text(encoding="utf-8")
+    assert first_screen("\n" * 60 + text) == []
+    assert first_screen(text.replace("![", "["))[0] == "bash"
+
+
+def dotted_names(text: str) -> list[str]:
+    """Names such as `surefoot.training.step`, but for files (`surefoot.schema.json`)."""
+    return re.findall(r"`(surefoot(?:\.\w+)+)(?:\([^`]*\))?`", re.sub(r"`surefoot\.[\w.]+\.json`", "", text))
+
+
+@pytest.mark.parametrize("name", sorted({name for page in PAGES for name in dotted_names(page.read_text("utf-8"))}))
+def test_a_name_of_the_package_in_a_page_can_be_imported(name):
+    pkgutil.resolve_name(name)
+
+
+def test_twin_a_name_that_has_moved_would_be_noticed():
+    (name,) = dotted_names("call `surefoot.stages.run(config)`")
+    with pytest.raises((ImportError, AttributeError)):
+        pkgutil.resolve_name(name)
 
 
 def test_every_test_that_the_evidence_names_exists():

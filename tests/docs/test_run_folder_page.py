@@ -1,4 +1,4 @@
-"""The tables of docs/guide.md against the code and against a run: nothing is missing, nothing is invented."""
+"""docs/run-folder.md against the code and against a run: nothing is missing, nothing is invented."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ import pytest
 import yaml
 
 from forkserver import ForkServer
-from layouts import LLAMA31_8B, llama3_tokenizer, run_config
-from pages import GUIDE, names, table
+from pages import ROOT, names, table
 from surefoot.config.resume_policy import POLICIES
-from surefoot.planning.environment import VARIABLES
-from surefoot.planning.plan import Source
 from surefoot.report.rows import PROFILED, TIMING_FIELDS
-from surefoot.report.tables.plan import choice_rows
-from surefoot.runs.planned import make_plan
-from surefoot.system import hardware, process
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 from tiny import tiny_llama
 
+PAGE = ROOT / "docs" / "run-folder.md"
 RARE_FIELDS = {"non_finite", "skipped", "scale", PROFILED}  # of rows that a short sound fp32 run does not write
 # Of full fine-tuning, of samples and of trackers, which are not asked for.
 NOT_OF_THIS_RUN = {"model.safetensors", "config.json", "samples.jsonl", "tensorboard/", "wandb/"}
@@ -29,7 +24,7 @@ NOT_OF_THIS_RUN = {"model.safetensors", "config.json", "samples.jsonl", "tensorb
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The run folder of a short LoRA run with evaluation."""
-    folder = tmp_path_factory.mktemp("guide")
+    folder = tmp_path_factory.mktemp("run-folder-page")
     rows = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
     (folder / "alpaca.json").write_text(json.dumps(rows))
     config = {
@@ -49,27 +44,13 @@ def finished(tmp_path_factory):
 
 
 def listed(*columns: str) -> set[str]:
-    """What the first column of a table of the guide names."""
-    return {name for row in table(GUIDE, *columns) for name in names(row[0])}
+    """What the first column of a table of the page names."""
+    return {name for row in table(PAGE, *columns) for name in names(row[0])}
 
 
 def test_the_resume_table_is_the_policy():
-    rows = [(names(key)[0], policy, why) for key, policy, why in table(GUIDE, "key", "change", "why")]
+    rows = [(names(key)[0], policy, why) for key, policy, why in table(PAGE, "key", "change", "why")]
     assert rows == [(key, *rule) for key, rule in POLICIES.items()]
-
-
-def test_the_choices_are_those_of_a_plan(tmp_path):
-    folder = llama3_tokenizer(tmp_path)
-    (folder / "config.json").write_text(json.dumps(LLAMA31_8B))
-    made = make_plan(run_config(model=str(folder)), hardware=hardware.preset("h100"))
-    assert [row[0] for row in table(GUIDE, "choice", "what it says")] == [row[0] for row in choice_rows(made)]
-    assert {row[0] for row in table(GUIDE, "by", "meaning")} == set(Source.__args__)
-
-
-def test_the_environment_table_has_every_variable_and_its_verdict():
-    said = {name: row[1] for row in table(GUIDE, "variable", "verdict", "effect") for name in names(row[0])}
-    assert said == {name: variable.verdict for name, variable in VARIABLES.items()}
-    assert set(said) == set(process.ENVIRONMENT_NAMES)
 
 
 def test_the_log_fields_are_those_of_a_log(finished):
@@ -82,7 +63,7 @@ def test_the_log_fields_are_those_of_a_log(finished):
 def test_the_files_are_those_of_a_run_folder(finished):
     top = {path.name for path in finished.iterdir() if path.is_file()}
     inside = {path.name for path in (finished / "checkpoint-2").iterdir()}
-    *rows, checkpoint = table(GUIDE, "file", "what it is")
+    *rows, checkpoint = table(PAGE, "file", "what it is")
     said = {name for row in rows for name in names(row[0])}
     assert said - NOT_OF_THIS_RUN == top
     assert names(checkpoint[0]) == ["checkpoint-N/"]
@@ -91,31 +72,16 @@ def test_the_files_are_those_of_a_run_folder(finished):
 
 
 def test_the_step_line_looks_as_shown(finished):
-    (shown,) = re.findall(r"^step 12/750 .*$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (shown,) = re.findall(r"^step 12/750 .*$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     real = re.search(r"^\S+ (step 2/2 .*)$", (finished / "run.log").read_text(encoding="utf-8"), flags=re.MULTILINE)
     shape = re.compile(r"[\d.,:]+(e-\d+)?")
     assert shape.sub("N", shown).replace("GiB", "MiB") == shape.sub("N", real[1]).replace("GiB", "MiB")
 
 
 def test_the_exit_codes_are_those_of_the_program():
-    guide = {int(row[0]) for row in table(GUIDE, "code", "meaning", "what to do")}
+    said = {int(row[0]) for row in table(PAGE, "code", "meaning", "what to do")}
     errors = {kind.exit_code for kind in SurefootError.__subclasses__()}
-    assert guide == {0, 1, 130, STOPPED_EXIT_CODE, NOT_REPRODUCED_EXIT_CODE} | errors
-
-
-def test_the_refusal_of_fp16_weights_reads_as_shown(tmp_path, monkeypatch):
-    from click.testing import CliRunner
-
-    from surefoot.commands.main import main
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text("{}")
-    (tmp_path / "a.json").write_text("[]")
-    text = "stage: sft\nprecision: {base: fp16}\nmodel: base\ndata: {train: a.json}\noutput: out\n"
-    (tmp_path / "my-run.yaml").write_text(text)
-    said = CliRunner().invoke(main, ["train", "my-run.yaml"]).stderr.splitlines()[0]
-    assert said in GUIDE.read_text(encoding="utf-8")
+    assert said == {0, 1, 130, STOPPED_EXIT_CODE, NOT_REPRODUCED_EXIT_CODE} | errors
 
 
 def test_twin_a_table_that_lacks_a_row_is_noticed(tmp_path):

@@ -1,0 +1,43 @@
+"""docs/plan.md against the code: no choice, no variable is missing or invented."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from layouts import LLAMA31_8B, llama3_tokenizer, run_config
+from pages import ROOT, names, table
+from surefoot.commands.main import main
+from surefoot.planning.environment import VARIABLES
+from surefoot.planning.plan import Source
+from surefoot.report.tables.plan import choice_rows
+from surefoot.runs.planned import make_plan
+from surefoot.system import hardware, process
+
+PAGE = ROOT / "docs" / "plan.md"
+
+
+def test_the_choices_are_those_of_a_plan(tmp_path):
+    folder = llama3_tokenizer(tmp_path)
+    (folder / "config.json").write_text(json.dumps(LLAMA31_8B))
+    made = make_plan(run_config(model=str(folder)), hardware=hardware.preset("h100"))
+    assert [row[0] for row in table(PAGE, "choice", "what it says")] == [row[0] for row in choice_rows(made)]
+    assert {row[0] for row in table(PAGE, "by", "meaning")} == set(Source.__args__)
+
+
+def test_the_environment_table_has_every_variable_and_its_verdict():
+    said = {name: row[1] for row in table(PAGE, "variable", "verdict", "effect") for name in names(row[0])}
+    assert said == {name: variable.verdict for name, variable in VARIABLES.items()}
+    assert set(said) == set(process.ENVIRONMENT_NAMES)
+
+
+def test_the_refusal_of_fp16_weights_reads_as_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    (tmp_path / "a.json").write_text("[]")
+    text = "stage: sft\nprecision: {base: fp16}\nmodel: base\ndata: {train: a.json}\noutput: out\n"
+    (tmp_path / "my-run.yaml").write_text(text)
+    said = CliRunner().invoke(main, ["train", "my-run.yaml"]).stderr.splitlines()[0]
+    assert said in PAGE.read_text(encoding="utf-8")
